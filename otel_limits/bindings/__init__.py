@@ -1,0 +1,1 @@
+"""One module per agent framework: the only parts that touch an agent."""

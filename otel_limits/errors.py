@@ -1,0 +1,118 @@
+"""Everything that otel-limits raises on purpose.
+
+Exception
+├── ConfigurationError (a ValueError)
+└── LimitReachedError
+    ├── MaxIterationsReachedException
+    ├── MaxTurnsReachedException
+    └── MaxTokenBudgetReachedException
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from otel_limits.facts import Stop
+    from otel_limits.limits import Breach
+
+
+class ConfigurationError(ValueError):
+    """Settings that cannot be used.
+
+    Attributes:
+        mistakes: One sentence per mistake.
+    """
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        """Keep the sentences apart for those who print them one by one."""
+        super().__init__(mistakes)
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        """Every sentence, one per line."""
+        return "\n".join(self.mistakes)
+
+
+class LimitReachedError(Exception):
+    """A limit was reached and the action is `raise`.
+
+    The agent's history is valid and the agent can be called again.
+
+    Attributes:
+        observed: What had been used.
+        cap: What the limit permits.
+        stop: How the invocation ended, or `None` when the exception was not raised by a halt.
+    """
+
+    limit: str = "limit"
+    unit: str = ""
+    stop: Stop | None = None
+
+    def __init__(self, observed: int, cap: int) -> None:
+        """Take what was used and what is permitted."""
+        super().__init__(observed, cap)
+        self.observed = observed
+        self.cap = cap
+
+    def __str__(self) -> str:
+        """Name the agent, the limit, what it permits and what was used."""
+        agent = f" by agent {self.stop.agent!r}" if self.stop else ""
+        return f"{self.limit} reached{agent}: {self.observed} of {self.cap} {self.unit} used."
+
+
+class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  the name users know
+    """`max_iterations` was reached within one leg of an invocation."""
+
+    limit = "max_iterations"
+    unit = "turns"
+
+    def __init__(self, iterations: int, max_iterations: int) -> None:
+        """Take the turns of the leg and what is permitted."""
+        super().__init__(iterations, max_iterations)
+        self.iterations = iterations
+        self.max_iterations = max_iterations
+
+
+class MaxTurnsReachedException(LimitReachedError):  # noqa: N818  the name users know
+    """`max_turns` was reached."""
+
+    limit = "max_turns"
+    unit = "turns"
+
+    def __init__(self, turns: int, max_turns: int) -> None:
+        """Take the turns of the invocation and what is permitted."""
+        super().__init__(turns, max_turns)
+        self.turns = turns
+        self.max_turns = max_turns
+
+
+class MaxTokenBudgetReachedException(LimitReachedError):  # noqa: N818  the name users know
+    """`max_token_budget` was reached."""
+
+    limit = "max_token_budget"
+    unit = "tokens"
+
+    def __init__(self, tokens: int, max_token_budget: int) -> None:
+        """Take the tokens of the invocation and what is permitted."""
+        super().__init__(tokens, max_token_budget)
+        self.tokens = tokens
+        self.max_token_budget = max_token_budget
+
+
+BY_LIMIT: Final[dict[str, type[LimitReachedError]]] = {
+    kind.limit: kind
+    for kind in (
+        MaxIterationsReachedException,
+        MaxTurnsReachedException,
+        MaxTokenBudgetReachedException,
+    )
+}
+
+
+def limit_reached(breach: Breach, stop: Stop) -> LimitReachedError:
+    """Make the exception that tells of `breach`."""
+    error = BY_LIMIT.get(breach.limit, LimitReachedError)(breach.observed, breach.cap)
+    error.stop = stop
+    return error

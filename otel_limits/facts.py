@@ -1,0 +1,155 @@
+"""What happened: one frozen fact per event, handed to every observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+from otel_limits.limits import NO_USAGE, Breach, Level, Limits, Usage
+
+ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
+"""What otel-limits did at the end of an invocation."""
+
+CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
+"""How much is known of a model call. A halt is none of them: no model was called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """Which invocation a fact belongs to."""
+
+    agent: str
+    id: str
+    """Unique over processes and restarts."""
+    trace_id: str | None
+    """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
+    span_id: str | None
+    """16 hexadecimal digits of the `invoke_agent` span."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An invocation began."""
+
+    invocation: Invocation
+    limits: Limits
+    action: ActionTaken
+    """What will be done when a limit is reached."""
+    blind: bool
+    """True when its span did not reach the span processor, so that the hooks are followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """An event loop cycle began, replays of interrupted tools included."""
+
+    invocation: Invocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A model response was taken into the conversation."""
+
+    invocation: Invocation
+    number: int
+    """1 for the first turn of the invocation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One request to a provider, settled."""
+
+    invocation: Invocation
+    number: int
+    """1 for the first model call of the invocation."""
+    model: str
+    """Model id as the provider knows it, or `unknown`."""
+    kind: CallKind
+    usage: Usage
+    """Tokens as they count against the budget."""
+    estimated: bool
+    """True when `usage` is an estimate because the provider reported none."""
+    span_id: str | None
+    """16 hexadecimal digits of the `chat` span, where there is one."""
+    seconds: float | None
+    """Duration of the call, where it is known."""
+    price: Decimal | None = None
+    """USD, or `None` when the price is unknown: never a guess, never 0 for unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One tool that the model asked for, in its final attempt."""
+
+    invocation: Invocation
+    number: int
+    """1 for the first tool call of the invocation, in the order of the requests."""
+    tool: str
+    status: Literal["success", "error", "refused"]
+    """`refused` when a limit kept it from running."""
+    seconds: float | None
+    fingerprint: str | None
+    """Hash of name, arguments and result: equal for equal calls, and nothing can be read from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A soft threshold of a limit was passed: once per invocation, limit and threshold."""
+
+    invocation: Invocation
+    threshold: float
+    """Fraction of the cap, such as 0.8."""
+    level: Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """A limit was reached: the agent was stopped, or would have been (`observed`)."""
+
+    invocation: Invocation
+    breach: Breach
+    breaches: tuple[Breach, ...]
+    action: ActionTaken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """How an invocation ended, told once per finished invocation."""
+
+    reason: str
+    """The stop reason of its result, `error` after an exception, `aborted` when nobody waited for
+    a result, `evicted` when it was dropped from the bounded registry of live invocations."""
+    action: ActionTaken
+    breach: Breach | None
+    """The limit that decided, when one did."""
+    breaches: tuple[Breach, ...] = ()
+    """Every limit that had been reached when the first one decided."""
+    turns: int = 0
+    usage: Usage = NO_USAGE
+    agent: str = ""
+    trace_id: str | None = None
+    invocation_id: str = ""
+    cycles: int = 0
+    model_calls: int = 0
+    started: float = 0.0
+    """Wall clock time at which the invocation began, in seconds since the epoch."""
+    seconds: float = 0.0
+    """Duration of the invocation."""
+    tool_calls: int = 0
+    levels: tuple[Level, ...] = ()
+    """How much of each limit that is set had been used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something inside otel-limits failed and was kept away from the agent."""
+
+    component: str
+
+
+Fact: TypeAlias = Started | Cycle | Turn | ModelCall | ToolCall | Warned | Halt | Stop | Fault
+
+Observer: TypeAlias = Callable[[Fact], None]
+"""Anything that is told every fact. It may fail: that is logged, counted and never felt."""

@@ -1,0 +1,78 @@
+"""Our own failures: counted, logged at most once a minute, never felt by the agent."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger("otel_limits")
+
+LOG_INTERVAL_SECONDS = 60.0
+
+
+class Faults:
+    """Where every swallowed failure goes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start with nothing counted."""
+        self._clock = clock
+        self._logged: dict[str, float] = {}
+        self.unreported: list[str] = []
+        """Components whose failure could not be told at the time."""
+        self.tell: Callable[[str], None] = lambda component: None  # noqa: ARG005
+
+    def report(self, component: str, error: BaseException) -> None:
+        """Count a failure of `component`, and log it unless one was logged within the minute.
+
+        This is the last line of defence, so that nothing that it calls may get out of it.
+        """
+        try:
+            self.tell(component)
+            while self.unreported:
+                self.tell(self.unreported.pop())
+            self._log(component, error)
+        except Exception:  # noqa: BLE001, S110  there is nobody left to tell
+            pass
+
+    def _log(self, component: str, error: BaseException) -> None:
+        now = self._clock()
+        if now - self._logged.get(component, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
+            return
+        self._logged[component] = now
+        logger.error(
+            "otel-limits: %s failed with %s and was skipped; the agent goes on. "
+            "Further failures of it are counted in otel_limits_internal_errors_total and logged "
+            "at most once a minute.",
+            component,
+            type(error).__name__,
+            exc_info=(logger.isEnabledFor(logging.DEBUG) and error) or None,
+        )
+
+
+FAULTS = Faults()
+
+
+def unfelt(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Keep every failure of a function away from its caller, who gets `None` instead."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  the agent must not feel any of them
+                try:
+                    FAULTS.report(component, error)
+                except RecursionError:  # no frame left even to report: a runaway, deep down
+                    FAULTS.unreported.append(component)
+                return None
+
+        return guarded
+
+    return decorate

@@ -1,0 +1,1 @@
+"""Who is told what happened: each module is one observer, and none knows another."""

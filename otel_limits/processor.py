@@ -1,0 +1,97 @@
+"""Follows a Strands agent's spans into its run: an ordinary OpenTelemetry span processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.trace import format_span_id
+
+from otel_limits import semconv
+from otel_limits.faults import unfelt
+from otel_limits.limits import Usage
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span
+
+    from otel_limits.runs import Runs
+
+
+class LimitsSpanProcessor(SpanProcessor):
+    """Turns agent, cycle and chat spans into facts.
+
+    It never raises, never blocks and does no I/O. Only the name, the parent and the scope of a
+    span are known when it starts: Strands sets attributes afterwards.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        """Follow spans into `runs`."""
+        self._runs = runs
+
+    @unfelt("processor")
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Note the agent spans that reach us, and which run a cycle belongs to."""
+        scope = span.instrumentation_scope
+        if scope is None or scope.name != semconv.STRANDS_SCOPE:
+            return
+        if span.name == semconv.CYCLE_SPAN:
+            if span.parent is not None:
+                self._runs.cycle(span.context.span_id, span.parent.span_id)
+        elif span.name.startswith(semconv.AGENT_SPAN_PREFIX):
+            self._runs.sight(span.context.span_id)
+
+    @unfelt("processor")
+    def on_end(self, span: ReadableSpan) -> None:
+        """Book the tokens of a chat span that carries some."""
+        scope = span.instrumentation_scope
+        if scope is None or scope.name != semconv.STRANDS_SCOPE:
+            return
+        if span.name == semconv.CHAT_SPAN:
+            self._book(span)
+        elif span.name == semconv.CYCLE_SPAN:
+            self._runs.end_span(span.context.span_id)
+
+    def _book(self, span: ReadableSpan) -> None:
+        """Settle a measured call; one without tokens is left to the hook, which knows more."""
+        run = self._runs.of_span(span.parent.span_id) if span.parent is not None else None
+        usage = usage_of(span.attributes or {})
+        if run is not None and usage is not None and usage.total:
+            run.settle(
+                usage,
+                model=_model_of(span.attributes or {}),
+                span_id=format_span_id(span.context.span_id),
+            )
+
+
+def usage_of(attributes: Mapping[str, Any]) -> Usage | None:
+    """Read token usage under any of its names; `None` when input or output is not there."""
+    counts = [
+        token_count(next((attributes[name] for name in names if name in attributes), None))
+        for names in (
+            semconv.INPUT_TOKENS,
+            semconv.OUTPUT_TOKENS,
+            semconv.CACHE_READ_TOKENS,
+            semconv.CACHE_WRITE_TOKENS,
+        )
+    ]
+    if counts[0] is None or counts[1] is None:
+        return None
+    return Usage(
+        input=counts[0], output=counts[1], cache_read=counts[2] or 0, cache_write=counts[3] or 0
+    )
+
+
+def token_count(value: object) -> int | None:
+    """Return a number of tokens, or `None` for anything that is none (NaN, negative, text)."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value
+
+
+def _model_of(attributes: Mapping[str, Any]) -> str | None:
+    model = attributes.get(semconv.REQUEST_MODEL)
+    return model if isinstance(model, str) else None

@@ -1,0 +1,38 @@
+"""Every attribute, span and event name that is read or written, owned here.
+
+The GenAI conventions are at Development stability and their Python constants are deprecated, so
+the strings are ours. Source: OpenTelemetry semantic conventions for generative AI, and the spans
+that Strands Agents emits under the scope `strands.telemetry.tracer`.
+"""
+
+from typing import Final
+
+STRANDS_SCOPE: Final = "strands.telemetry.tracer"
+
+AGENT_SPAN_PREFIX: Final = "invoke_agent"
+CYCLE_SPAN: Final = "execute_event_loop_cycle"
+CHAT_SPAN: Final = "chat"
+TOOL_SPAN_PREFIX: Final = "execute_tool"
+
+REQUEST_MODEL: Final = "gen_ai.request.model"
+INPUT_TOKENS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+OUTPUT_TOKENS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+CACHE_READ_TOKENS: Final = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cache_read_input_tokens",
+)
+CACHE_WRITE_TOKENS: Final = (
+    "gen_ai.usage.cache_write.input_tokens",
+    "gen_ai.usage.cache_creation.input_tokens",
+    "gen_ai.usage.cache_write_input_tokens",
+)
+
+STOP_REASON: Final = "otel_limits.stop.reason"
+STOP_ACTION: Final = "otel_limits.stop.action"
+LIMIT_NAME: Final = "otel_limits.limit.name"
+LIMIT_VALUE: Final = "otel_limits.limit.value"
+LIMIT_CONSUMED: Final = "otel_limits.limit.consumed"
+MESSAGE_SYNTHETIC: Final = "otel_limits.message.synthetic"
+HALT_EVENT: Final = "otel_limits.halt"
+
+ERROR_TYPE: Final = "error.type"
