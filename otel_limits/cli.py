@@ -2,4 +2,5 @@
 
 
 def main() -> int:
+    """Do nothing yet."""
     return 0

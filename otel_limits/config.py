@@ -29,6 +29,8 @@ PRESETS: Final[Mapping[str, Limits]] = {
     "recommended": Limits(max_iterations=25),
 }
 
+DEFAULT_POLICY: Final = Policy()
+
 MAX_PORT: Final = 65_535
 
 
@@ -161,7 +163,7 @@ SETTINGS: Final = (
 class Settings:
     """Everything that can be set for a process."""
 
-    policy: Policy = Policy()
+    policy: Policy = DEFAULT_POLICY
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"

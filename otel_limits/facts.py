@@ -91,7 +91,7 @@ class ToolCall:
     """`refused` when a limit kept it from running."""
     seconds: float | None
     fingerprint: str | None
-    """Hash of name, arguments and result: equal for equal calls, and nothing can be read from it."""
+    """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

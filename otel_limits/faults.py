@@ -51,7 +51,7 @@ class Faults:
             "at most once a minute.",
             component,
             type(error).__name__,
-            exc_info=(logger.isEnabledFor(logging.DEBUG) and error) or None,
+            exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
 
 

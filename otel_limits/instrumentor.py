@@ -17,7 +17,6 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config
 from otel_limits.errors import ConfigurationError
-from otel_limits.facts import Observer
 from otel_limits.faults import FAULTS
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands import Binding
+    from otel_limits.facts import Observer
     from otel_limits.observers.prometheus import PrometheusObserver
 
 logger = logging.getLogger("otel_limits")
@@ -297,7 +297,7 @@ def _override(
     return replace(settings, policy=policy)
 
 
-class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]  untyped base
+class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """What `opentelemetry-instrument` loads."""
 
     def instrumentation_dependencies(self) -> Collection[str]:

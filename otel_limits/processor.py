@@ -31,7 +31,7 @@ class LimitsSpanProcessor(SpanProcessor):
         self._runs = runs
 
     @unfelt("processor")
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Note the agent spans that reach us, and which run a cycle belongs to."""
         scope = span.instrumentation_scope
         if scope is None or scope.name != semconv.STRANDS_SCOPE:

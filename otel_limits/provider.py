@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class Attachment:
             original(provider, *args, **kwargs)
             self._add(provider)
 
-        TracerProvider.__init__ = init  # type: ignore[method-assign]
+        TracerProvider.__init__ = init  # type: ignore[assignment, method-assign]
 
 
 def make_provider(otlp_protocol: str | None) -> TracerProvider:
@@ -82,20 +83,14 @@ def make_provider(otlp_protocol: str | None) -> TracerProvider:
 
 def otlp_exporter(protocol: str) -> SpanExporter | None:
     """Make the exporter for `grpc` or `http/protobuf`; it reads OTEL_EXPORTER_OTLP_* itself."""
-    exporter: type[SpanExporter]
+    transport = "grpc" if protocol == "grpc" else "http"
+    module = f"opentelemetry.exporter.otlp.proto.{transport}.trace_exporter"
     try:
-        if protocol == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
-                OTLPSpanExporter as exporter,
-            )
-        else:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-                OTLPSpanExporter as exporter,
-            )
+        exporter: SpanExporter = importlib.import_module(module).OTLPSpanExporter()
     except ImportError:
         logger.error(  # noqa: TRY400  the traceback would not help
             "OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no spans are "
             "exported. Run: pip install 'otel-limits[otlp]'"
         )
         return None
-    return exporter()
+    return exporter

@@ -254,7 +254,7 @@ class Runs:
         for observer in self.observers:
             try:
                 observer(fact)
-            except Exception as error:  # noqa: BLE001  foreign code
+            except Exception as error:  # noqa: BLE001, PERF203  each is foreign code
                 if not isinstance(fact, facts.Fault):
                     FAULTS.report(component_name(observer), error)
 

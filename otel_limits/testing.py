@@ -12,13 +12,15 @@ import copy
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from strands.models import Model
-from strands.types.content import Messages
-from strands.types.streaming import StreamEvent
-from strands.types.tools import ToolSpec
+
+if TYPE_CHECKING:
+    from strands.types.content import Messages
+    from strands.types.streaming import StreamEvent
+    from strands.types.tools import ToolSpec
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -90,7 +92,11 @@ class ScriptedModel(Model):
         return self.config
 
     async def structured_output(
-        self, output_model: type[T], prompt: Messages, system_prompt: str | None = None, **_: Any
+        self,
+        output_model: type[T],
+        prompt: Messages,  # noqa: ARG002  the signature of every model
+        system_prompt: str | None = None,  # noqa: ARG002
+        **_: Any,
     ) -> AsyncGenerator[dict[str, T | Any], None]:
         """Answer with an empty instance of `output_model`."""
         self.calls += 1
@@ -100,7 +106,7 @@ class ScriptedModel(Model):
         self,
         messages: Messages,
         tool_specs: list[ToolSpec] | None = None,
-        system_prompt: str | None = None,
+        system_prompt: str | None = None,  # noqa: ARG002  the signature of every model
         **_: Any,
     ) -> AsyncIterable[StreamEvent]:
         """Stream the next answer of the script."""

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from opentelemetry import trace
-from strands.agent.agent import Agent
 from strands.hooks import (
     AfterInvocationEvent,
     AfterModelCallEvent,
@@ -44,8 +43,11 @@ from otel_limits.runs import CHARACTERS_PER_TOKEN, Run, Runs
 
 if TYPE_CHECKING:
     from strands.agent import AgentResult
+    from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
     from strands.types.content import Message
+
+    Next: TypeAlias = MiddlewareNext[Any, Any]
 
 VERY_LAST: Final = HookOrder.SDK_LAST + 1
 """After every other hook, so that what the others decided is known."""
@@ -100,7 +102,7 @@ class Binding:
     def attach(self, agent: Agent) -> None:
         """Add the hooks and the two stages to `agent`."""
         for event, callback, order in self._hooks():
-            agent.hooks.add_callback(event, callback, order=order)
+            agent.hooks.add_callback(cast("Any", event), callback, order=order)
         agent.add_middleware(AgentStreamStage, self._agent_stage)
         agent.add_middleware(InvokeModelStage, self._model_stage)
 
@@ -222,10 +224,10 @@ class Binding:
     # --- stages -----------------------------------------------------------------------------------
 
     async def _agent_stage(
-        self, context: AgentStreamContext, next_fn: MiddlewareNext
+        self, context: AgentStreamContext, next_fn: Next
     ) -> AsyncGenerator[Any, None]:
         """Put our stop reason in place of the framework's, and raise where that is the action."""
-        halted = False
+        halted: bool | None = False
         try:
             async for event in next_fn(context):
                 kind = type(event)
@@ -272,7 +274,7 @@ class Binding:
         message = cast("Message", halt_message(breach))
         await agent._append_messages(message)
         stop = EventLoopStopEvent(
-            breach.reason,  # type: ignore[arg-type]  a reason of ours
+            cast("Any", breach.reason),  # Strands' type lists only its own reasons
             message,
             agent.event_loop_metrics,
             context.invocation_state.get("request_state", {}),
@@ -281,9 +283,7 @@ class Binding:
         self._leg_refused = True
         return stop
 
-    def _model_stage(
-        self, context: InvokeModelContext, next_fn: MiddlewareNext
-    ) -> AsyncGenerator[Any, None]:
+    def _model_stage(self, context: InvokeModelContext, next_fn: Next) -> AsyncGenerator[Any, None]:
         """Let a model call out, or refuse it before it costs anything.
 
         A plain function that returns the next stage's generator adds no generator of its own.
@@ -330,11 +330,11 @@ class Binding:
         """The halt is a fact now: tell it, mark its message and the live span."""
         run.halt(self._halting)
         stop = run.stop(self._halting[0].reason)
-        mark(message, stop)
+        mark(cast("dict[str, Any]", message), stop)
         _write_to_span(agent.trace_span, self._halting[0], run)
 
 
-# --- helpers without state --------------------------------------------------------------------------
+# --- helpers without state ------------------------------------------------------------------------
 
 
 def _usage_of(message: Mapping[str, Any]) -> Usage | None:
