@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal, TypeAlias
 
@@ -27,6 +28,15 @@ class Invocation:
     """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
     span_id: str | None
     """16 hexadecimal digits of the `invoke_agent` span."""
+    parent_id: str | None = None
+    """Id of the invocation that started this one, `None` at the root of a budget tree."""
+    root_id: str = ""
+    """Id of the root of its budget tree; its own id unless told otherwise."""
+
+    def __post_init__(self) -> None:
+        """An invocation that nobody started is a root."""
+        if not self.root_id:
+            object.__setattr__(self, "root_id", self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,12 @@ class Started:
     """What will be done when a limit is reached."""
     blind: bool
     """True when its span did not reach the span processor, so that the hooks are followed."""
+    session_id: str | None = None
+    """The agent's session, where the framework has one."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What the keys chosen for audit were set to, in the baggage or on the agent."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +93,22 @@ class ModelCall:
     """Duration of the call, where it is known."""
     price: Decimal | None = None
     """USD, or `None` when the price is unknown: never a guess, never 0 for unknown."""
+    price_source: str | None = None
+    """Where the price comes from, such as `genai-prices` or `policy`."""
+    price_version: str | None = None
+    """Version of that source, so that a price can be checked later."""
+    provider: str = "unknown"
+    """Who serves the model, such as `bedrock`."""
+    reported: Usage | None = None
+    """Tokens exactly as the provider reported them; `None` when it reported none."""
+    reported_total: int | None = None
+    """The provider's own total, which may or may not contain cached tokens."""
+    turn: int = 0
+    """Number of the turn that it worked for; retries of a response share it."""
+    iteration: int = 0
+    """The same, counted per leg."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
