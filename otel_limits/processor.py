@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import format_span_id
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
     from otel_limits.runs import Runs
+
+
+MAX_TOKENS: Final = 2**53
 
 
 class LimitsSpanProcessor(SpanProcessor):
@@ -39,6 +42,9 @@ class LimitsSpanProcessor(SpanProcessor):
         if span.name == semconv.CYCLE_SPAN:
             if span.parent is not None:
                 self._runs.cycle(span.context.span_id, span.parent.span_id)
+        elif span.name == semconv.CHAT_SPAN:
+            if span.parent is not None:
+                self._runs.chat(span.context.span_id, span.parent.span_id)
         elif span.name.startswith(semconv.AGENT_SPAN_PREFIX):
             self._runs.sight(span.context.span_id)
 
@@ -84,10 +90,13 @@ def usage_of(attributes: Mapping[str, Any]) -> Usage | None:
 
 
 def token_count(value: object) -> int | None:
-    """Return a number of tokens, or `None` for anything that is none (NaN, negative, text)."""
+    """Return a number of tokens, or `None` for anything that is none (NaN, negative, text).
+
+    What is past 2**53 is no count either: a metric would lose its last digit.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
         return None
     return value
 

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from otel_limits import facts
@@ -30,17 +30,35 @@ CHARACTERS_PER_TOKEN: Final = 4
 class OpenCall:
     """A model call whose end has not been seen yet."""
 
-    __slots__ = ("input_estimate", "model", "reported", "started", "streamed")
+    __slots__ = (
+        "input_estimate",
+        "model",
+        "provider",
+        "reported",
+        "span_id",
+        "started",
+        "streamed",
+        "usage",
+        "usage_total",
+    )
 
-    def __init__(self, model: str, input_estimate: int, started: float) -> None:
+    def __init__(
+        self, model: str, input_estimate: int, started: float, provider: str = "unknown"
+    ) -> None:
         """Remember what is known before the answer comes."""
         self.model = model
+        self.provider = provider
         self.input_estimate = input_estimate
         self.started = started
+        self.span_id: str | None = None
+        """Its `chat` span, as soon as that has begun."""
         self.streamed = False
         """True when the provider sent something, so that it will bill the input."""
         self.reported = False
         """True when the provider sent usage, be it zero."""
+        self.usage: Usage | None = None
+        """What the provider sent, before anybody folded cached tokens into anything."""
+        self.usage_total: int | None = None
 
 
 class Run:
@@ -109,11 +127,11 @@ class Run:
         self.tally.turns += 1
         self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
-    def open_call(self, model: str, input_estimate: int) -> None:
+    def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> None:
         """A request is about to go out."""
         if self.call is not None:  # a middleware called the model again and dropped the answer
             self.settle(None, failed=True)
-        self.call = OpenCall(model, input_estimate, self._runs.now())
+        self.call = OpenCall(model, input_estimate, self._runs.now(), provider)
 
     def settle(
         self,
@@ -152,8 +170,13 @@ class Run:
                 kind=kind,
                 usage=usage or NO_USAGE,
                 estimated=estimated,
-                span_id=span_id,
+                span_id=span_id or (call.span_id if call else None),
                 seconds=self._runs.now() - call.started if call else None,
+                provider=call.provider if call else "unknown",
+                reported=call.usage if call else None,
+                reported_total=call.usage_total if call else None,
+                turn=self.tally.turns + 1,
+                iteration=self.tally.iterations + 1,
             )
         )
 
@@ -229,6 +252,8 @@ class Runs:
         """Begin with no invocation and no observer."""
         self.lock = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
+        self.audit_keys: tuple[str, ...] = ()
+        """Names in the baggage or on the agent whose values an auditor wants to group by."""
         self.clock = clock
         self._last_time = 0.0
         self._max_live = max_live
@@ -269,7 +294,16 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(self, agent: str, policy: Policy, trace_id: int, span_id: int) -> Run:
+    def start(
+        self,
+        agent: str,
+        policy: Policy,
+        trace_id: int,
+        span_id: int,
+        *,
+        session_id: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Run:
         """An agent begins an invocation whose span has these ids, 0 for none."""
         with self.lock:
             blind = span_id not in self._sighted
@@ -293,6 +327,8 @@ class Runs:
                 limits=policy.limits,
                 action=TAKEN[policy.action],
                 blind=blind,
+                session_id=session_id,
+                attributes=attributes or {},
             )
         )
         return run
@@ -306,6 +342,12 @@ class Runs:
             self._by_span[span_id] = run
             run.span_ids.add(span_id)
         run.cycle()
+
+    def chat(self, span_id: int, parent_id: int) -> None:
+        """The span of the model call that is open began under the cycle `parent_id`."""
+        run = self._by_span.get(parent_id)
+        if run is not None and run.call is not None:
+            run.call.span_id = f"{span_id:016x}"
 
     def end_span(self, span_id: int) -> None:
         """A span of a run ended: nothing will hang under it any more."""

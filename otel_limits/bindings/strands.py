@@ -17,7 +17,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from opentelemetry import trace
+from opentelemetry import baggage, trace
 from strands.hooks import (
     AfterInvocationEvent,
     AfterModelCallEvent,
@@ -39,7 +39,7 @@ from otel_limits.faults import unfelt
 from otel_limits.limits import KIND, Breach, Policy, Usage
 from otel_limits.messages import halt_message, halt_text, mark
 from otel_limits.processor import token_count
-from otel_limits.runs import CHARACTERS_PER_TOKEN, Run, Runs
+from otel_limits.runs import CHARACTERS_PER_TOKEN, OpenCall, Run, Runs
 
 if TYPE_CHECKING:
     from strands.agent import AgentResult
@@ -123,7 +123,14 @@ class Binding:
         context = span.get_span_context()
         self._halting, self._has_output, self._leg_refused = (), False, False
         self._live.append(
-            self._runs.start(agent.name, self._policy(), context.trace_id, context.span_id)
+            self._runs.start(
+                agent.name,
+                self._policy(),
+                context.trace_id,
+                context.span_id,
+                session_id=agent.session_id,
+                attributes=_audit_attributes(agent, self._runs.audit_keys),
+            )
         )
 
     @unfelt("binding")
@@ -249,9 +256,11 @@ class Binding:
     def _chunk(self, event: ModelStreamChunkEvent) -> None:
         run = self.run
         if run is not None and run.call is not None:
-            run.call.streamed = True
+            if not run.call.streamed:
+                run.call.streamed = True
+                _note_chat_span(run, run.call)
             if "metadata" in event.chunk and event.chunk["metadata"].get("usage") is not None:
-                run.call.reported = True
+                _note_usage(run.call, event.chunk["metadata"]["usage"])
 
     @unfelt("binding")
     def _stop(self, event: EventLoopStopEvent) -> bool:
@@ -315,6 +324,7 @@ class Binding:
         run.open_call(
             _model_id(context.model),
             _estimate(context.messages) if projected is None else projected,
+            _provider(context.model),
         )
         if run.blind and not self._cycle_seen:
             run.cycle()
@@ -363,6 +373,43 @@ def _model_id(model: object) -> str:
     config = getattr(model, "config", None)
     model_id = config.get("model_id") if isinstance(config, Mapping) else None
     return model_id if isinstance(model_id, str) else "unknown"
+
+
+def _provider(model: object) -> str:
+    """Who serves `model`: Strands names the module of each model class after its provider."""
+    package, _, module = type(model).__module__.rpartition(".")
+    return module if package == "strands.models" else type(model).__qualname__
+
+
+def _audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
+    """What `keys` are set to on the agent, or in the baggage of whoever called it."""
+    if not keys:
+        return {}
+    found = {**baggage.get_all(), **agent.trace_attributes}
+    return {key: str(found[key]) for key in keys if key in found}
+
+
+def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
+    """Keep what the provider sent, so that a wrong rule of counting can be undone later."""
+    call.reported = True
+    call.usage = Usage(
+        input=token_count(usage.get("inputTokens")) or 0,
+        output=token_count(usage.get("outputTokens")) or 0,
+        cache_read=token_count(usage.get("cacheReadInputTokens")) or 0,
+        cache_write=token_count(usage.get("cacheWriteInputTokens")) or 0,
+    )
+    call.usage_total = token_count(usage.get("totalTokens"))
+
+
+def _note_chat_span(run: Run, call: OpenCall) -> None:
+    """Learn the id of a `chat` span that no processor saw: it is current while its chunks come.
+
+    Where no tracer makes spans, what is current is the span around the agent, not the call's own.
+    """
+    context = trace.get_current_span().get_span_context()
+    span_id = trace.format_span_id(context.span_id)
+    if run.blind and context.is_valid and span_id != run.invocation.span_id:
+        call.span_id = span_id
 
 
 def _end_cycle_span(span: trace.Span) -> None:
