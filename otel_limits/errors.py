@@ -2,6 +2,8 @@
 
 Exception
 ├── ConfigurationError (a ValueError)
+├── LedgerError
+│   └── NewerLedgerError
 └── LimitReachedError
     ├── MaxIterationsReachedException
     ├── MaxTurnsReachedException
@@ -33,6 +35,27 @@ class ConfigurationError(ValueError):
     def __str__(self) -> str:
         """Every sentence, one per line."""
         return "\n".join(self.mistakes)
+
+
+class LedgerError(Exception):
+    """A question to the ledger cannot be answered; the sentence says why and what to do."""
+
+
+class NewerLedgerError(LedgerError):
+    """A newer otel-limits wrote the ledger, and this one does not understand it."""
+
+    def __init__(self, found: int, known: int) -> None:
+        """Take the version of the tables, and the latest that this program knows."""
+        super().__init__(found, known)
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        """Say both, and what to do."""
+        return (
+            f"The ledger has schema version {self.found}, and this otel-limits knows versions up "
+            f"to {self.known}. Install the otel-limits that wrote it, or a later one."
+        )
 
 
 class LimitReachedError(Exception):

@@ -124,6 +124,8 @@ class ToolCall:
     seconds: float | None
     fingerprint: str | None
     """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,30 +27,33 @@ class Faults:
         """Components whose failure could not be told at the time."""
         self.tell: Callable[[str], None] = lambda component: None  # noqa: ARG005
 
-    def report(self, component: str, error: BaseException) -> None:
+    def report(self, component: str, error: BaseException, sentence: str | None = None) -> None:
         """Count a failure of `component`, and log it unless one was logged within the minute.
 
         This is the last line of defence, so that nothing that it calls may get out of it.
+
+        Args:
+            component: What failed.
+            error: With what.
+            sentence: What that means, where more is known than that it was skipped.
         """
         try:
             self.tell(component)
             while self.unreported:
                 self.tell(self.unreported.pop())
-            self._log(component, error)
+            self._log(component, error, sentence)
         except Exception:  # noqa: BLE001, S110  there is nobody left to tell
             pass
 
-    def _log(self, component: str, error: BaseException) -> None:
+    def _log(self, component: str, error: BaseException, sentence: str | None) -> None:
         now = self._clock()
         if now - self._logged.get(component, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
             return
         self._logged[component] = now
         logger.error(
-            "otel-limits: %s failed with %s and was skipped; the agent goes on. "
-            "Further failures of it are counted in otel_limits_internal_errors_total and logged "
-            "at most once a minute.",
-            component,
-            type(error).__name__,
+            "otel-limits: %s; the agent goes on. Further failures of it are counted in "
+            "otel_limits_internal_errors_total and logged at most once a minute.",
+            sentence or f"{component} failed with {type(error).__name__} and was skipped",
             exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.strands import Binding
     from otel_limits.facts import Observer
+    from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.prometheus import PrometheusObserver
 
 logger = logging.getLogger("otel_limits")
@@ -46,6 +47,8 @@ class Switch:
         self._settings: config.Settings | None = None
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
+        self._ledger: LedgerObserver | None = None
+        self._observers: tuple[Observer, ...] = ()
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._originals: dict[str, Any] = {}
@@ -60,7 +63,8 @@ class Switch:
             return
         with self._lock:
             self._settings = settings
-            self._start(observers)
+            self._observers = tuple(observers)
+            self._start(settings)
             self._serve(settings)
 
     def off(self) -> None:
@@ -75,7 +79,8 @@ class Switch:
                 return
             self._unwatch_agents()
             self._attachment.detach()
-            LIVE.observers = ()
+            LIVE.observers = self._observers = ()
+            self._record(config.Settings())
             if self._prometheus is not None:
                 self._prometheus.close()
                 self._prometheus = None
@@ -86,7 +91,7 @@ class Switch:
         if reading.settings.disabled:
             return
         with self._lock:
-            self._start(())
+            self._start(self._settings or reading.settings)
             self._own.add(agent)
             self._bind(agent, limits, action)
 
@@ -101,15 +106,31 @@ class Switch:
 
     # --- observers --------------------------------------------------------------------------------
 
-    def _start(self, observers: Sequence[Observer]) -> None:
+    def _start(self, settings: config.Settings) -> None:
         if self._prometheus is None:
             from otel_limits.observers.prometheus import PrometheusObserver
 
             self._prometheus = PrometheusObserver()
             self._prometheus.info(version("otel-limits"))
-        LIVE.observers = (log, self._prometheus, *observers)
+        self._record(settings)
+        recorders = (self._ledger,) if self._ledger is not None else ()
+        LIVE.observers = (log, self._prometheus, *self._observers, *recorders)
         self._attachment.attach()
         self._watch_agents()
+
+    def _record(self, settings: config.Settings) -> None:
+        """Keep the ledger that `settings` name, and no other."""
+        LIVE.audit_keys = settings.audit_keys
+        kept = (self._ledger.address, self._ledger.sync) if self._ledger is not None else None
+        if settings.ledger is not None and kept == (settings.ledger, settings.ledger_sync):
+            return
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+        if settings.ledger is not None:
+            from otel_limits.observers.ledger import LedgerObserver
+
+            self._ledger = LedgerObserver(settings.ledger, settings.ledger_sync)
 
     def _serve(self, settings: config.Settings) -> None:
         if settings.prometheus_port is None or self._prometheus is None:
@@ -130,6 +151,8 @@ class Switch:
         self._lock = threading.RLock()
         if self._prometheus is not None:
             self._prometheus.renew_locks()
+        if self._ledger is not None:
+            self._ledger.renew()
 
     # --- agents -----------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from otel_limits.facts import (
     Turn,
 )
 from otel_limits.limits import STOP_REASONS
+from otel_limits.names import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,6 @@ FRAMEWORK_REASONS: Final = (
 CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured", "failed")
 
 OTHER: Final = "_other"
-MAX_LABEL_LENGTH: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +137,6 @@ class LabelValues:
         if len(self._admitted) >= self._limit:
             return OTHER
         return self._admitted.setdefault(value, clean(value))
-
-
-def clean(value: str) -> str:
-    """Make any text a label value: no surrogates or control characters, and not too long.
-
-    One lone surrogate would make every scrape of the process fail.
-    """
-    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in value)
-    return shown[:MAX_LABEL_LENGTH]
 
 
 class AgentCounters:

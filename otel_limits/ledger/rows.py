@@ -1,0 +1,229 @@
+"""Facts as rows of the ledger: pure, and the only place that decides what is recorded.
+
+No prompt, argument, result or exception text is in any fact, so that none can get here. Names come
+from outside: they are cleaned and cut, so that no database refuses them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any, Final, Literal, TypeAlias
+
+from otel_limits.facts import Invocation, ModelCall, Started, Stop, ToolCall
+from otel_limits.limits import Breach, Limits
+from otel_limits.names import clean
+
+LedgerSync = Literal["invocation", "call", "background"]
+LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background")
+
+Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[tuple[str, Row]]
+"""Pairs of a table's name and a row of it."""
+
+INVOCATIONS: Final = "otel_limits_invocations"
+MODEL_CALLS: Final = "otel_limits_model_calls"
+TOOL_CALLS: Final = "otel_limits_tool_calls"
+ATTRIBUTES: Final = "otel_limits_attributes"
+
+State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
+STATES: Final[tuple[State, ...]] = ("measured", "zero", "unmeasured", "estimated", "failed")
+
+OWN_NAMES: Final = (
+    "agent", "model", "provider", "session", "state",
+    "hour", "day", "week", "month",
+    "trace", "invocation", "root", "reason", "action", "limit", "tool",
+)  # fmt: skip
+"""What an auditor can name without choosing it as an audit key."""
+
+MAX_NAME: Final = 256
+MICROSECONDS: Final = 1_000_000
+PICODOLLARS: Final = 10**12
+"""Prices are stored in whole millionths of a millionth of a dollar, which databases add exactly."""
+MAX_PICODOLLARS: Final = 2**63 - 1
+
+
+def started_rows(fact: Started) -> Rows:
+    """Rows of an invocation that began: itself, and what was chosen for audit."""
+    rows: Rows = [(INVOCATIONS, invocation_row(fact, None))]
+    rows.extend((ATTRIBUTES, row) for row in attribute_rows(fact.invocation.id, fact.attributes))
+    return rows
+
+
+def attribute_rows(invocation_id: str, attributes: Mapping[str, str]) -> list[Row]:
+    """One row per audited attribute."""
+    return [
+        {"invocation_id": invocation_id, "key": key, "value": name(value)}
+        for key, value in attributes.items()
+    ]
+
+
+def invocation_row(started: Started, stop: Stop | None) -> Row:
+    """The one row of an invocation, complete once `stop` is known."""
+    invocation = started.invocation
+    return {
+        "id": invocation.id,
+        "root_id": invocation.root_id,
+        "parent_id": invocation.parent_id,
+        "agent": name(invocation.agent),
+        "session_id": name(started.session_id) if started.session_id is not None else None,
+        "trace_id": invocation.trace_id,
+        "span_id": invocation.span_id,
+        "source": "live",
+        "blind": started.blind,
+        "limits": limits_json(started.limits),
+        "started_us": microseconds(started.at),
+        **_ending(stop),
+    }
+
+
+def stopped_row(stop: Stop) -> Row:
+    """The row of an invocation whose beginning was not seen, because recording began later."""
+    invocation = Invocation(
+        agent=stop.agent, id=stop.invocation_id, trace_id=stop.trace_id, span_id=None
+    )
+    started = Started(
+        invocation=invocation, limits=Limits(), action="none", blind=False, at=stop.started
+    )
+    return invocation_row(started, stop)
+
+
+def _ending(stop: Stop | None) -> Row:
+    if stop is None:
+        return dict.fromkeys(ENDING)
+    return {
+        "ended_us": microseconds(stop.started + stop.seconds),
+        "reason": name(stop.reason),
+        "action": stop.action,
+        **_breach(stop.breach),
+        "turns": stop.turns,
+        "cycles": stop.cycles,
+        "tool_calls": stop.tool_calls,
+        "model_calls": stop.model_calls,
+        "input_tokens": stop.usage.input,
+        "output_tokens": stop.usage.output,
+        "cache_read_tokens": stop.usage.cache_read,
+        "cache_write_tokens": stop.usage.cache_write,
+    }
+
+
+def _breach(breach: Breach | None) -> Row:
+    if breach is None:
+        return {"breach_limit": None, "breach_cap": None, "breach_observed": None}
+    return {
+        "breach_limit": breach.limit,
+        "breach_cap": str(breach.cap),
+        "breach_observed": str(breach.observed),
+    }
+
+
+ENDING: Final = (
+    "ended_us",
+    "reason",
+    "action",
+    "breach_limit",
+    "breach_cap",
+    "breach_observed",
+    "turns",
+    "cycles",
+    "tool_calls",
+    "model_calls",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+)
+"""Columns that are known when an invocation has ended."""
+
+
+def model_call_row(fact: ModelCall) -> Row:
+    """The row of one model call: its tokens as counted, and as reported."""
+    invocation, usage, reported = fact.invocation, fact.usage, fact.reported
+    return {
+        "at_us": microseconds(fact.at),
+        "duration_us": _duration(fact.seconds),
+        "trace_id": invocation.trace_id,
+        "span_id": fact.span_id,
+        "invocation_id": invocation.id,
+        "number": fact.number,
+        "root_id": invocation.root_id,
+        "agent": name(invocation.agent),
+        "model": name(fact.model),
+        "provider": name(fact.provider),
+        "turn": fact.turn,
+        "iteration": fact.iteration,
+        "input_tokens": usage.input,
+        "output_tokens": usage.output,
+        "cache_read_tokens": usage.cache_read,
+        "cache_write_tokens": usage.cache_write,
+        "reported_input_tokens": reported.input if reported else None,
+        "reported_output_tokens": reported.output if reported else None,
+        "reported_cache_read_tokens": reported.cache_read if reported else None,
+        "reported_cache_write_tokens": reported.cache_write if reported else None,
+        "reported_total_tokens": fact.reported_total,
+        "state": state_of(fact),
+        "estimated": fact.estimated,
+        "price_pico": picodollars(fact.price),
+        "price_source": fact.price_source,
+        "price_version": fact.price_version,
+        "source": "live",
+    }
+
+
+def tool_call_row(fact: ToolCall) -> Row:
+    """The row of one tool call; its arguments and its result are in none of the columns."""
+    return {
+        "at_us": microseconds(fact.at),
+        "duration_us": _duration(fact.seconds),
+        "trace_id": fact.invocation.trace_id,
+        "span_id": None,
+        "invocation_id": fact.invocation.id,
+        "number": fact.number,
+        "root_id": fact.invocation.root_id,
+        "agent": name(fact.invocation.agent),
+        "tool": name(fact.tool),
+        "status": fact.status,
+        "fingerprint": fact.fingerprint,
+        "source": "live",
+    }
+
+
+def state_of(fact: ModelCall) -> State:
+    """How much is known of a call; a failed one can be estimated too, which its column says."""
+    if fact.kind == "unmeasured":
+        return "estimated" if fact.estimated else "unmeasured"
+    return "zero" if fact.kind == "zero_token" else fact.kind
+
+
+def name(value: str) -> str:
+    """A name from outside, as it is stored."""
+    return clean(value, MAX_NAME)
+
+
+def microseconds(seconds: float) -> int:
+    """Whole microseconds since the epoch: what times are stored in."""
+    return round(seconds * MICROSECONDS)
+
+
+def _duration(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * MICROSECONDS)
+
+
+def picodollars(price: Decimal | None) -> int | None:
+    """Whole picodollars, or `None` for a price that is unknown or none at all."""
+    if price is None or not price.is_finite() or price < 0:
+        return None
+    whole = int((price * PICODOLLARS).to_integral_value(ROUND_HALF_EVEN))
+    return whole if whole <= MAX_PICODOLLARS else None
+
+
+def dollars(pico: int | None) -> Decimal | None:
+    """Turn whole picodollars into USD, exactly."""
+    return None if pico is None else Decimal(int(pico)).scaleb(-12)
+
+
+def limits_json(limits: Limits) -> str | None:
+    """The caps that were in force, as JSON; `None` when there was none."""
+    caps = dict(limits.items())
+    return json.dumps(caps, default=str) if caps else None

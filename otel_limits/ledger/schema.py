@@ -1,0 +1,156 @@
+"""The tables of a ledger, and what leads from each version of them to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+
+from otel_limits.errors import NewerLedgerError
+from otel_limits.ledger.rows import ATTRIBUTES, INVOCATIONS, MODEL_CALLS, TOOL_CALLS
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+METADATA: Final = sa.MetaData()
+
+BIG: Final = sa.BigInteger()
+KEY: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite only counts by itself in a column of exactly this type."""
+TEXT: Final = sa.Text()
+
+LOCK_KEY: Final = 6_835_226_430_014
+"""Of the advisory lock under which one process migrates a PostgreSQL database."""
+
+VERSIONS: Final = sa.Table("otel_limits_schema", METADATA, sa.Column("version", BIG))
+
+INVOCATION_TABLE: Final = sa.Table(
+    INVOCATIONS,
+    METADATA,
+    sa.Column("id", TEXT, primary_key=True),
+    sa.Column("root_id", TEXT, nullable=False, index=True),
+    sa.Column("parent_id", TEXT),
+    sa.Column("agent", TEXT, nullable=False),
+    sa.Column("session_id", TEXT),
+    sa.Column("trace_id", TEXT, index=True),
+    sa.Column("span_id", TEXT),
+    sa.Column("source", TEXT, nullable=False),
+    sa.Column("blind", sa.Boolean, nullable=False),
+    sa.Column("limits", TEXT),
+    sa.Column("started_us", BIG, nullable=False, index=True),
+    sa.Column("ended_us", BIG),
+    sa.Column("reason", TEXT),
+    sa.Column("action", TEXT),
+    sa.Column("breach_limit", TEXT),
+    sa.Column("breach_cap", TEXT),
+    sa.Column("breach_observed", TEXT),
+    sa.Column("turns", BIG),
+    sa.Column("cycles", BIG),
+    sa.Column("tool_calls", BIG),
+    sa.Column("model_calls", BIG),
+    sa.Column("input_tokens", BIG),
+    sa.Column("output_tokens", BIG),
+    sa.Column("cache_read_tokens", BIG),
+    sa.Column("cache_write_tokens", BIG),
+)
+
+MODEL_CALL_TABLE: Final = sa.Table(
+    MODEL_CALLS,
+    METADATA,
+    sa.Column("id", KEY, primary_key=True),
+    sa.Column("at_us", BIG, nullable=False, index=True),
+    sa.Column("duration_us", BIG),
+    sa.Column("trace_id", TEXT),
+    sa.Column("span_id", TEXT),
+    sa.Column("invocation_id", TEXT, nullable=False),
+    sa.Column("number", BIG),
+    sa.Column("root_id", TEXT, nullable=False),
+    sa.Column("agent", TEXT, nullable=False),
+    sa.Column("model", TEXT, nullable=False),
+    sa.Column("provider", TEXT, nullable=False),
+    sa.Column("turn", BIG),
+    sa.Column("iteration", BIG),
+    sa.Column("input_tokens", BIG, nullable=False),
+    sa.Column("output_tokens", BIG, nullable=False),
+    sa.Column("cache_read_tokens", BIG, nullable=False),
+    sa.Column("cache_write_tokens", BIG, nullable=False),
+    sa.Column("reported_input_tokens", BIG),
+    sa.Column("reported_output_tokens", BIG),
+    sa.Column("reported_cache_read_tokens", BIG),
+    sa.Column("reported_cache_write_tokens", BIG),
+    sa.Column("reported_total_tokens", BIG),
+    sa.Column("state", TEXT, nullable=False),
+    sa.Column("estimated", sa.Boolean, nullable=False),
+    sa.Column("price_pico", BIG),
+    sa.Column("price_source", TEXT),
+    sa.Column("price_version", TEXT),
+    sa.Column("source", TEXT, nullable=False),
+    sa.UniqueConstraint("trace_id", "span_id"),
+    sa.UniqueConstraint("invocation_id", "number"),
+)
+
+TOOL_CALL_TABLE: Final = sa.Table(
+    TOOL_CALLS,
+    METADATA,
+    sa.Column("id", KEY, primary_key=True),
+    sa.Column("at_us", BIG, nullable=False),
+    sa.Column("duration_us", BIG),
+    sa.Column("trace_id", TEXT),
+    sa.Column("span_id", TEXT),
+    sa.Column("invocation_id", TEXT, nullable=False),
+    sa.Column("number", BIG),
+    sa.Column("root_id", TEXT, nullable=False),
+    sa.Column("agent", TEXT, nullable=False),
+    sa.Column("tool", TEXT, nullable=False),
+    sa.Column("status", TEXT, nullable=False),
+    sa.Column("fingerprint", TEXT),
+    sa.Column("source", TEXT, nullable=False),
+    sa.UniqueConstraint("trace_id", "span_id"),
+    sa.UniqueConstraint("invocation_id", "number"),
+)
+
+ATTRIBUTE_TABLE: Final = sa.Table(
+    ATTRIBUTES,
+    METADATA,
+    sa.Column("invocation_id", TEXT, primary_key=True),
+    sa.Column("key", TEXT, primary_key=True),
+    sa.Column("value", TEXT, nullable=False),
+    sa.Index("ix_otel_limits_attributes_key_value", "key", "value"),
+)
+
+TABLES: Final = (INVOCATION_TABLE, ATTRIBUTE_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE)
+
+Upgrade = Callable[["Connection"], None]
+
+UPGRADES: Final[tuple[Upgrade, ...]] = ()
+"""The n-th leads from version n to n + 1; one that was ever released is never changed."""
+
+
+def migrate(connection: Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
+    """Bring the tables to the version of this program, in the caller's transaction.
+
+    Raises:
+        NewerLedgerError: They are of a later version.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+    found, wanted = version_of(connection), len(upgrades) + 1
+    if found > wanted:
+        raise NewerLedgerError(found, wanted)
+    if found == wanted:
+        return
+    if found == 0:
+        METADATA.create_all(connection, checkfirst=False)
+    else:
+        for upgrade in upgrades[found - 1 :]:
+            upgrade(connection)
+        connection.execute(VERSIONS.delete())
+    connection.execute(VERSIONS.insert().values(version=wanted))
+
+
+def version_of(connection: Connection) -> int:
+    """The version of the tables, 0 where there are none."""
+    if not sa.inspect(connection).has_table(VERSIONS.name):
+        return 0
+    return int(connection.execute(sa.select(VERSIONS.c.version)).scalar_one())

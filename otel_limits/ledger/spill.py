@@ -1,0 +1,169 @@
+"""Append-only files that hold rows while the database of a ledger cannot take them."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+"""Missing on Windows, which never deletes a file that somebody has open: as good as a lock."""
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.address import Address
+    from otel_limits.ledger.rows import Rows
+
+SUFFIX: Final = ".jsonl"
+MARK: Final = ".spill-"
+ATTEMPTS: Final = 5
+
+
+class Spill:
+    """The file of this process beside a ledger, and those that other processes left there.
+
+    A file belongs to whoever holds its lock, and the lock ends with its process. So a file that
+    can be locked has nobody left who appends to it.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Write nothing yet."""
+        self._prefixes = address.spills
+        self._lock = threading.RLock()
+        self._file: IO[bytes] | None = None
+        self._hurried = False
+
+    def append(self, rows: Rows, *, to_disk: bool) -> None:
+        """Append `rows`; they survive the process from here on.
+
+        Args:
+            rows: What is appended.
+            to_disk: They are to survive the machine too, which takes longer.
+
+        Raises:
+            OSError: No place takes them. None of them counts as written.
+        """
+        lines = b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
+        with self._lock:
+            if self._file is None:
+                self._file = self._create()
+            self._write(self._file, lines)
+            self._hurried = True
+            if to_disk:
+                self.sync()
+
+    def seal(self) -> None:
+        """End the file of this process: what comes later goes to a new one."""
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+
+    def sync(self) -> None:
+        """Bring to the disk what was appended in a hurry."""
+        with self._lock:
+            if self._file is not None and self._hurried:
+                os.fsync(self._file.fileno())
+                self._hurried = False
+
+    def files(self) -> list[Path]:
+        """Every spill file of this ledger, whoever wrote it."""
+        return sorted(
+            path
+            for prefix in self._prefixes
+            for path in prefix.parent.glob(f"{glob.escape(prefix.name)}{MARK}*{SUFFIX}")
+        )
+
+    def abandon(self) -> None:
+        """Leave, in a forked child, the parent's file to the parent."""
+        self._lock = threading.RLock()
+        self.seal()
+
+    def _create(self) -> IO[bytes]:
+        """Create and lock a file at the first place that permits it."""
+        for prefix in self._prefixes[:-1]:
+            with contextlib.suppress(OSError):
+                return _new_file(prefix)
+        return _new_file(self._prefixes[-1])
+
+    def _write(self, file: IO[bytes], lines: bytes) -> None:
+        """Append all of `lines`, or leave half a line at most, at the very end of the file."""
+        end = file.seek(0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(lines):
+                written += file.write(lines[written:]) or 0
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            self.seal()
+            raise
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Keep everybody else from `path`; False when a live process appends to it or takes it."""
+    file = _locked(path)
+    try:
+        yield file is not None or fcntl is None
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    if fcntl is None:
+        return None
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def rows_in(path: Path, damaged: list[bytes], size: int = 2_000) -> Iterator[Rows]:
+    """Read a spill file in portions of `size` rows.
+
+    A last line without its end was never acknowledged, because its process died while it wrote.
+    Any other line that is no row is appended to `damaged`.
+    """
+    portion: Rows = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                table, row = json.loads(line)
+                portion.append((str(table), dict(row)))
+            except (ValueError, TypeError):
+                if line.endswith(b"\n"):
+                    damaged.append(line)
+            if len(portion) >= size:
+                yield portion
+                portion = []
+    if portion:
+        yield portion
+
+
+def _new_file(prefix: Path) -> IO[bytes]:
+    """Create a file that is locked and still there: another process may have taken it for left."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(ATTEMPTS):
+        path = prefix.with_name(f"{prefix.name}{MARK}{uuid.uuid4().hex[:12]}{SUFFIX}")
+        file = path.open("xb", buffering=0)
+        with contextlib.suppress(BlockingIOError):
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists():
+                return file
+        file.close()
+    raise BlockingIOError(f"No spill file could be kept beside {prefix}.")

@@ -1,0 +1,302 @@
+"""The database of a ledger: opened, migrated, and written to exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from otel_limits.errors import LedgerError
+from otel_limits.ledger.rows import ATTRIBUTES, ENDING, INVOCATIONS, Row, Rows
+from otel_limits.ledger.schema import (
+    INVOCATION_TABLE,
+    METADATA,
+    MODEL_CALL_TABLE,
+    TABLES,
+    UPGRADES,
+    Upgrade,
+    migrate,
+    version_of,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+    from otel_limits.ledger.address import Address
+
+BUSY_SECONDS: Final = 5.0
+"""How long a write waits for another process's write. Nobody but the writer's thread waits."""
+
+SERVER_SECONDS: Final = 10
+"""After which a PostgreSQL server is given up: connecting, and each statement."""
+
+WRITES: Final = "otel_limits_writes"
+"""Execution option of a connection that is going to write."""
+
+COLLISION_MICROSECONDS: Final = 60_000_000
+"""Two calls with one span id that are further apart than this are two calls."""
+
+ABANDONED: Final[list[Engine]] = []
+"""Engines of a parent process. They are never closed: that could do harm to the parent's."""
+
+
+class Store:
+    """A ledger's database. Only one thread at a time may use it.
+
+    Args:
+        address: Where it is.
+        upgrades: What leads from one version of the tables to the next.
+    """
+
+    def __init__(self, address: Address, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
+        """Open nothing yet."""
+        self.address = address
+        self.collisions = 0
+        """Calls whose span id another call already had, and that were stored without it."""
+        self._upgrades = upgrades
+        self._engine: Engine | None = None
+        self._identity: tuple[int, int] | None = None
+
+    def write(self, rows: Rows) -> None:
+        """Write `rows` in one transaction; one that is there already changes nothing.
+
+        Raises:
+            sqlalchemy.exc.SQLAlchemyError: The database refused, and nothing was written.
+            OSError: Its file vanished or cannot be made.
+            NewerLedgerError: A newer program wrote it.
+        """
+        try:
+            self._write(rows)
+            if self._has_moved():
+                self._reopen()
+                self._write(rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, rows: Rows) -> None:
+        if self._has_moved():
+            self._reopen()
+        with self.changing() as connection:
+            for table in TABLES:
+                chosen = [row for name, row in rows if name == table.name]
+                if table is INVOCATION_TABLE:
+                    chosen = latest(chosen)
+                if chosen:
+                    insert(connection, table, chosen, self)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to ask questions with."""
+        with self.engine().connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Connection]:
+        """A connection in a transaction of its own, committed at the end."""
+        with writing(self.engine()) as connection:
+            yield connection
+
+    def engine(self) -> Engine:
+        """The engine, opened and migrated on first use."""
+        if self._engine is None:
+            engine = make_engine(self.address)
+            try:
+                prepare(engine, self._upgrades)
+            except BaseException:
+                engine.dispose()
+                raise
+            self._engine = engine
+            self._identity = self._file_identity()
+        return self._engine
+
+    def require(self) -> None:
+        """Refuse to make a new ledger where one is asked.
+
+        Raises:
+            LedgerError: There is none.
+        """
+        if self.address.file is not None and not self.address.file.exists():
+            raise LedgerError(
+                f"There is no ledger at {self.address}. Name one with --ledger or "
+                f"OTEL_LIMITS_LEDGER."
+            )
+
+    def close(self) -> None:
+        """Close the connections; the next use opens new ones."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    def abandon(self) -> None:
+        """Forget, in a forked child, the connections that belong to the parent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            ABANDONED.append(engine)
+
+    def _reopen(self) -> None:
+        self.close()
+        self.engine()
+
+    def _has_moved(self) -> bool:
+        """Tell whether the open file is no longer the one at its path: rows in it would be lost."""
+        return self._engine is not None and self._identity != self._file_identity()
+
+    def _file_identity(self) -> tuple[int, int] | None:
+        if self.address.file is None:
+            return None
+        try:
+            status = os.stat(self.address.file)  # noqa: PTH116  on the path of every commit
+        except OSError:
+            return (0, 0)
+        return (status.st_dev, status.st_ino)
+
+
+def latest(rows: list[Row]) -> list[Row]:
+    """Keep one row per invocation, its last: beginning and end often come together."""
+    return list({row["id"]: row for row in rows}.values())
+
+
+def insert(connection: Connection, table: sa.Table, rows: list[Row], store: Store) -> None:
+    """Insert the rows that are not there yet; an invocation that has ended ends its row."""
+    result = connection.execute(statement(table.name, connection.dialect.name), rows)
+    if table is MODEL_CALL_TABLE and result.rowcount < len(rows):
+        again = collisions(connection, rows)
+        store.collisions += len(again)
+        if again:
+            connection.execute(statement(table.name, connection.dialect.name), again)
+
+
+@functools.lru_cache
+def statement(table_name: str, dialect: str) -> Any:
+    """The insertion into a table: what is there already stays as it is."""
+    table = METADATA.tables[table_name]
+    columns = [column.name for column in table.columns if column.name != "id"]
+    if table_name == INVOCATIONS:
+        columns.append("id")
+    maker: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect]
+    values = maker(table).values({column: sa.bindparam(column) for column in columns})
+    if table_name != INVOCATIONS:
+        return values.on_conflict_do_nothing()
+    return values.on_conflict_do_update(
+        index_elements=["id"],
+        set_={column: values.excluded[column] for column in ENDING},
+        where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
+    )
+
+
+def collisions(connection: Connection, rows: list[Row]) -> list[Row]:
+    """Find calls that only look like replays, and free them of their span id.
+
+    An application that seeds `random` makes the same span ids in every run. Such a call belongs to
+    another invocation and another time than the one that has its id; a replay, a second observer
+    or an import does not.
+    """
+    calls = MODEL_CALL_TABLE.c
+    query = sa.select(calls.invocation_id, calls.at_us).where(
+        calls.trace_id == sa.bindparam("trace"), calls.span_id == sa.bindparam("span")
+    )
+    again = []
+    for row in rows:
+        if row["span_id"] is None:
+            continue
+        ids = {"trace": row["trace_id"], "span": row["span_id"]}
+        found = connection.execute(query, ids).first()
+        if found is None or found.invocation_id == row["invocation_id"]:
+            continue
+        if abs(found.at_us - row["at_us"]) > COLLISION_MICROSECONDS:
+            again.append({**row, "span_id": None})
+    return again
+
+
+def complete(table_name: str, row: Row) -> Row:
+    """Give a row that another version wrote exactly the columns that this one has."""
+    table = METADATA.tables[table_name]
+    skipped = () if table_name in (INVOCATIONS, ATTRIBUTES) else ("id",)
+    return {c.name: row.get(c.name) for c in table.columns if c.name not in skipped}
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def make_engine(address: Address) -> Engine:
+    """Make the engine for an address; one connection is enough for one thread."""
+    if address.file is None:
+        return sa.create_engine(
+            address.url,
+            hide_parameters=True,
+            pool_size=1,
+            max_overflow=0,
+            connect_args={"connect_timeout": SERVER_SECONDS, "application_name": "otel-limits"},
+        )
+    address.file.parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(
+        address.url,
+        hide_parameters=True,
+        poolclass=sa.pool.StaticPool,
+        connect_args={
+            "timeout": BUSY_SECONDS,
+            "check_same_thread": False,
+            "isolation_level": None,  # the driver's own transactions begin too late
+        },
+    )
+    sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+@contextlib.contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that takes its place in the queue of writers before it reads anything."""
+    with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text(f"SET LOCAL statement_timeout = {SERVER_SECONDS * 1000}"))
+        yield connection
+
+
+def prepare(engine: Engine, upgrades: Sequence[Upgrade]) -> None:
+    """Migrate the tables, unless they are current."""
+    with engine.connect() as connection:
+        if version_of(connection) == len(upgrades) + 1:
+            return
+    with writing(engine) as connection:
+        migrate(connection, upgrades)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _set_up_sqlite(connection: Any, _: object) -> None:
+    _use_write_ahead_log(connection)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute("PRAGMA case_sensitive_like = ON")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Let readers and the writer work at once; another process may be doing the same just now."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while not _has_write_ahead_log(connection):
+        if time.monotonic() > deadline:
+            raise sqlite3.OperationalError("the write-ahead log cannot be switched on")
+        time.sleep(BUSY_SECONDS / 100)
+
+
+def _has_write_ahead_log(connection: sqlite3.Connection) -> bool:
+    """Switch it on; SQLite does not wait for its turn here. A file system may not have it."""
+    try:
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            return False
+        raise
+    return True

@@ -1,0 +1,289 @@
+"""The one background thread that writes a ledger, and what is promised about its rows.
+
+A row is queued by the agent, written in a batch by the thread, and durable when the transaction is
+committed or when the row stands in the spill file. Whoever needs durability waits for it, but not
+for long: after `PATIENCE_SECONDS` it appends what is not written yet to the spill file itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.faults import FAULTS
+from otel_limits.ledger.spill import MARK, Spill, claimed, rows_in
+from otel_limits.ledger.store import Store, complete
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.rows import Rows
+
+logger = logging.getLogger("otel_limits")
+
+PATIENCE_SECONDS: Final = 0.02
+"""How long an agent waits for the database. Far below the 50 ms that it may be kept waiting."""
+
+GATHER_SECONDS: Final = 0.25
+"""How long rows that nobody waits for are gathered: what a crash can lose of them."""
+
+RETRY_SECONDS: Final = 1.0
+"""How long a database that failed is left alone."""
+
+TAKE_BACK_SECONDS: Final = 10.0
+"""How long spill files that cannot be taken back are left alone."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long the end of the process waits for the last rows."""
+
+MAX_QUEUED: Final = 1_000
+"""Rows in memory; beyond, they go to the spill file whether the thread has time or not."""
+
+MAX_KEPT: Final = 100_000
+"""Rows in memory when even the spill file refuses them; beyond, the oldest are lost and counted."""
+
+
+class Writer:
+    """Writes rows in the background, and never fails its caller.
+
+    Attributes:
+        lost: Rows that neither the database nor a spill file took.
+    """
+
+    def __init__(self, store: Store, spill: Spill) -> None:
+        """Start no thread before the first row."""
+        self._store = store
+        self._spill = spill
+        self.lost = 0
+        self._begin()
+        atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """Begin with nothing queued, in a new process."""
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._spilling = threading.RLock()
+        self._queue: Rows = []
+        self._in_flight: Rows = []
+        self._queued = 0
+        self._durable = 0
+        self._is_wanted = False
+        self._is_stuck = False
+        self._is_closing = False
+        self._retry_at = 0.0
+        self._take_back_at = 0.0
+
+    def renew(self) -> None:
+        """Start afresh in a forked child: what the parent queued, the parent writes."""
+        self._store.abandon()
+        self._spill.abandon()
+        self._begin()
+
+    # --- the agent's side -------------------------------------------------------------------------
+
+    def put(self, rows: Rows) -> None:
+        """Queue `rows`."""
+        if self._pid != os.getpid():
+            self.renew()
+        with self._changed:
+            was_empty = not self._queue
+            self._queue.extend(rows)
+            self._queued += len(rows)
+            if was_empty:
+                self._changed.notify_all()
+            overflows = len(self._queue) > MAX_QUEUED
+        if self._thread is None:
+            self._start()
+        if overflows:
+            self._spill_everything(to_disk=False)
+
+    def settle(self) -> None:
+        """Return when everything queued so far is durable, after 50 ms at the latest."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            wanted = self._queued
+            self._is_wanted = True
+            self._changed.notify_all()
+            if not self._is_stuck:
+                self._changed.wait_for(lambda: self._durable >= wanted, PATIENCE_SECONDS)
+            if self._durable >= wanted:
+                return
+            self._is_stuck = True
+        self._spill_everything(to_disk=False)
+
+    def close(self) -> None:
+        """Write what is left and end the thread; a dead database costs `CLOSE_SECONDS`."""
+        atexit.unregister(self.close)
+        if self._pid != os.getpid():
+            return
+        thread = self._thread
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(CLOSE_SECONDS)
+        self._spill_everything(to_disk=True)
+        self._spill.seal()
+        if thread is None or not thread.is_alive():
+            self._store.close()
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(
+                target=self._run, name="otel-limits-ledger", daemon=True
+            )
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is about to end and permits no new thread
+            self._thread = None
+            self._flush()
+
+    # --- the spill file ---------------------------------------------------------------------------
+
+    def _spill_everything(self, *, to_disk: bool) -> None:
+        """Append what is queued and what is being written; a row written twice counts once."""
+        with self._spilling:
+            with self._changed:
+                rows = self._in_flight + self._queue
+                mark = self._queued
+                self._queue, self._in_flight = [], []
+            if self._append(rows, to_disk=to_disk):
+                with self._changed:
+                    self._durable = max(self._durable, mark)
+                    self._changed.notify_all()
+            else:
+                self._keep(rows)
+
+    def _append(self, rows: Rows, *, to_disk: bool) -> bool:
+        if not rows:
+            return True
+        try:
+            self._spill.append(rows, to_disk=to_disk)
+        except OSError as error:
+            FAULTS.report(
+                "ledger",
+                error,
+                f"no spill file of the ledger {self._store.address} takes rows; they are kept in "
+                f"memory, {MAX_KEPT} at most",
+            )
+            return False
+        self._take_back_at = 0.0
+        return True
+
+    def _keep(self, rows: Rows) -> None:
+        """Keep in memory what nothing takes, up to a bound."""
+        with self._changed:
+            self._queue[:0] = rows
+            excess = len(self._queue) - MAX_KEPT
+            if excess > 0:
+                del self._queue[:excess]
+                self.lost += excess
+
+    # --- the thread's side ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            self._await_work()
+            self._flush()
+            self._take_back()
+        self._flush()
+
+    def _await_work(self) -> None:
+        """Wait for rows, then gather more of them unless somebody waits."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._queue or self._is_closing,
+                None if self._take_back_at == math.inf else RETRY_SECONDS,
+            )
+            if self._queue:
+                self._changed.wait_for(lambda: self._is_wanted or self._is_closing, GATHER_SECONDS)
+            self._is_wanted = False
+
+    def _flush(self) -> None:
+        """Write what is queued, to the database or else to the spill file."""
+        with self._spilling, self._changed:
+            rows, self._queue = self._queue, []
+            self._in_flight = rows
+            mark = self._queued
+        if not rows:
+            return
+        if self._is_broken() or not self._write(rows):
+            self._spill_everything(to_disk=True)
+            return
+        with self._changed:
+            self._in_flight = []
+            self._durable = max(self._durable, mark)
+            self._is_stuck = False
+            self._changed.notify_all()
+
+    def _write(self, rows: Rows) -> bool:
+        """Write to the database; one that fails is left alone for a while."""
+        try:
+            self._store.write(rows)
+        except Exception as error:  # noqa: BLE001  whatever it is, no row may be lost by it
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._is_stuck = False
+            FAULTS.report("ledger", error, outage(self._store, error))
+            return False
+        return True
+
+    def _is_broken(self) -> bool:
+        return time.monotonic() < self._retry_at
+
+    def _take_back(self) -> None:
+        """Move rows from spill files to the database, new rows first."""
+        if time.monotonic() < max(self._take_back_at, self._retry_at):
+            return
+        self._take_back_at = math.inf
+        try:
+            self._spill.seal()
+            for _ in taking_back(self._store, self._spill):
+                self._flush()
+        except Exception as error:  # noqa: BLE001  the rows stay where they are
+            self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
+            FAULTS.report("ledger", error, outage(self._store, error))
+
+
+def taking_back(store: Store, spill: Spill) -> Iterator[int]:
+    """Move the rows of every spill file that nobody appends to into the database.
+
+    Yields:
+        Rows moved, after each portion of them.
+    """
+    for path in spill.files():
+        damaged: list[bytes] = []
+        with claimed(path) as mine:
+            if not mine:
+                continue
+            for rows in rows_in(path, damaged):
+                store.write([(table, complete(table, row)) for table, row in rows])
+                yield len(rows)
+            if damaged:
+                path.replace(path.with_suffix(".damaged"))
+            else:
+                path.unlink(missing_ok=True)
+        if damaged:
+            logger.error(
+                "otel-limits: %d lines of the spill file %s are no rows. The others are in the "
+                "ledger; the file is kept as %s.",
+                len(damaged),
+                path,
+                path.with_suffix(".damaged").name,
+            )
+
+
+def outage(store: Store, error: Exception) -> str:
+    """Say what is wrong with the database, and where the rows are."""
+    reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+    return (
+        f"the ledger {store.address} cannot be written ({reason}); its rows go to "
+        f"{store.address.spills[0]}{MARK}* and are taken back later"
+    )

@@ -1,0 +1,84 @@
+"""Records every invocation, model call and tool call in the spend ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.facts import Fact, ModelCall, Started, Stop, ToolCall
+from otel_limits.ledger.rows import (
+    INVOCATIONS,
+    MODEL_CALLS,
+    TOOL_CALLS,
+    LedgerSync,
+    invocation_row,
+    model_call_row,
+    started_rows,
+    stopped_row,
+    tool_call_row,
+)
+from otel_limits.ledger.spill import Spill
+from otel_limits.ledger.store import Store
+from otel_limits.ledger.writer import Writer
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.address import Address
+
+
+class LedgerObserver:
+    """Turns facts into rows and has them written in the background.
+
+    Args:
+        address: Where the ledger is.
+        sync: When rows are durable: at the end of the `invocation`, of each model `call`, or a
+            moment later in the `background`.
+    """
+
+    component = "ledger"
+
+    def __init__(self, address: Address, sync: LedgerSync = "invocation") -> None:
+        """Open nothing before the first fact."""
+        self.address = address
+        self.writer = Writer(Store(address), Spill(address))
+        self.sync = sync
+        self._live: dict[str, Started] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Started: self._started,
+            ModelCall: self._model_call,
+            ToolCall: self._tool_call,
+            Stop: self._stop,
+        }
+
+    def __call__(self, fact: Fact) -> None:
+        """Record one fact."""
+        handler = self._handlers.get(type(fact))
+        if handler is not None:
+            handler(fact)
+
+    def renew(self) -> None:
+        """Start afresh in a forked child: the parent's invocations go on in the parent."""
+        self._live.clear()
+        self.writer.renew()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.writer.close()
+
+    def _started(self, fact: Started) -> None:
+        self._live[fact.invocation.id] = fact
+        self.writer.put(started_rows(fact))
+
+    def _model_call(self, fact: ModelCall) -> None:
+        self.writer.put([(MODEL_CALLS, model_call_row(fact))])
+        if self.sync == "call":
+            self.writer.settle()
+
+    def _tool_call(self, fact: ToolCall) -> None:
+        self.writer.put([(TOOL_CALLS, tool_call_row(fact))])
+
+    def _stop(self, fact: Stop) -> None:
+        started = self._live.pop(fact.invocation_id, None)
+        row = invocation_row(started, fact) if started else stopped_row(fact)
+        self.writer.put([(INVOCATIONS, row)])
+        if self.sync != "background":
+            self.writer.settle()
