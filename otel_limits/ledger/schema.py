@@ -20,6 +20,8 @@ KEY: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite only counts by itself in a column of exactly this type."""
 TEXT: Final = sa.Text()
 
+DAY_MICROSECONDS: Final = 24 * 60 * 60 * 1_000_000
+
 LOCK_KEY: Final = 6_835_226_430_014
 """Of the advisory lock under which one process migrates a PostgreSQL database."""
 
@@ -59,7 +61,8 @@ MODEL_CALL_TABLE: Final = sa.Table(
     MODEL_CALLS,
     METADATA,
     sa.Column("id", KEY, primary_key=True),
-    sa.Column("at_us", BIG, nullable=False, index=True),
+    sa.Column("at_us", BIG, nullable=False),
+    sa.Column("day", BIG, sa.Computed(f"at_us / {DAY_MICROSECONDS}", persisted=True)),
     sa.Column("duration_us", BIG),
     sa.Column("trace_id", TEXT),
     sa.Column("span_id", TEXT),
@@ -88,6 +91,19 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("source", TEXT, nullable=False),
     sa.UniqueConstraint("trace_id", "span_id"),
     sa.UniqueConstraint("invocation_id", "number"),
+    # What is spent by day, agent and model is answered from this index alone, without a sort.
+    sa.Index(
+        "ix_otel_limits_model_calls_spend",
+        "day",
+        "agent",
+        "model",
+        "at_us",
+        "input_tokens",
+        "output_tokens",
+        "cache_read_tokens",
+        "price_pico",
+        "state",
+    ),
 )
 
 TOOL_CALL_TABLE: Final = sa.Table(

@@ -8,13 +8,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from otel_limits.errors import LedgerError
-from otel_limits.ledger.rows import ATTRIBUTES, ENDING, INVOCATIONS, Row, Rows
+from otel_limits.ledger.rows import ENDING, Row, Rows
 from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     METADATA,
@@ -28,6 +28,7 @@ from otel_limits.ledger.schema import (
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.sql.compiler import SQLCompiler
 
     from otel_limits.ledger.address import Address
 
@@ -166,30 +167,41 @@ def latest(rows: list[Row]) -> list[Row]:
 
 def insert(connection: Connection, table: sa.Table, rows: list[Row], store: Store) -> None:
     """Insert the rows that are not there yet; an invocation that has ended ends its row."""
-    result = connection.execute(statement(table.name, connection.dialect.name), rows)
-    if table is MODEL_CALL_TABLE and result.rowcount < len(rows):
+    inserted = execute(connection, table, rows)
+    if table is MODEL_CALL_TABLE and inserted < len(rows):
         again = collisions(connection, rows)
         store.collisions += len(again)
         if again:
-            connection.execute(statement(table.name, connection.dialect.name), again)
+            execute(connection, table, again)
+
+
+def execute(connection: Connection, table: sa.Table, rows: list[Row]) -> int:
+    """Run the insertion of a table, and return how many rows it changed.
+
+    The driver is called with the compiled statement: SQLAlchemy's own handling of parameters costs
+    ten times what SQLite takes to insert them.
+    """
+    compiled = insertion(table, connection.dialect)
+    names = compiled.positiontup
+    values: Any = [tuple(map(row.__getitem__, names)) for row in rows] if names else rows
+    return connection.exec_driver_sql(compiled.string, values).rowcount
 
 
 @functools.lru_cache
-def statement(table_name: str, dialect: str) -> Any:
+def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     """The insertion into a table: what is there already stays as it is."""
-    table = METADATA.tables[table_name]
-    columns = [column.name for column in table.columns if column.name != "id"]
-    if table_name == INVOCATIONS:
-        columns.append("id")
-    maker: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect]
+    columns = written(table)
+    maker: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect.name]
     values = maker(table).values({column: sa.bindparam(column) for column in columns})
-    if table_name != INVOCATIONS:
-        return values.on_conflict_do_nothing()
-    return values.on_conflict_do_update(
-        index_elements=["id"],
-        set_={column: values.excluded[column] for column in ENDING},
-        where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
-    )
+    if table is INVOCATION_TABLE:
+        statement = values.on_conflict_do_update(
+            index_elements=["id"],
+            set_={column: values.excluded[column] for column in ENDING},
+            where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
+        )
+    else:
+        statement = values.on_conflict_do_nothing()
+    return cast("SQLCompiler", statement.compile(dialect=dialect))
 
 
 def collisions(connection: Connection, rows: list[Row]) -> list[Row]:
@@ -218,9 +230,16 @@ def collisions(connection: Connection, rows: list[Row]) -> list[Row]:
 
 def complete(table_name: str, row: Row) -> Row:
     """Give a row that another version wrote exactly the columns that this one has."""
-    table = METADATA.tables[table_name]
-    skipped = () if table_name in (INVOCATIONS, ATTRIBUTES) else ("id",)
-    return {c.name: row.get(c.name) for c in table.columns if c.name not in skipped}
+    return {column: row.get(column) for column in written(METADATA.tables[table_name])}
+
+
+def written(table: sa.Table) -> list[str]:
+    """Columns that a row brings; the database fills in the others."""
+    return [
+        column.name
+        for column in table.columns
+        if column.computed is None and column is not table.autoincrement_column
+    ]
 
 
 # --- engines --------------------------------------------------------------------------------------
