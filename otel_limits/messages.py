@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.facts import Stop
-from otel_limits.limits import KIND, Breach, Usage
+from otel_limits.limits import Breach, Usage
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
