@@ -10,23 +10,32 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, cast
 
 from otel_limits.limits import (
     ACTIONS,
+    LIMIT_NAMES,
+    LOOP_LIMITS,
+    TREE_LIMITS,
+    TREE_PREFIX,
     UNMEASURED,
+    UNPRICED,
     Action,
     Limits,
     Policy,
     Unmeasured,
+    Unpriced,
     require_choice,
+    require_seconds,
+    require_usd,
 )
 
 PREFIX: Final = "OTEL_LIMITS_"
 
 PRESETS: Final[Mapping[str, Limits]] = {
     "none": Limits(),
-    "recommended": Limits(max_iterations=25),
+    "recommended": Limits(max_iterations=25, max_identical_tool_calls=5),
 }
 
 DEFAULT_POLICY: Final = Policy()
@@ -104,19 +113,143 @@ def plain(name: str, text: str) -> str:  # noqa: ARG001  the signature of every 
     return text
 
 
-LIMIT_SETTINGS: Final = tuple(
-    Setting(name=spec.name, parse=whole_number, default=None, help=spec.metadata["help"])
-    for spec in dataclasses.fields(Limits)
+def switchable(name: str, text: str) -> int:
+    """Parse a cap that 0 switches off.
+
+    Raises:
+        ValueError: It is no whole number of 0 or more.
+    """
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise ValueError(
+        f"{name} must be a whole number of 1 or more, or 0 to switch it off, got {text!r}."
+    )
+
+
+def seconds(name: str, text: str) -> float:
+    """Parse a duration in seconds.
+
+    Raises:
+        ValueError: It is no finite number above 0.
+    """
+    try:
+        return require_seconds(name, float(text))
+    except ValueError:
+        raise ValueError(f"{name} must be a number of seconds above 0, got {text!r}.") from None
+
+
+def usd(name: str, text: str) -> Decimal:
+    """Parse an amount of money, exactly.
+
+    Raises:
+        ValueError: It is no finite amount above 0.
+    """
+    try:
+        return require_usd(name, Decimal(text))
+    except (ValueError, ArithmeticError):
+        raise ValueError(
+            f"{name} must be an amount of USD above 0, such as 0.50, got {text!r}."
+        ) from None
+
+
+def calls_per_tool(name: str, text: str) -> dict[str, int]:
+    """Parse `search=20,fetch=5`.
+
+    Raises:
+        ValueError: A part is no tool name with a whole number of 1 or more.
+    """
+    caps = {}
+    for part in text.split(","):
+        tool, equals, number = part.strip().rpartition("=")
+        if not equals or not tool:
+            raise ValueError(f"{name} must look like search=20,fetch=5, got {text!r}.")
+        caps[tool] = whole_number(f"{name} for tool {tool!r}", number)
+    return caps
+
+
+def fractions(name: str, text: str) -> tuple[float, ...]:
+    """Parse `0.5,0.8,0.95`.
+
+    Raises:
+        ValueError: A part is no number above 0 and up to 1.
+    """
+    try:
+        parsed = tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        parsed = ()
+    if not parsed or not all(0 < each <= 1 for each in parsed):
+        raise ValueError(
+            f"{name} must be fractions above 0 and up to 1, such as 0.5,0.8,0.95, got {text!r}."
+        )
+    return parsed
+
+
+def names(name: str, text: str) -> frozenset[str]:  # noqa: ARG001  the signature of every parser
+    """Parse `poll_status,wait`."""
+    return frozenset(part.strip() for part in text.split(",") if part.strip())
+
+
+PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "max_cost_usd": usd,
+    "max_duration_seconds": seconds,
+    "max_calls_per_tool": calls_per_tool,
+    **dict.fromkeys(LOOP_LIMITS, switchable),
+}
+"""How a limit is read; a whole number of 1 or more unless told otherwise."""
+
+
+def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
+    text = next(spec for spec in dataclasses.fields(Limits) if spec.name == name).metadata["help"]
+    return Setting(
+        name=prefix + name, parse=PARSERS.get(name, whole_number), default=None, help=note + text
+    )
+
+
+LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
+TREE_SETTINGS: Final = tuple(
+    _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
 )
 
 SETTINGS: Final = (
     *LIMIT_SETTINGS,
+    *TREE_SETTINGS,
     Setting(
         name="action",
         parse=choice(*ACTIONS),
         default="halt",
         help="What is done when a limit is reached: observe (go on, but record it), "
-        "halt (return with the stop reason) or raise (halt, then raise from the call).",
+        "halt (return with the stop reason), wrap_up (one last model call without tools writes "
+        "the answer), raise (halt, then raise from the call) or ask (interrupt for a human).",
+    ),
+    Setting(
+        name="warn_at",
+        parse=fractions,
+        default=(),
+        help="Fractions of a cap at which a warning is given once, such as 0.5,0.8,0.95.",
+    ),
+    Setting(
+        name="tell_model",
+        parse=boolean,
+        default=False,
+        help="Tell the model with each call what is left; never stored in the conversation.",
+    ),
+    Setting(
+        name="nudge_disabled",
+        parse=boolean,
+        default=False,
+        help="Don't tell the model, one repetition before a loop limit, that it repeats itself.",
+    ),
+    Setting(
+        name="exempt_tools",
+        parse=names,
+        default=frozenset(),
+        help="Tools that loop limits don't look at, such as poll_status,wait.",
+    ),
+    Setting(
+        name="unpriced",
+        parse=choice(*UNPRICED),
+        default="warn",
+        help="How a model call without a known price counts against max_cost_usd: warn, or halt.",
     ),
     Setting(
         name="unmeasured",
@@ -129,7 +262,8 @@ SETTINGS: Final = (
         name="preset",
         parse=choice(*PRESETS),
         default="none",
-        help="Limits to start from; recommended sets max_iterations=25.",
+        help="Limits to start from; recommended sets max_iterations=25 and "
+        "max_identical_tool_calls=5.",
     ),
     Setting(
         name="prometheus_port",
@@ -231,12 +365,19 @@ def otlp_protocol(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
-    limits = Limits(**{setting.name: values[setting.name] for setting in LIMIT_SETTINGS})
+    limits = Limits(**{name: values[name] for name in LIMIT_NAMES})
+    tree = Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS})
     return Settings(
         policy=Policy(
             limits=limits,
+            tree=tree,
             action=cast("Action", values["action"]),
             unmeasured=cast("Unmeasured", values["unmeasured"]),
+            unpriced=cast("Unpriced", values["unpriced"]),
+            warn_at=values["warn_at"],
+            tell_model=values["tell_model"],
+            nudge=not values["nudge_disabled"],
+            exempt_tools=values["exempt_tools"],
         ),
         preset=values["preset"],
         prometheus_port=values["prometheus_port"],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeAlias
 
-from otel_limits.limits import NO_USAGE, Breach, Level, Limits, Usage
+from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Usage
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
@@ -23,9 +23,13 @@ class Invocation:
     agent: str
     id: str
     """Unique over processes and restarts."""
-    trace_id: str | None
+    root_id: str
+    """The outermost invocation of its budget tree; its own id when it is that one."""
+    parent_id: str | None = None
+    """The invocation that started it, if one did."""
+    trace_id: str | None = None
     """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
-    span_id: str | None
+    span_id: str | None = None
     """16 hexadecimal digits of the `invoke_agent` span."""
 
 
@@ -109,9 +113,16 @@ class Halt:
     """A limit was reached: the agent was stopped, or would have been (`observed`)."""
 
     invocation: Invocation
-    breach: Breach
+    reason: str
+    """The stop reason that it leads to."""
     breaches: tuple[Breach, ...]
+    """Every limit that was reached, the one that decides first; none when it was killed."""
     action: ActionTaken
+
+    @property
+    def breach(self) -> Breach | None:
+        """The limit that decides."""
+        return self.breaches[0] if self.breaches else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +149,12 @@ class Stop:
     seconds: float = 0.0
     """Duration of the invocation."""
     tool_calls: int = 0
+    cost: Decimal = NO_COST
+    """USD of the model calls with a known price."""
+    unpriced_calls: int = 0
+    """Model calls with tokens but without a known price."""
+    invocation: Invocation | None = None
+    """Its place in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = ()
     """How much of each limit that is set had been used."""
 

@@ -149,6 +149,23 @@ class Breach:
     """The tool that the breach is about, if it is about one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why an agent is stopped."""
+
+    reason: str
+    breaches: tuple[Breach, ...] = ()
+    """Every limit that was reached, the one that decides first; none when it was killed."""
+
+    @property
+    def breach(self) -> Breach | None:
+        """The limit that decides."""
+        return self.breaches[0] if self.breaches else None
+
+
+KILLED: Final = Verdict(KILLED_STOP_REASON)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitKind:
     """One kind of limit: what it caps and how it is told."""
@@ -306,7 +323,9 @@ class Limits:
     def __post_init__(self) -> None:
         """Refuse a value that could quietly mean "no limit"."""
         for name, value in self.items():
-            object.__setattr__(self, name, VALIDATORS.get(name, require_positive_integer)(name, value))
+            object.__setattr__(
+                self, name, VALIDATORS.get(name, require_positive_integer)(name, value)
+            )
         active = tuple((kind, cap) for kind in KINDS if (cap := getattr(self, kind.name)))
         object.__setattr__(self, "active", active)
 
@@ -469,6 +488,9 @@ class Policy:
         )
 
 
-def by_precedence(breaches: tuple[Breach, ...]) -> tuple[Breach, ...]:
-    """Put the breach that decides the stop reason first."""
-    return tuple(sorted(breaches, key=lambda breach: STOP_REASONS.index(breach.reason)))
+def verdict_of(breaches: tuple[Breach, ...]) -> Verdict | None:
+    """Decide on one stop reason; `None` when nothing was breached."""
+    if not breaches:
+        return None
+    ordered = tuple(sorted(breaches, key=lambda breach: STOP_REASONS.index(breach.reason)))
+    return Verdict(ordered[0].reason, ordered)

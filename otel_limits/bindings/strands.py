@@ -5,24 +5,33 @@ What is private in Strands and used here, each held by `tests/test_strands_priva
 - `Agent._start_agent_trace_span`, `Agent._end_agent_trace_span`: begin and end of an invocation.
 - `Agent._append_messages`: adds a message and tells the hooks.
 - `Agent._deferred_cancel`, `Agent._checkpointing`: the loop is going to end by itself.
+- `Agent._interrupt_state`: holds the answer of the human who was asked.
 - `HookRegistry._registered_callbacks`, `MiddlewareRegistry._handlers`: to undo a binding.
 - `strands.middleware._agent_stream.AgentStreamStage`: the only place to change a stop reason.
 - `strands.types._events`: the events that pass there.
 - `strands.telemetry.metrics._total_prompt_tokens`: how Strands counts cached tokens as input.
+- `strands.tools.structured_output.structured_output_tool.StructuredOutputTool`: no tool call.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from opentelemetry import trace
 from strands.hooks import (
     AfterInvocationEvent,
     AfterModelCallEvent,
+    AfterToolCallEvent,
     AfterToolsEvent,
     BeforeInvocationEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
     HookOrder,
     MessageAddedEvent,
 )
@@ -30,16 +39,38 @@ from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamContext, AgentStreamStage
 from strands.telemetry.metrics import _total_prompt_tokens
+from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 from strands.types._events import EventLoopStopEvent, ModelStreamChunkEvent, StructuredOutputEvent
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits import semconv
+from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import unfelt
-from otel_limits.limits import KIND, Breach, Policy, Usage
-from otel_limits.messages import halt_message, halt_text, mark
+from otel_limits.limits import (
+    KIND,
+    KILLED_STOP_REASON,
+    MAX_DURATION_STOP_REASON,
+    Breach,
+    Limits,
+    Policy,
+    Usage,
+    Verdict,
+    verdict_of,
+)
+from otel_limits.loops import Call, fingerprint
+from otel_limits.messages import (
+    NUDGE_NOTE,
+    budget_note,
+    halt_message,
+    halt_text,
+    mark,
+    refusal_note,
+    why,
+    wrap_up_note,
+)
 from otel_limits.processor import token_count
-from otel_limits.runs import CHARACTERS_PER_TOKEN, Run, Runs
+from otel_limits.runs import CHARACTERS_PER_TOKEN, CURRENT, TAKEN, Run, Runs
 
 if TYPE_CHECKING:
     from strands.agent import AgentResult
@@ -47,10 +78,18 @@ if TYPE_CHECKING:
     from strands.middleware import InvokeModelContext, MiddlewareNext
     from strands.types.content import Message
 
+    from otel_limits.facts import ActionTaken, Warned
+
     Next: TypeAlias = MiddlewareNext[Any, Any]
 
 VERY_LAST: Final = HookOrder.SDK_LAST + 1
 """After every other hook, so that what the others decided is known."""
+
+ASK_ID: Final = "v1:otel_limits:ask"
+"""Id of the interrupt that asks a human for more."""
+
+AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
+"""Reasons that leave no time for a last answer or a question."""
 
 
 class Refused(InterruptException):
@@ -65,6 +104,18 @@ class Refused(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
+@dataclass(slots=True)
+class Batch:
+    """The tool calls of one turn, as they come and go."""
+
+    requests: tuple[Mapping[str, Any], ...]
+    """Tool uses, in the order in which the model asked."""
+    refusals: dict[str, Breach]
+    """By tool use id."""
+    results: dict[str, AfterToolCallEvent]
+    """The final attempt of each, by tool use id."""
+
+
 class Binding:
     """Everything that is attached to one agent.
 
@@ -77,24 +128,40 @@ class Binding:
         """Attach nothing yet."""
         self._runs = runs
         self._policy = policy
+        self._lock = threading.Lock()
         self._live: list[Run] = []
-        self._halting: tuple[Breach, ...] = ()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget what belonged to the last leg."""
+        self._verdict: Verdict | None = None
+        """The halt under way."""
+        self._wrapping: Verdict | None = None
+        """The halt before which the model gives a last answer."""
+        self._marked: Message | None = None
+        """The message that the halt left."""
         self._has_output = False
         self._leg_refused = False
         self._cycle_seen = False
+        self._batch: Batch | None = None
+        self._text = ""
+        """What the model said in the turn under way."""
 
     @property
     def run(self) -> Run | None:
         """The live invocation; the newest one where an agent is used re-entrantly."""
         return self._live[-1] if self._live else None
 
-    # --- what is attached ---------------------------------------------------------------------
+    # --- what is attached -------------------------------------------------------------------------
 
     def _hooks(self) -> tuple[tuple[type, Callable[[Any], None], float], ...]:
         return (
             (BeforeInvocationEvent, self._before_leg, HookOrder.SDK_FIRST),
             (AfterModelCallEvent, self._after_model_call, HookOrder.SDK_FIRST),
             (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
+            (BeforeToolsEvent, self._before_tools, VERY_LAST),
+            (BeforeToolCallEvent, self._before_tool, VERY_LAST),
+            (AfterToolCallEvent, self._after_tool, HookOrder.SDK_FIRST),
             (AfterToolsEvent, self._after_tools, VERY_LAST),
             (AfterInvocationEvent, self._after_leg, VERY_LAST),
         )
@@ -115,16 +182,22 @@ class Binding:
         for handlers in agent._middleware_registry._handlers.values():
             handlers[:] = [tagged for tagged in handlers if tagged.handler not in stages]
 
-    # --- begin and end of an invocation ---------------------------------------------------------
+    # --- begin and end of an invocation -----------------------------------------------------------
 
     @unfelt("binding")
     def begin(self, agent: Agent, span: trace.Span) -> None:
         """An invocation begins under `span`."""
         context = span.get_span_context()
-        self._halting, self._has_output, self._leg_refused = (), False, False
-        self._live.append(
-            self._runs.start(agent.name, self._policy(), context.trace_id, context.span_id)
-        )
+        answer = _answer_of(agent)
+        policy = self._policy() if answer is None else extend(self._policy(), answer.response)
+        run = self._runs.start(agent.name, policy, context.trace_id, context.span_id)
+        self._reset()
+        if answer is not None and extension_of(answer.response) is None:
+            self._verdict = _asked(answer)
+        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
+        self._live.append(run)
+        CURRENT.set(run)
+        run.limit_time()
 
     @unfelt("binding")
     def end(
@@ -134,26 +207,39 @@ class Binding:
         cancellation: BaseException | None,
     ) -> None:
         """The newest invocation is over, with a result, an exception, or nobody waiting for it."""
-        if not self._live:
+        with self._lock:  # from here on nobody may cancel: it would hit the next invocation
+            run = self._live.pop() if self._live else None
+        if run is None:
             return
-        run = self._live.pop()
+        CURRENT.set(run.parent)
         if response is not None:
             run.finish(response.stop_reason)
-        elif isinstance(error, LimitReachedError) and run.breach is not None:
-            run.finish(run.breach.reason)
+        elif isinstance(error, LimitReachedError) and run.verdict is not None:
+            run.finish(run.verdict.reason)
         elif cancellation is not None:
             run.finish(run.reason or "aborted")
         else:
             run.finish("error" if error is not None else "aborted")
 
-    # --- hooks ------------------------------------------------------------------------------------
+    def cancel(self, agent: Agent, run: Run, verdict: Verdict) -> None:
+        """End `run` from any thread: a response under way is broken off."""
+        with self._lock:
+            if self.run is run:
+                self._verdict = verdict
+                agent.cancel(message=halt_text(verdict))
+
+    # --- legs, model calls and messages -----------------------------------------------------------
 
     @unfelt("binding")
     def _before_leg(self, event: BeforeInvocationEvent) -> None:  # noqa: ARG002
-        if self.run is not None:
-            self.run.leg()
-            self._halting, self._has_output = (), False
-            self._cycle_seen = False
+        run = self.run
+        if run is None:
+            return
+        first, verdict = run.tally.cycles == 0, self._verdict
+        self._reset()
+        if first:
+            self._verdict = verdict  # a human who was asked for more said no
+        run.leg()
 
     @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
@@ -185,11 +271,59 @@ class Binding:
         if run is None or message["role"] != "assistant":
             return
         if "usage" in message.get("metadata", ()):
-            run.turn()
-            if not any("toolUse" in block for block in message["content"]):
-                self._cycle_seen = False  # the cycle ends here
-        elif self._is_ours(message):
-            self._perform(event.agent, run, message)
+            self._turn(event.agent, run, message)
+        elif self._verdict is not None and message["content"] == [
+            {"text": halt_text(self._verdict)}
+        ]:
+            self._perform(event.agent, run, message, self._verdict)
+
+    def _turn(self, agent: Agent, run: Run, message: Message) -> None:
+        run.turn()
+        _write_warnings(agent.trace_span, run.warn())
+        self._text = "".join(block.get("text", "") for block in message["content"])
+        if any("toolUse" in block for block in message["content"]):
+            return
+        self._cycle_seen = False  # the cycle ends here
+        if self._wrapping is not None:
+            self._perform(agent, run, message, self._wrapping, action="wrapped_up")
+
+    # --- tools ------------------------------------------------------------------------------------
+
+    @unfelt("binding")
+    def _before_tools(self, event: BeforeToolsEvent) -> None:
+        """Decide in request order which calls may run, before any of them does."""
+        run = self.run
+        if run is None:
+            return
+        if self._wrapping is not None:
+            event.cancel = f"Not run: {why(self._wrapping)}."
+        if event.cancel:
+            return
+        requests = tuple(
+            block["toolUse"] for block in event.message["content"] if "toolUse" in block
+        )
+        self._batch = Batch(requests, {}, {})
+        for request in requests:
+            breach = (
+                None
+                if _is_output(event.agent, request["name"])
+                else run.admit_tool(request["name"])
+            )
+            if breach is not None:
+                self._batch.refusals[request["toolUseId"]] = breach
+
+    @unfelt("binding")
+    def _before_tool(self, event: BeforeToolCallEvent) -> None:
+        """Answer in the place of a tool that has no call left."""
+        breach = self._batch and self._batch.refusals.get(event.tool_use["toolUseId"])
+        if breach:
+            event.cancel_tool = refusal_note(breach)
+
+    @unfelt("binding")
+    def _after_tool(self, event: AfterToolCallEvent) -> None:
+        """Keep the final attempt: a retry comes by here again."""
+        if self._batch is not None:
+            self._batch.results[event.tool_use["toolUseId"]] = event
 
     @unfelt("binding")
     def _after_tools(self, event: AfterToolsEvent) -> None:
@@ -200,14 +334,34 @@ class Binding:
         if run.blind and not self._cycle_seen:
             run.cycle()  # a replayed tool batch: a cycle without a model call
         self._cycle_seen = False
-        breaches = run.breached()
-        if not breaches or self._ends_anyway(event):
+        self._close_batch(run, event)
+        _write_warnings(event.agent.trace_span, run.warn())
+        verdict = self._wrapping or run.judge()
+        if verdict is None or self._ends_anyway(event):
             return
-        if run.policy.action == "observe":
-            run.halt(breaches)
+        if self._enforces_now(run, verdict):
+            self._verdict, self._wrapping = verdict, None
+            event.end_turn = halt_text(verdict)
+
+    def _close_batch(self, run: Run, event: AfterToolsEvent) -> None:
+        """Tell the calls that ran, in request order, and look for repetitions."""
+        batch, self._batch = self._batch, None
+        if batch is None:
             return
-        self._halting = breaches
-        event.end_turn = halt_text(breaches[0])
+        calls = []
+        for request in batch.requests:
+            done = batch.results.get(request["toolUseId"])
+            if request["toolUseId"] in batch.refusals:
+                run.tool_called(request["name"], "refused", None, None)
+            elif done is None or done.cancel_message is not None:
+                run.return_tool(request["name"])
+            else:
+                call = _call(run, done)
+                run.tool_called(call.tool, _status(done), done.duration, _identity(call))
+                calls.append(call)
+        run.repeat(calls, self._text)
+        if run.nudge():
+            _append_note(event.message)
 
     def _ends_anyway(self, event: AfterToolsEvent) -> bool:
         """Tell whether the loop stops after these tools without us: the natural end wins."""
@@ -221,6 +375,17 @@ class Binding:
             or event.invocation_state.get("request_state", {}).get("stop_event_loop")
         )
 
+    def _enforces_now(self, run: Run, verdict: Verdict) -> bool:
+        """Act on a verdict after tools: False when the next model call is what has to be decided."""
+        action = run.policy.action
+        if self._wrapping is not None or verdict.reason in AT_ONCE:
+            return True
+        if action == "observe":
+            run.halt(verdict, "observed")
+        return action not in ("observe", "wrap_up", "ask") or (
+            action == "wrap_up" and self._wrapped(run)
+        )
+
     # --- stages -----------------------------------------------------------------------------------
 
     async def _agent_stage(
@@ -231,9 +396,7 @@ class Binding:
         try:
             async for event in next_fn(context):
                 kind = type(event)
-                if kind is ModelStreamChunkEvent:
-                    self._chunk(event)
-                elif kind is StructuredOutputEvent:
+                if kind is StructuredOutputEvent:
                     self._has_output = True
                 elif kind is EventLoopStopEvent:
                     halted = self._stop(event)
@@ -242,16 +405,8 @@ class Binding:
             halted = True
             yield await self._refusal(context)
         run = self.run
-        if halted and run is not None and run.action == "raised" and run.breach is not None:
-            raise limit_reached(run.breach, run.stop(run.breach.reason))
-
-    @unfelt("binding")
-    def _chunk(self, event: ModelStreamChunkEvent) -> None:
-        run = self.run
-        if run is not None and run.call is not None:
-            run.call.streamed = True
-            if "metadata" in event.chunk and event.chunk["metadata"].get("usage") is not None:
-                run.call.reported = True
+        if halted and run is not None and run.action == "raised" and run.verdict is not None:
+            raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
     @unfelt("binding")
     def _stop(self, event: EventLoopStopEvent) -> bool:
@@ -260,9 +415,9 @@ class Binding:
         if run is None:
             return False
         reason, message, *rest = event["stop"]
-        halted = self._is_ours(message)
-        if halted:
-            reason = self._halting[0].reason
+        halted = message is self._marked and run.verdict is not None
+        if halted and run.verdict is not None:
+            reason = run.verdict.reason
             event["stop"] = (reason, message, *rest)
         run.reason = reason
         return halted
@@ -270,11 +425,11 @@ class Binding:
     async def _refusal(self, context: AgentStreamContext) -> EventLoopStopEvent:
         """Answer in the model's place and end the leg."""
         agent = cast("Agent", context.agent)
-        breach = self._halting[0]
-        message = cast("Message", halt_message(breach))
+        verdict = cast("Verdict", self._verdict)
+        message = cast("Message", halt_message(verdict))
         await agent._append_messages(message)
         stop = EventLoopStopEvent(
-            cast("Any", breach.reason),  # Strands' type lists only its own reasons
+            cast("Any", verdict.reason),  # Strands' type lists only its own reasons
             message,
             agent.event_loop_metrics,
             context.invocation_state.get("request_state", {}),
@@ -284,30 +439,57 @@ class Binding:
         return stop
 
     def _model_stage(self, context: InvokeModelContext, next_fn: Next) -> AsyncGenerator[Any, None]:
-        """Let a model call out, or refuse it before it costs anything.
-
-        A plain function that returns the next stage's generator adds no generator of its own.
-        """
+        """Let a model call out, or refuse it before it costs anything."""
         run = self.run
-        if run is not None and self._refuses(run, context):
+        if run is None:
+            return next_fn(context)
+        question = self._decide(run, context)
+        if question is not None:
             _end_cycle_span(trace.get_current_span())
-            raise Refused
-        if run is not None:
-            self._open_call(run, context)
-        return next_fn(context)
+            raise question
+        self._open_call(run, context)
+        return self._follow(run, next_fn(self._with_notes(run, context) or context))
+
+    async def _follow(
+        self, run: Run, events: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Any, None]:
+        """Note what the provider sends, and take its refusal for the stop that it is."""
+        try:
+            async for event in events:
+                if type(event) is ModelStreamChunkEvent:
+                    _note_chunk(run, event)
+                yield event
+        except Exception as error:
+            refusal = budget_refusal(error)
+            if refusal is None:
+                raise
+            run.settle(None, failed=True)
+            self._verdict = refusal
+            _end_cycle_span(trace.get_current_span())
+            raise Refused from error
 
     @unfelt("binding")
-    def _refuses(self, run: Run, context: InvokeModelContext) -> bool:
-        breaches = run.breached()
-        if context.structured_output_model is not None:
-            breaches = tuple(b for b in breaches if not KIND[b.limit].yields_to_output)
-        if not breaches:
-            return False
-        if run.policy.action == "observe":
-            run.halt(breaches)
-            return False
-        self._halting = breaches
-        return True
+    def _decide(self, run: Run, context: InvokeModelContext) -> InterruptException | None:
+        """Return what keeps this call from going out, or `None`."""
+        verdict = self._verdict or _unless_forced(run.judge(), context)
+        if verdict is None:
+            return None
+        action = run.policy.action
+        if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+            run.halt(verdict, "observed")
+            return None
+        if self._verdict is None and verdict.reason not in AT_ONCE:
+            if action == "ask":
+                return _question(verdict)
+            if action == "wrap_up" and not self._wrapped(run) and not context.tool_choice:
+                self._wrapping = verdict
+                return None
+        self._verdict = verdict
+        return Refused()
+
+    def _wrapped(self, run: Run) -> bool:
+        """Tell whether the last answer was given already: there is only one."""
+        return run.wrapped_up or self._wrapping is not None
 
     @unfelt("binding")
     def _open_call(self, run: Run, context: InvokeModelContext) -> None:
@@ -320,21 +502,191 @@ class Binding:
             run.cycle()
         self._cycle_seen = True
 
+    @unfelt("binding")
+    def _with_notes(self, run: Run, context: InvokeModelContext) -> InvokeModelContext | None:
+        """Tell the model what it has to know; the conversation does not keep it."""
+        if self._wrapping is not None and not run.wrapped_up:
+            run.wrapped_up = True
+            note = wrap_up_note(self._wrapping)
+            return context.replace(
+                messages=_with_note(context.messages, note), tool_specs=[], tool_choice=None
+            )
+        if run.policy.tell_model and (levels := run.levels()):
+            return context.replace(messages=_with_note(context.messages, budget_note(levels)))
+        return None
+
     # --- the halt itself --------------------------------------------------------------------------
 
-    def _is_ours(self, message: Mapping[str, Any]) -> bool:
-        """Tell whether the message is the one that the halt under way leaves."""
-        return bool(self._halting) and message["content"] == [{"text": halt_text(self._halting[0])}]
-
-    def _perform(self, agent: Agent, run: Run, message: Message) -> None:
+    def _perform(
+        self,
+        agent: Agent,
+        run: Run,
+        message: Message,
+        verdict: Verdict,
+        action: ActionTaken | None = None,
+    ) -> None:
         """The halt is a fact now: tell it, mark its message and the live span."""
-        run.halt(self._halting)
-        stop = run.stop(self._halting[0].reason)
-        mark(cast("dict[str, Any]", message), stop)
-        _write_to_span(agent.trace_span, self._halting[0], run)
+        self._marked = message
+        run.halt(verdict, action or _taken(run.policy))
+        stop = run.stop(verdict.reason)
+        synthetic = run.action != "wrapped_up"
+        mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
+        _write_halt(agent.trace_span, verdict, run, synthetic=synthetic)
+
+
+def _canceller(
+    binding: weakref.ref[Binding], agent: weakref.ref[Agent], run: weakref.ref[Run]
+) -> Callable[[Verdict], None]:
+    """Make what ends an invocation from outside, without keeping any of the three alive."""
+
+    def cancel(verdict: Verdict) -> None:
+        alive = binding(), agent(), run()
+        if alive[0] is not None and alive[1] is not None and alive[2] is not None:
+            alive[0].cancel(alive[1], alive[2], verdict)
+
+    return cancel
+
+
+# --- asking a human -------------------------------------------------------------------------------
+
+
+def _question(verdict: Verdict) -> InterruptException:
+    """Make the interrupt that tells a human what was reached."""
+    breach = cast("Breach", verdict.breach)
+    return InterruptException(
+        Interrupt(
+            id=ASK_ID,
+            name="otel_limits",
+            reason={
+                "limit": breach.limit,
+                "cap": _plain(breach.cap),
+                "observed": _plain(breach.observed),
+                "reason": breach.reason,
+                "unit": breach.unit,
+                "question": f"{why(verdict)}. Answer {{'extend': {{{breach.limit!r}: …}}}} "
+                "to go on, anything else to stop.",
+            },
+        )
+    )
+
+
+def _plain(value: object) -> object:
+    """Return a value that JSON knows."""
+    return value if isinstance(value, (int, float)) else str(value)
+
+
+def _answer_of(agent: Agent) -> Interrupt | None:
+    """Return our question with the human's answer, when this invocation brings one."""
+    interrupt = agent._interrupt_state.interrupts.get(ASK_ID)
+    return interrupt if interrupt is not None and interrupt.response is not None else None
+
+
+def extension_of(response: object) -> Limits | None:
+    """Read `{"extend": {"max_turns": 20}}`; `None` for anything else."""
+    if not isinstance(response, Mapping) or not isinstance(response.get("extend"), Mapping):
+        return None
+    try:
+        return Limits(**response["extend"])
+    except (TypeError, ValueError):
+        return None
+
+
+def extend(policy: Policy, response: object) -> Policy:
+    """Let the invocation use what the human gave it more."""
+    extension = extension_of(response)
+    if extension is None:
+        return policy
+    return dataclasses.replace(policy, limits=extension.over(policy.limits))
+
+
+def _asked(answer: Interrupt) -> Verdict:
+    """Rebuild the verdict that the human was asked about."""
+    reason = answer.reason if isinstance(answer.reason, Mapping) else {}
+    return Verdict(
+        reason.get("reason", "max_turns"),
+        (
+            Breach(
+                reason.get("limit", "max_turns"),
+                reason.get("cap", 0),
+                reason.get("observed", 0),
+                reason.get("reason", "max_turns"),
+                reason.get("unit", ""),
+            ),
+        ),
+    )
 
 
 # --- helpers without state ------------------------------------------------------------------------
+
+
+def _taken(policy: Policy) -> ActionTaken:
+    """What a halt with a synthetic message is called under this policy."""
+    return "raised" if policy.action == "raise" else "halted"
+
+
+def _unless_forced(verdict: Verdict | None, context: InvokeModelContext) -> Verdict | None:
+    """Let the call that only forces structured output pass the limits that yield to it."""
+    if verdict is None or context.structured_output_model is None:
+        return verdict
+    return verdict_of(
+        tuple(
+            breach
+            for breach in verdict.breaches
+            if breach.limit not in KIND or not KIND[breach.limit].yields_to_output
+        )
+    )
+
+
+@unfelt("binding")
+def _note_chunk(run: Run, event: ModelStreamChunkEvent) -> None:
+    if run.call is not None:
+        run.call.streamed = True
+        if "metadata" in event.chunk and event.chunk["metadata"].get("usage") is not None:
+            run.call.reported = True
+
+
+def _is_output(agent: Agent, name: str) -> bool:
+    """Tell whether a tool is the framework's own way to structured output."""
+    return isinstance(agent.tool_registry.dynamic_tools.get(name), StructuredOutputTool)
+
+
+def _identity(call: Call) -> str | None:
+    """Return what is equal for equal calls with equal results."""
+    return fingerprint(call.request, call.result) if call.request else None
+
+
+def _status(done: AfterToolCallEvent) -> Any:
+    return done.result.get("status", "success")
+
+
+def _call(run: Run, done: AfterToolCallEvent) -> Call:
+    """Make what loop detection sees of a call: hashes, where it looks at all."""
+    name = done.tool_use["name"]
+    if run.loops is None:
+        return Call(tool=name, request="", result="", exempt=True)
+    request = fingerprint(name, done.tool_use["input"])
+    return Call(
+        tool=name,
+        request=request,
+        result=fingerprint(done.result.get("status"), done.result.get("content")),
+        exempt=name in run.policy.exempt_tools,
+    )
+
+
+def _append_note(message: Message) -> None:
+    """Add the nudge to the last tool result, in a copy: the tool may keep its own."""
+    result = message["content"][-1]["toolResult"]
+    message["content"][-1] = {
+        "toolResult": {**result, "content": [*result["content"], {"text": NUDGE_NOTE}]}
+    }
+
+
+def _with_note(messages: Any, note: str) -> Any:
+    """Add a note at the end of what the model is sent."""
+    if messages and messages[-1]["role"] == "user":
+        last = {**messages[-1], "content": [*messages[-1]["content"], {"text": note}]}
+        return [*messages[:-1], last]
+    return [*messages, {"role": "user", "content": [{"text": note}]}]
 
 
 def _usage_of(message: Mapping[str, Any]) -> Usage | None:
@@ -373,20 +725,37 @@ def _end_cycle_span(span: trace.Span) -> None:
 
 
 @unfelt("span")
-def _write_to_span(span: trace.Span | None, breach: Breach, run: Run) -> None:
+def _write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic: bool) -> None:
     """Write the halt to the live agent span: attributes are frozen once it ends."""
     if span is None or not span.is_recording():
         return
-    attributes: dict[str, str | bool | int] = {
-        semconv.STOP_REASON: breach.reason,
+    attributes: dict[str, Any] = {
+        semconv.STOP_REASON: verdict.reason,
         semconv.STOP_ACTION: run.action,
-        semconv.LIMIT_NAME: breach.limit,
-        semconv.LIMIT_VALUE: breach.cap,
-        semconv.LIMIT_CONSUMED: breach.observed,
-        semconv.MESSAGE_SYNTHETIC: True,
+        semconv.MESSAGE_SYNTHETIC: synthetic,
     }
+    if verdict.breach is not None:
+        attributes[semconv.LIMIT_NAME] = verdict.breach.limit
+        attributes[semconv.LIMIT_VALUE] = _plain(verdict.breach.cap)
+        attributes[semconv.LIMIT_CONSUMED] = _plain(verdict.breach.observed)
     span.set_attributes(attributes)
     span.add_event(semconv.HALT_EVENT, attributes)
     if run.action == "raised":
-        error = limit_reached(breach, run.stop(breach.reason))
+        error = limit_reached(verdict, run.stop(verdict.reason))
         span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
+
+
+@unfelt("span")
+def _write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> None:
+    """Write each soft threshold that was passed to the live agent span."""
+    for warning in warnings:
+        if span is not None and span.is_recording():
+            span.add_event(
+                semconv.WARNING_EVENT,
+                {
+                    semconv.LIMIT_NAME: warning.level.limit,
+                    semconv.LIMIT_VALUE: cast("Any", _plain(warning.level.cap)),
+                    semconv.LIMIT_CONSUMED: cast("Any", _plain(warning.level.observed)),
+                    semconv.WARNING_THRESHOLD: warning.threshold,
+                },
+            )
