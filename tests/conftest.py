@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
@@ -24,6 +24,7 @@ from otel_limits.instrumentor import SWITCH
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.models import Model
 
@@ -49,12 +50,31 @@ class Metric(Protocol):
         """Return its value, 0 where there is none."""
 
 
+class OpenSpans(SpanProcessor):
+    """Names of the spans that began and have not ended."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Note that it began."""
+        self.names[span.context.span_id] = span.name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Note that it ended."""
+        self.names.pop(span.context.span_id, None)
+
+
+OPEN_SPANS = OpenSpans()
+
+
 @pytest.fixture(scope="session")
 def exporter() -> InMemorySpanExporter:
     """Every span that the process' one real provider exports."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider.add_span_processor(OPEN_SPANS)
     trace.set_tracer_provider(provider)
     return exporter
 
@@ -116,6 +136,13 @@ def faulty() -> None:
 def spans(exporter: InMemorySpanExporter) -> InMemorySpanExporter:
     """Exported spans of this test alone."""
     return exporter
+
+
+@pytest.fixture
+def open_spans() -> Callable[[], list[str]]:
+    """Names of the spans of this test that began and have not ended."""
+    OPEN_SPANS.names.clear()
+    return lambda: list(OPEN_SPANS.names.values())
 
 
 @pytest.fixture
