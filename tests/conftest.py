@@ -56,7 +56,7 @@ class OpenSpans(SpanProcessor):
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Note that it began."""
         self.names[span.context.span_id] = span.name
 
