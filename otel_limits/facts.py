@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal, TypeAlias
 
@@ -153,9 +153,9 @@ class Stop:
     """USD of the model calls with a known price."""
     unpriced_calls: int = 0
     """Model calls with tokens but without a known price."""
-    invocation: Invocation | None = None
+    invocation: Invocation | None = field(default=None, compare=False)
     """Its place in the budget tree; not kept in the conversation."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[Level, ...] = field(default=(), compare=False)
     """How much of each limit that is set had been used."""
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
 MAX_TOKEN_BUDGET_STOP_REASON: Final = "max_token_budget"  # noqa: S105  a reason, no password
-MAX_INPUT_TOKENS_STOP_REASON: Final = "max_input_tokens"  # noqa: S105
-MAX_OUTPUT_TOKENS_STOP_REASON: Final = "max_output_tokens"  # noqa: S105
+MAX_INPUT_TOKENS_STOP_REASON: Final = "max_input_tokens"
+MAX_OUTPUT_TOKENS_STOP_REASON: Final = "max_output_tokens"
 MAX_TOOL_CALLS_STOP_REASON: Final = "max_tool_calls"
 MAX_COST_STOP_REASON: Final = "max_cost_usd"
 MAX_DURATION_STOP_REASON: Final = "max_duration"
@@ -34,7 +34,7 @@ STOP_REASONS: Final = (
     QUOTA_EXCEEDED_STOP_REASON,
     KILLED_STOP_REASON,
 )
-"""Every stop reason of ours, in the order in which one is chosen when several limits are reached."""
+"""Every stop reason of ours, in the order in which one is chosen out of several."""
 
 Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
 ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")
@@ -267,6 +267,7 @@ TREE_PREFIX: Final = "tree_"
 
 
 def _cap(text: str) -> Any:
+    """Declare a cap that is unset by default."""
     return field(default=None, metadata={"help": text})
 
 
@@ -340,11 +341,13 @@ class Limits:
         """These caps, and `base`'s where this one has none."""
         return Limits(**{**dict(base.items()), **dict(self.items())})
 
-    def levels(self, tally: Tally) -> tuple[Level, ...]:
+    def levels(self, tally: Tally, prefix: str = "") -> tuple[Level, ...]:
         """How much of each cap `tally` has used."""
-        levels = tuple(Level(kind.name, cap, kind.observed(tally)) for kind, cap in self.active)
+        levels = tuple(
+            Level(prefix + kind.name, cap, kind.observed(tally)) for kind, cap in self.active
+        )
         if self.max_tool_calls is not None:
-            levels += (Level("max_tool_calls", self.max_tool_calls, tally.tool_calls),)
+            levels += (Level(prefix + "max_tool_calls", self.max_tool_calls, tally.tool_calls),)
         return levels
 
     def breaches(self, tally: Tally, prefix: str = "") -> tuple[Breach, ...]:
@@ -422,8 +425,7 @@ def require_calls_per_tool(name: str, value: object) -> Mapping[str, int]:
         raise ValueError(
             f"{name} must map tool names to whole numbers, such as {{'search': 20}}, got {value!r}."
         )
-    caps = {tool: require_positive_integer(f"{name}[{tool!r}]", cap) for tool, cap in value.items()}
-    return caps
+    return {tool: require_positive_integer(f"{name}[{tool!r}]", cap) for tool, cap in value.items()}
 
 
 VALIDATORS: Final[Mapping[str, Callable[[str, object], Any]]] = {

@@ -5,15 +5,16 @@ Pure and bounded: nothing is kept of a call but its tool's name and two hashes.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from hashlib import blake2b
+from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
@@ -87,7 +88,7 @@ class LoopState:
         self._in_a_row = 0
         self._window: deque[tuple[str, str]] = deque(maxlen=IDENTICAL_WINDOW)
         self._matches = dict.fromkeys(PERIODS, 0)
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
         self._blamed: dict[str, str | None] = {}
 
     def leg(self) -> None:
@@ -145,14 +146,11 @@ class LoopState:
 
         `m` calls that equal the ones a period before make a stretch of `m + period` calls.
         """
-        return max(
-            matches // period + 1 if matches >= period and self._is_varied(period) else 0
-            for period, matches in self._matches.items()
-        )
-
-    def _is_varied(self, period: int) -> bool:
-        last = self._window[-1]
-        return any(self._window[-back] != last for back in range(2, period + 1))
+        most = 0
+        for period, matches in self._matches.items():
+            if matches >= period and len(set(list(self._window)[-period:])) > 1:
+                most = max(most, matches // period + 1)
+        return most
 
     def _adds_anything(self, calls: Iterable[Call], text: str | None) -> bool:
         """Remember results and text; True when any of them is new.
@@ -160,12 +158,13 @@ class LoopState:
         A result is new when its tool has not returned it before: different arguments that only
         bring the same error again are no progress.
         """
-        keys = [hash((call.tool, call.result)) for call in calls]
+        keys = [fingerprint(call.tool, call.result) for call in calls]
         if text and text.strip():
-            keys.append(hash(fingerprint(text.strip())))
-        return any([self._is_new(key) for key in keys])  # each of them is to be remembered
+            keys.append(fingerprint(text.strip()))
+        news = [self._is_new(key) for key in keys]
+        return any(news)
 
-    def _is_new(self, key: int) -> bool:
+    def _is_new(self, key: str) -> bool:
         new = key not in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
@@ -180,12 +179,19 @@ MAX_PIECES: Final = 200_000
 """Where the reading of one value ends: more than any model's context holds."""
 
 SCALARS: Final[Mapping[type, Callable[[Any], str]]] = {
-    str: json.dumps,
+    str: encode_basestring_ascii,
     int: hex,  # has no maximum of digits
     float: repr,
     bool: repr,
     type(None): repr,
 }
+
+PLAIN: Final[Mapping[type, Callable[[Any], object]]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
+"""How a subclass is read as what it stands for."""
 
 CLOSING: Final = {"": "", "[": "]", "{": "}", "(": ")"}
 
@@ -219,7 +225,9 @@ def _pieces(value: object) -> list[str]:
             pieces.append(closing)
             path.discard(id(owner))
             unfinished.pop()
-        elif id(child) not in path:
+        elif id(child) in path:
+            pieces.append("^")
+        else:
             opening, grandchildren = _open(child)
             pieces.append(opening)
             path.add(id(child))
@@ -257,12 +265,12 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
 def _open_rare(item: object) -> tuple[str, Iterable[object]]:
     if isinstance(item, Enum):
         return "(", (_name(item), item.name)
-    for base in (str, int, float):
+    for base, plain in PLAIN.items():
         if isinstance(item, base):
-            return "", (base.__getnewargs__(item)[0],)  # type: ignore[attr-defined]
+            return "", (plain(item),)
     if isinstance(item, (bytes, bytearray, memoryview)):
         return "(", ("bytes", bytes(item).hex())
-    if isinstance(item, Set):
+    if isinstance(item, AbstractSet):
         return "(", ("set", *sorted(map(fingerprint, item)))
     if isinstance(item, VALUES):
         return "(", (_name(item), str(item))

@@ -95,7 +95,7 @@ class Group:
         """Begin a tree, or a branch of the parent's."""
         identity = uuid.uuid4().hex
         root_id = parent.invocation.root_id if parent else identity
-        self.invocation = Invocation(agent=name, id=identity, root_id=root_id)
+        self.invocation: Invocation = Invocation(agent=name, id=identity, root_id=root_id)
         self.tree = tree
         self.finished = False
 
@@ -143,7 +143,7 @@ class Run:
         self._runs = runs
         self.invocation = invocation
         self.policy = policy
-        self.parent = current()
+        self.parent: Run | Group | None = current()
         """What started it: a live invocation, or a group of agents."""
         self.tree = tree
         self.blind = blind
@@ -205,7 +205,7 @@ class Run:
             self.settle(None, failed=True)
         self.call = OpenCall(model, input_estimate, self._runs.now())
 
-    def settle(
+    def settle(  # noqa: PLR0913  every one is a different fact about the call
         self,
         usage: Usage | None,
         *,
@@ -300,7 +300,7 @@ class Run:
         self.tally.repeated_tool_cycles = self.loops.repeated_tool_cycles
         self.tally.no_progress_turns = self.loops.no_progress_turns
 
-    # --- what follows from it -----------------------------------------------------------------------
+    # --- what follows from it ---------------------------------------------------------------------
 
     def judge(self) -> Verdict | None:
         """Decide whether the agent may go on; `None` when it may."""
@@ -407,7 +407,7 @@ class Run:
             self.settle(None, failed=True, aborted=True)
         self._runs.tell(self.stop(reason))
 
-    # --- how ----------------------------------------------------------------------------------------
+    # --- how --------------------------------------------------------------------------------------
 
     def _tallies(self) -> tuple[Tally, ...]:
         return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 from strands.models import Model
 
+from otel_limits.limits import Limits
+
 if TYPE_CHECKING:
     from strands.types.content import Messages
     from strands.types.streaming import StreamEvent
@@ -59,6 +61,11 @@ def fails(error: BaseException) -> Answer:
 def endless(answer: Answer) -> Iterator[Answer]:
     """Script the same response for ever."""
     return itertools.repeat(answer)
+
+
+def only(name: str, cap: Any) -> Limits:
+    """Set the one limit `name`."""
+    return Limits(**{name: cap})
 
 
 def tokens(total: int) -> dict[str, int]:

@@ -24,9 +24,9 @@ from otel_limits import (
     Stop,
     enable,
 )
-from otel_limits.errors import BY_LIMIT, limit_reached
-from otel_limits.limits import KINDS
-from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from otel_limits.errors import limit_reached
+from otel_limits.limits import KINDS, LimitKind, Verdict
+from otel_limits.testing import ScriptedModel, endless, fails, only, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ CASES = [
 ]
 
 
-class Verdict(BaseModel):
+class Report(BaseModel):
     """A structured output."""
 
     verdict: str = "fine"
@@ -61,7 +61,7 @@ def test_the_exception_itself_is_raised(
     limit: str, cap: int, error: type[Exception], call: Call, make_agent: MakeAgent
 ) -> None:
     """The call raises the limit's own exception, not an `EventLoopException` around it."""
-    enable(Limits(**{limit: cap}), action="raise")
+    enable(only(limit, cap), action="raise")
     model = runaway()
     with pytest.raises(LimitReachedError) as caught:
         call(make_agent(model))
@@ -106,7 +106,7 @@ def test_the_exception_has_the_stop(make_agent: MakeAgent, call: Call) -> None:
     stop = caught.value.stop
     assert stop is not None
     assert (stop.reason, stop.action, stop.turns) == ("max_turns", "raised", 2)
-    assert stop.breach == Breach("max_turns", 2, 2, "max_turns")
+    assert stop.breach == Breach("max_turns", 2, 2, "max_turns", "turns")
     assert (caught.value.turns, caught.value.max_turns) == (2, 2)
 
 
@@ -130,7 +130,7 @@ def test_refused_structured_output_raises(make_agent: MakeAgent, call: Call) -> 
     """The exception is ours, not Strands' `StructuredOutputException`."""
     enable(Limits(max_turns=1), action="raise")
     with pytest.raises(MaxTurnsReachedException):
-        call(make_agent(ScriptedModel([says("done")])), structured_output_model=Verdict)
+        call(make_agent(ScriptedModel([says("done")])), structured_output_model=Report)
 
 
 def test_a_natural_end_raises_nothing(make_agent: MakeAgent, call: Call) -> None:
@@ -143,8 +143,8 @@ def test_a_natural_end_raises_nothing(make_agent: MakeAgent, call: Call) -> None
 def test_output_of_the_tripping_turn_raises_nothing(make_agent: MakeAgent, call: Call) -> None:
     """A turn that reached the cap and produced the output has done its job."""
     enable(Limits(max_turns=1), action="raise")
-    result = call(make_agent(ScriptedModel([uses("Verdict")])), structured_output_model=Verdict)
-    assert result.structured_output == Verdict()
+    result = call(make_agent(ScriptedModel([uses("Report")])), structured_output_model=Report)
+    assert result.structured_output == Report()
 
 
 def test_other_hooks_of_the_end_run(make_agent: MakeAgent, call: Call) -> None:
@@ -219,7 +219,7 @@ def test_a_failure_of_the_model_does_not_become_ours(make_agent: MakeAgent, call
 
 def a_stop() -> Stop:
     """A stop as an invocation leaves it."""
-    breach = Breach("max_turns", 3, 3, "max_turns")
+    breach = Breach("max_turns", 3, 3, "max_turns", "turns")
     return Stop(reason="max_turns", action="raised", breach=breach, turns=3, agent="tester")
 
 
@@ -227,7 +227,7 @@ def a_stop() -> Stop:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_exceptions_survive_pickling(limit: str, protocol: int) -> None:
     """A worker process can hand them to its parent, with the stop and the words."""
-    error = limit_reached(Breach(limit, 3, 4, limit), a_stop())
+    error = limit_reached(Verdict(limit, (Breach(limit, 3, 4, limit),)), a_stop())
     copied = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301  our own bytes
     assert (type(copied), str(copied), copied.stop) == (type(error), str(error), error.stop)
     assert vars(copy.copy(error)) == vars(error)
@@ -244,17 +244,18 @@ def test_a_raised_exception_survives_pickling(make_agent: MakeAgent) -> None:
 
 def test_the_exception_is_a_sentence() -> None:
     """It names the limit, the agent, what was used and what is permitted."""
-    error = limit_reached(Breach("max_turns", 3, 3, "max_turns"), a_stop())
+    error = limit_reached(Verdict("max_turns", (Breach("max_turns", 3, 3, "max_turns", "turns"),)), a_stop())
     assert str(error) == "max_turns reached by agent 'tester': 3 of 3 turns used."
     assert str(MaxTurnsReachedException(3, 3)) == "max_turns reached: 3 of 3 turns used."
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_limit_has_its_exception(kind: Any) -> None:
-    """Each kind of limit raises its own class, which says the same words as the log."""
-    error = BY_LIMIT[kind.name](2, 1)
+def test_every_limit_has_its_exception(kind: LimitKind) -> None:
+    """Each stop reason raises a class of its own, never just the common one."""
+    breach = Breach(kind.name, 1, 2, kind.reason, kind.unit)
+    error = limit_reached(Verdict(kind.reason, (breach,)), a_stop())
     assert isinstance(error, LimitReachedError)
-    assert (error.limit, error.unit) == (kind.name, kind.unit)
+    assert type(error) is not LimitReachedError
 
 
 def test_the_arguments_that_users_know() -> None:

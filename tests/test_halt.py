@@ -134,7 +134,7 @@ def test_a_halt_is_told_once(halting: Halting, source: str, metric: Metric) -> N
     halting()("go")
     (halt,) = [fact for fact in facts if isinstance(fact, Halt)]
     (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
-    breach = Breach("max_token_budget", 15, 15, "max_token_budget")
+    breach = Breach("max_token_budget", 15, 15, "max_token_budget", "tokens")
     assert (halt.breach, halt.action) == (breach, "halted")
     assert (stop.breach, stop.action, stop.reason) == (breach, "halted", "max_token_budget")
     labels = {"agent": "tester", "reason": "max_token_budget"}
@@ -269,7 +269,7 @@ def test_stop_of_tells_the_whole_stop(
     enable(LIMITS)
     stop = otel_limits.stop_of(halting()("go"))
     assert stop is not None
-    assert stop.breach == Breach("max_token_budget", 15, 15, "max_token_budget")
+    assert stop.breach == Breach("max_token_budget", 15, 15, "max_token_budget", "tokens")
     assert (stop.breaches, stop.reason) == ((stop.breach,), "max_token_budget")
     assert (stop.usage, stop.model_calls, stop.agent) == (Usage(input=10, output=5), 1, "tester")
     if source == "spans":

@@ -14,7 +14,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 import otel_limits
 from otel_limits import Fact, Limits, ModelCall, Stop, Turn, enable
-from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
+from otel_limits.testing import ScriptedModel, endless, fails, only, says, tokens, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,7 +80,7 @@ def test_a_cap_permits_exactly_that_many_model_calls(
     cap: int, limit: str, make_agent: MakeAgent
 ) -> None:
     """With a cap of N an endless tool loop makes exactly N model calls."""
-    enable(Limits(**{limit: cap}))
+    enable(only(limit, cap))
     model = runaway()
     result = make_agent(model)("go")
     assert (model.calls, result.stop_reason) == (cap, limit)
@@ -91,7 +91,7 @@ def test_a_cap_holds_however_the_agent_is_called(
     limit: str, call: Call, make_agent: MakeAgent
 ) -> None:
     """`agent(…)`, `invoke_async` and `stream_async` stop at the same call with the same reason."""
-    enable(Limits(**{limit: 3}))
+    enable(only(limit, 3))
     model = runaway()
     result = call(make_agent(model))
     assert (model.calls, result.stop_reason) == (3, limit)
@@ -120,7 +120,7 @@ def test_the_next_invocation_has_a_fresh_budget(
     limit: str, call: Call, make_agent: MakeAgent
 ) -> None:
     """After a halt the same agent can be called again and gets the whole cap again."""
-    enable(Limits(**{limit: 2}))
+    enable(only(limit, 2))
     model = runaway()
     agent = make_agent(model)
     call(agent)
@@ -153,7 +153,7 @@ def test_a_natural_end_on_the_last_turn_wins(
     warnings_logged: Callable[[], list[str]],
 ) -> None:
     """A text answer on the N-th permitted turn is no halt, no synthetic message and no warning."""
-    enable(Limits(**{limit: 3}))
+    enable(only(limit, 3))
     agent = make_agent(ScriptedModel([uses("search"), uses("search"), says("done")]))
     result = call(agent)
     assert (result.stop_reason, str(result)) == ("end_turn", "done\n")
@@ -241,7 +241,7 @@ def overflowing(after: int) -> ScriptedModel:
 @pytest.mark.parametrize("limit", PER_TURN)
 def test_a_call_that_overflowed_is_no_turn(limit: str, make_agent: MakeAgent) -> None:
     """An overflow on the first call leaves the whole cap: 4 turns in 5 calls."""
-    enable(Limits(**{limit: 4}))
+    enable(only(limit, 4))
     model = overflowing(after=0)
     result = make_agent(model, conversation_manager=KeepsEverything())("go")
     assert (model.calls, result.stop_reason) == (5, limit)
@@ -280,7 +280,7 @@ def test_a_replayed_tool_batch_costs_nothing(
     limit: str, make_agent: MakeAgent, tool_runs: list[str]
 ) -> None:
     """Interrupted at call 1 and resumed, a cap of 2 permits 2 more model calls."""
-    enable(Limits(**{limit: 2}))
+    enable(only(limit, 2))
     model = runaway()
     agent = make_agent(model)
     ask_once(agent)
@@ -342,7 +342,7 @@ def test_output_of_the_tripping_turn_is_returned(
     limit: str, call: Call, make_agent: MakeAgent
 ) -> None:
     """A turn that reaches the cap and produces the output has done its job."""
-    enable(Limits(**{limit: 1}))
+    enable(only(limit, 1))
     model = ScriptedModel([uses("Verdict")])
     result = call(make_agent(model), structured_output_model=Verdict)
     assert (model.calls, result.structured_output) == (1, Verdict())
@@ -427,7 +427,9 @@ def test_a_budget_records_its_overshoot(make_agent: MakeAgent) -> None:
     enable(Limits(max_token_budget=31))
     stop = otel_limits.stop_of(make_agent(runaway())("go"))
     assert stop is not None
-    assert stop.breach == otel_limits.Breach("max_token_budget", 31, 45, "max_token_budget")
+    assert stop.breach == otel_limits.Breach(
+        "max_token_budget", 31, 45, "max_token_budget", "tokens"
+    )
     assert stop.usage == otel_limits.Usage(input=30, output=15)
 
 

@@ -48,8 +48,8 @@ from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import unfelt
 from otel_limits.limits import (
-    KIND,
     KILLED_STOP_REASON,
+    KIND,
     MAX_DURATION_STOP_REASON,
     Breach,
     Limits,
@@ -70,7 +70,7 @@ from otel_limits.messages import (
     wrap_up_note,
 )
 from otel_limits.processor import token_count
-from otel_limits.runs import CHARACTERS_PER_TOKEN, CURRENT, TAKEN, Run, Runs
+from otel_limits.runs import CHARACTERS_PER_TOKEN, CURRENT, Run, Runs
 
 if TYPE_CHECKING:
     from strands.agent import AgentResult
@@ -376,7 +376,7 @@ class Binding:
         )
 
     def _enforces_now(self, run: Run, verdict: Verdict) -> bool:
-        """Act on a verdict after tools: False when the next model call is what has to be decided."""
+        """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
         action = run.policy.action
         if self._wrapping is not None or verdict.reason in AT_ONCE:
             return True

@@ -315,7 +315,7 @@ class PrometheusObserver:
     def _halt(self, fact: Halt) -> None:
         if fact.action in ("halted", "raised"):
             agent = self._agent(fact.invocation.agent).agent
-            self.counter("otel_limits_synthetic_messages_total", agent, fact.breach.reason).inc()
+            self.counter("otel_limits_synthetic_messages_total", agent, fact.reason).inc()
 
     def _stop(self, fact: Stop) -> None:
         reason = fact.breach.reason if fact.breach else fact.reason
