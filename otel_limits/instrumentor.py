@@ -9,13 +9,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-import wrapt
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config
+from otel_limits.bindings.strands_classes import Watch
 from otel_limits.errors import ConfigurationError
 from otel_limits.faults import FAULTS
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("otel_limits")
 
-AGENT_MODULE: Final = "strands.agent.agent"
-
 
 class Switch:
     """Whether otel-limits is on in this process, and everything that has to be undone."""
@@ -48,8 +47,7 @@ class Switch:
         self._prometheus: PrometheusObserver | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
-        self._originals: dict[str, Any] = {}
-        self._waiting_for_strands = False
+        self._watch = Watch(self, LIVE)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -73,7 +71,7 @@ class Switch:
                     del self._bindings[agent]
             if self._own:
                 return
-            self._unwatch_agents()
+            self._watch.stop()
             self._attachment.detach()
             LIVE.observers = ()
             if self._prometheus is not None:
@@ -93,11 +91,7 @@ class Switch:
     def policy(self, limits: Limits = NO_LIMITS, action: Action | None = None) -> Policy:
         """What applies now to an agent that sets `limits` and `action` itself."""
         base = self._settings.policy if self._settings is not None else Policy()
-        return Policy(
-            limits=limits.over(base.limits),
-            action=action or base.action,
-            unmeasured=base.unmeasured,
-        )
+        return replace(base, limits=limits.over(base.limits), action=action or base.action)
 
     # --- observers --------------------------------------------------------------------------------
 
@@ -109,7 +103,7 @@ class Switch:
             self._prometheus.info(version("otel-limits"))
         LIVE.observers = (log, self._prometheus, *observers)
         self._attachment.attach()
-        self._watch_agents()
+        self._watch.start()
 
     def _serve(self, settings: config.Settings) -> None:
         if settings.prometheus_port is None or self._prometheus is None:
@@ -133,70 +127,7 @@ class Switch:
 
     # --- agents -----------------------------------------------------------------------------------
 
-    def _watch_agents(self) -> None:
-        """See every invocation begin and end, without importing Strands for those who do not."""
-        if self._originals:
-            return
-        if AGENT_MODULE in sys.modules:
-            self._wrap_agent_class()
-        elif not self._waiting_for_strands:
-            self._waiting_for_strands = True
-            wrapt.register_post_import_hook(lambda _: self._strands_imported(), AGENT_MODULE)
-
-    def _strands_imported(self) -> None:
-        with self._lock:
-            self._waiting_for_strands = False
-            if self._settings is not None and not self._originals:
-                self._wrap_agent_class()
-
-    def _wrap_agent_class(self) -> None:
-        from strands.agent.agent import Agent
-
-        for name, wrap in (
-            ("_start_agent_trace_span", self._wrap_start),
-            ("_end_agent_trace_span", self._wrap_end),
-        ):
-            self._originals[name] = getattr(Agent, name)
-            setattr(Agent, name, wrap(self._originals[name]))
-
-    def _unwatch_agents(self) -> None:
-        if not self._originals:
-            return
-        from strands.agent.agent import Agent
-
-        for name, original in self._originals.items():
-            setattr(Agent, name, original)
-        self._originals.clear()
-
-    def _wrap_start(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            span = original(agent, *args, **kwargs)
-            binding = self._binding_of(agent)
-            if binding is not None:
-                binding.begin(agent, span)
-            return span
-
-        return start
-
-    def _wrap_end(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def end(
-            agent: Agent,
-            response: Any = None,
-            error: Exception | None = None,
-            cancellation: BaseException | None = None,
-        ) -> Any:
-            try:
-                return original(agent, response, error, cancellation)
-            finally:
-                binding = self._bindings.get(agent)
-                if binding is not None:
-                    binding.end(response, error, cancellation)
-
-        return end
-
-    def _binding_of(self, agent: Agent) -> Binding | None:
+    def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
         binding = self._bindings.get(agent)
         if binding is not None or self._settings is None:
@@ -287,8 +218,6 @@ def enable_leniently() -> None:
 def _override(
     settings: config.Settings, limits: Limits | None, action: Action | None
 ) -> config.Settings:
-    from dataclasses import replace
-
     policy = replace(
         settings.policy,
         limits=(limits or NO_LIMITS).over(settings.policy.limits),

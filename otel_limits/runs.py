@@ -581,10 +581,21 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(self, agent: str, policy: Policy, trace_id: int = 0, span_id: int = 0) -> Run:
-        """An agent begins an invocation whose span has these ids, 0 for none."""
+    def start(
+        self,
+        agent: str,
+        policy: Policy,
+        trace_id: int = 0,
+        span_id: int = 0,
+        *,
+        direct: bool = False,
+    ) -> Run:
+        """An agent begins an invocation whose span has these ids, 0 for none.
+
+        A direct one is never blind: it has no span that could be missed.
+        """
         with self.lock:
-            blind = span_id not in self._sighted
+            blind = not direct and span_id not in self._sighted
             self._sighted.pop(span_id, None)
         parent = current()
         identity = uuid.uuid4().hex
@@ -599,7 +610,7 @@ class Runs:
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
             self._live[identity] = run
-            if not blind:
+            if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
         self._evict()
         self.tell(
@@ -685,6 +696,34 @@ def component_name(observer: Observer) -> str:
 
 LIVE: Final = Runs()
 """The runs of this process."""
+
+
+def kill(
+    *,
+    agent: str | None = None,
+    trace_id: str | None = None,
+    all: bool = False,  # noqa: A002  the word that says it
+) -> int:
+    """End live invocations of this process at once; the next ones are untouched.
+
+    A response that is being streamed is broken off, tools that run are waited for. The stop
+    reason is `killed`, whatever the action.
+
+    Args:
+        agent: Name of the agents; `*` and `?` stand for any characters.
+        trace_id: Trace whose invocations are ended, as 32 hexadecimal digits.
+        all: End every one.
+
+    Returns:
+        How many invocations were ended.
+
+    Raises:
+        ValueError: Nothing says which.
+    """
+    if agent is None and trace_id is None and not all:
+        raise ValueError("kill() needs agent=…, trace_id=… or all=True to know what to end.")
+    return LIVE.kill(agent=agent, trace_id=trace_id, all=all)
+
 
 FAULTS.tell = LIVE.tell_fault
 if hasattr(os, "register_at_fork"):

@@ -3,6 +3,7 @@
 What is private in Strands and used here, each held by `tests/test_strands_private.py`:
 
 - `Agent._start_agent_trace_span`, `Agent._end_agent_trace_span`: begin and end of an invocation.
+- `Agent._aux_model`: the model of summaries.
 - `Agent._append_messages`: adds a message and tells the hooks.
 - `Agent._deferred_cancel`, `Agent._checkpointing`: the loop is going to end by itself.
 - `Agent._interrupt_state`: holds the answer of the human who was asked.
@@ -185,12 +186,12 @@ class Binding:
     # --- begin and end of an invocation -----------------------------------------------------------
 
     @unfelt("binding")
-    def begin(self, agent: Agent, span: trace.Span) -> None:
-        """An invocation begins under `span`."""
+    def begin(self, agent: Agent, span: trace.Span, *, direct: bool = False) -> None:
+        """An invocation begins under `span`; a direct one asks the model without the loop."""
         context = span.get_span_context()
         answer = _answer_of(agent)
         policy = self._policy() if answer is None else extend(self._policy(), answer.response)
-        run = self._runs.start(agent.name, policy, context.trace_id, context.span_id)
+        run = self._runs.start(agent.name, policy, context.trace_id, context.span_id, direct=direct)
         self._reset()
         if answer is not None and extension_of(answer.response) is None:
             self._verdict = _asked(answer)
@@ -220,6 +221,14 @@ class Binding:
             run.finish(run.reason or "aborted")
         else:
             run.finish("error" if error is not None else "aborted")
+
+    @unfelt("binding")
+    def end_direct(self, error: BaseException | None) -> None:
+        """A direct request for structured output is over."""
+        run = self._live.pop() if self._live else None
+        if run is not None:
+            CURRENT.set(run.parent)
+            run.finish("end_turn" if error is None else "error")
 
     def cancel(self, agent: Agent, run: Run, verdict: Verdict) -> None:
         """End `run` from any thread: a response under way is broken off."""
@@ -262,7 +271,7 @@ class Binding:
             run.settle(None, failed=True)
         else:
             message = event.stop_response.message
-            run.settle(_usage_of(message), output_estimate=_estimate(message["content"]))
+            run.settle(usage_of(message), output_estimate=estimate_tokens(message["content"]))
 
     @unfelt("binding")
     def _message_added(self, event: MessageAddedEvent) -> None:
@@ -457,7 +466,7 @@ class Binding:
         try:
             async for event in events:
                 if type(event) is ModelStreamChunkEvent:
-                    _note_chunk(run, event)
+                    note_chunk(run, cast("Mapping[str, Any]", event.chunk))
                 yield event
         except Exception as error:
             refusal = budget_refusal(error)
@@ -495,8 +504,8 @@ class Binding:
     def _open_call(self, run: Run, context: InvokeModelContext) -> None:
         projected = context.projected_input_tokens
         run.open_call(
-            _model_id(context.model),
-            _estimate(context.messages) if projected is None else projected,
+            model_id(context.model),
+            estimate_tokens(context.messages) if projected is None else projected,
         )
         if run.blind and not self._cycle_seen:
             run.cycle()
@@ -638,10 +647,11 @@ def _unless_forced(verdict: Verdict | None, context: InvokeModelContext) -> Verd
 
 
 @unfelt("binding")
-def _note_chunk(run: Run, event: ModelStreamChunkEvent) -> None:
+def note_chunk(run: Run, chunk: Mapping[str, Any]) -> None:
+    """Note that the provider sent something, and whether it reported usage."""
     if run.call is not None:
         run.call.streamed = True
-        if "metadata" in event.chunk and event.chunk["metadata"].get("usage") is not None:
+        if "metadata" in chunk and chunk["metadata"].get("usage") is not None:
             run.call.reported = True
 
 
@@ -689,7 +699,7 @@ def _with_note(messages: Any, note: str) -> Any:
     return [*messages, {"role": "user", "content": [{"text": note}]}]
 
 
-def _usage_of(message: Mapping[str, Any]) -> Usage | None:
+def usage_of(message: Mapping[str, Any]) -> Usage | None:
     """What the provider reported for this message, in the sense of `Usage`."""
     usage = message.get("metadata", {}).get("usage")
     if usage is None:
@@ -705,16 +715,17 @@ def _usage_of(message: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def _estimate(content: object) -> int:
+def estimate_tokens(content: object) -> int:
     """Tokens that `content` has, about: never 0."""
     characters = len(json.dumps(content, default=str, ensure_ascii=False))
     return max(1, characters // CHARACTERS_PER_TOKEN)
 
 
-def _model_id(model: object) -> str:
+def model_id(model: object) -> str:
+    """Return the id under which the provider knows a model, or `unknown`."""
     config = getattr(model, "config", None)
-    model_id = config.get("model_id") if isinstance(config, Mapping) else None
-    return model_id if isinstance(model_id, str) else "unknown"
+    known = config.get("model_id") if isinstance(config, Mapping) else None
+    return known if isinstance(known, str) else "unknown"
 
 
 def _end_cycle_span(span: trace.Span) -> None:
