@@ -387,13 +387,12 @@ class Binding:
     def _enforces_now(self, run: Run, verdict: Verdict) -> bool:
         """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
         action = run.policy.action
+        if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+            run.halt(verdict, "observed")
+            return False
         if self._wrapping is not None or verdict.reason in AT_ONCE:
             return True
-        if action == "observe":
-            run.halt(verdict, "observed")
-        return action not in ("observe", "wrap_up", "ask") or (
-            action == "wrap_up" and self._wrapped(run)
-        )
+        return action != "ask" and not (action == "wrap_up" and not self._wrapped(run))
 
     # --- stages -----------------------------------------------------------------------------------
 

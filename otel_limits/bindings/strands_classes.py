@@ -13,10 +13,10 @@ from otel_limits.faults import FAULTS, unfelt
 from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
-    from otel_limits.limits import Policy, Usage
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands import Binding
+    from otel_limits.limits import Policy, Usage
 
 
 class Host(Protocol):
