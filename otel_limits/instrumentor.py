@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config
-from otel_limits.bindings.strands_classes import Watch
+from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
 from otel_limits.faults import FAULTS
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from strands.agent.agent import Agent
 
-    from otel_limits.bindings.strands import Binding
+    from otel_limits.bindings.strands.binding import Binding
     from otel_limits.facts import Observer
     from otel_limits.observers.prometheus import PrometheusObserver
 
@@ -140,7 +140,7 @@ class Switch:
             return None
 
     def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
-        from otel_limits.bindings.strands import Binding
+        from otel_limits.bindings.strands.binding import Binding
 
         binding = Binding(LIVE, functools.partial(self.policy, limits, action))
         binding.attach(agent)

@@ -414,7 +414,8 @@ def test_kill_wants_to_know_whom() -> None:
 def extended(agent: Agent, asked: Any, response: object) -> Any:
     """Answer the question of an interrupted agent."""
     interrupt = asked.interrupts[0]
-    return agent([{"interruptResponse": {"interruptId": interrupt.id, "response": response}}])
+    answer: Any = {"interruptResponse": {"interruptId": interrupt.id, "response": response}}
+    return agent([answer])
 
 
 def test_a_human_can_extend(make_agent: MakeAgent, source: str) -> None:

@@ -316,7 +316,7 @@ class Instrumented(ScriptedModel):
 
     async def stream(self, *args: Any, **kwargs: Any) -> Any:
         """Emit a second span for the same call."""
-        attributes = {
+        attributes: dict[str, str | int] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.usage.input_tokens": 10,
             "gen_ai.usage.output_tokens": 5,
@@ -356,7 +356,7 @@ def test_a_chat_span_of_a_tool_is_a_call(
         """Ask a model that Strands does not know."""
         tracer = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
         usage = {names[0]: 100, names[1]: 20, "gen_ai.usage.cache_read.input_tokens": 60}
-        attributes = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-4o", **usage}
+        attributes: dict[str, Any] = {"gen_ai.request.model": "gpt-4o", **usage}
         with tracer.start_as_current_span("chat gpt-4o", attributes=attributes):
             pass
         return "thought"

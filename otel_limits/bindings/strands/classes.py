@@ -15,7 +15,7 @@ from otel_limits.runs import CURRENT, Run, Runs
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
-    from otel_limits.bindings.strands import Binding
+    from otel_limits.bindings.strands.binding import Binding
     from otel_limits.limits import Policy, Usage
 
 
@@ -199,7 +199,7 @@ async def follow_direct(
     run: Run, model: Any, args: tuple[Any, ...], events: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
     """Pass on what the model streams, and book the call when it ends."""
-    from otel_limits.bindings.strands import estimate_tokens, model_id, note_chunk, usage_of
+    from otel_limits.bindings.strands.reading import estimate_tokens, model_id, note_chunk, usage_of
 
     usage: Usage | None = None
     run.open_call(model_id(model), estimate_tokens(args[0] if args else ""))

@@ -1,23 +1,7 @@
-"""Halts Strands agents, tags what they are left with, and follows them where spans are blind.
-
-What is private in Strands and used here, each held by `tests/test_strands_private.py`:
-
-- `Agent._start_agent_trace_span`, `Agent._end_agent_trace_span`: begin and end of an invocation.
-- `Agent._aux_model`: the model of summaries.
-- `Agent._append_messages`: adds a message and tells the hooks.
-- `Agent._deferred_cancel`, `Agent._checkpointing`: the loop is going to end by itself.
-- `Agent._interrupt_state`: holds the answer of the human who was asked.
-- `HookRegistry._registered_callbacks`, `MiddlewareRegistry._handlers`: to undo a binding.
-- `strands.middleware._agent_stream.AgentStreamStage`: the only place to change a stop reason.
-- `strands.types._events`: the events that pass there.
-- `strands.telemetry.metrics._total_prompt_tokens`: how Strands counts cached tokens as input.
-- `strands.tools.structured_output.structured_output_tool.StructuredOutputTool`: no tool call.
-"""
+"""What is attached to one agent: it counts, decides at each boundary, and halts."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -39,13 +23,29 @@ from strands.hooks import (
 from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamContext, AgentStreamStage
-from strands.telemetry.metrics import _total_prompt_tokens
-from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 from strands.types._events import EventLoopStopEvent, ModelStreamChunkEvent, StructuredOutputEvent
 from strands.types.exceptions import ContextWindowOverflowException
 
-from otel_limits import semconv
 from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.bindings.strands.asking import (
+    answer_of,
+    asked_verdict,
+    extend,
+    extension_of,
+    question,
+)
+from otel_limits.bindings.strands.notes import append_nudge, with_note
+from otel_limits.bindings.strands.reading import (
+    call_of,
+    estimate_tokens,
+    identity_of,
+    is_output_tool,
+    model_id,
+    note_chunk,
+    status_of,
+    usage_of,
+)
+from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import unfelt
 from otel_limits.limits import (
@@ -53,15 +53,11 @@ from otel_limits.limits import (
     KIND,
     MAX_DURATION_STOP_REASON,
     Breach,
-    Limits,
     Policy,
-    Usage,
     Verdict,
     verdict_of,
 )
-from otel_limits.loops import Call, fingerprint
 from otel_limits.messages import (
-    NUDGE_NOTE,
     budget_note,
     halt_message,
     halt_text,
@@ -70,8 +66,7 @@ from otel_limits.messages import (
     why,
     wrap_up_note,
 )
-from otel_limits.processor import token_count
-from otel_limits.runs import CHARACTERS_PER_TOKEN, CURRENT, Run, Runs
+from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
     from strands.agent import AgentResult
@@ -79,15 +74,13 @@ if TYPE_CHECKING:
     from strands.middleware import InvokeModelContext, MiddlewareNext
     from strands.types.content import Message
 
-    from otel_limits.facts import ActionTaken, Warned
+    from otel_limits.facts import ActionTaken
 
     Next: TypeAlias = MiddlewareNext[Any, Any]
 
 VERY_LAST: Final = HookOrder.SDK_LAST + 1
 """After every other hook, so that what the others decided is known."""
 
-ASK_ID: Final = "v1:otel_limits:ask"
-"""Id of the interrupt that asks a human for more."""
 
 AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that leave no time for a last answer or a question."""
@@ -189,12 +182,12 @@ class Binding:
     def begin(self, agent: Agent, span: trace.Span, *, direct: bool = False) -> None:
         """An invocation begins under `span`; a direct one asks the model without the loop."""
         context = span.get_span_context()
-        answer = _answer_of(agent)
+        answer = answer_of(agent)
         policy = self._policy() if answer is None else extend(self._policy(), answer.response)
         run = self._runs.start(agent.name, policy, context.trace_id, context.span_id, direct=direct)
         self._reset()
         if answer is not None and extension_of(answer.response) is None:
-            self._verdict = _asked(answer)
+            self._verdict = asked_verdict(answer)
         run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
         self._live.append(run)
         CURRENT.set(run)
@@ -288,7 +281,7 @@ class Binding:
 
     def _turn(self, agent: Agent, run: Run, message: Message) -> None:
         run.turn()
-        _write_warnings(agent.trace_span, run.warn())
+        write_warnings(agent.trace_span, run.warn())
         self._text = "".join(block.get("text", "") for block in message["content"])
         if any("toolUse" in block for block in message["content"]):
             return
@@ -315,7 +308,7 @@ class Binding:
         for request in requests:
             breach = (
                 None
-                if _is_output(event.agent, request["name"])
+                if is_output_tool(event.agent, request["name"])
                 else run.admit_tool(request["name"])
             )
             if breach is not None:
@@ -344,7 +337,7 @@ class Binding:
             run.cycle()  # a replayed tool batch: a cycle without a model call
         self._cycle_seen = False
         self._close_batch(run, event)
-        _write_warnings(event.agent.trace_span, run.warn())
+        write_warnings(event.agent.trace_span, run.warn())
         verdict = self._wrapping or run.judge()
         if verdict is None or self._ends_anyway(event):
             return
@@ -365,12 +358,12 @@ class Binding:
             elif done is None or done.cancel_message is not None:
                 run.return_tool(request["name"])
             else:
-                call = _call(run, done)
-                run.tool_called(call.tool, _status(done), done.duration, _identity(call))
+                call = call_of(run, done)
+                run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
                 calls.append(call)
         run.repeat(calls, self._text)
         if run.nudge():
-            _append_note(event.message)
+            append_nudge(event.message)
 
     def _ends_anyway(self, event: AfterToolsEvent) -> bool:
         """Tell whether the loop stops after these tools without us: the natural end wins."""
@@ -453,7 +446,7 @@ class Binding:
             return next_fn(context)
         question = self._decide(run, context)
         if question is not None:
-            _end_cycle_span(trace.get_current_span())
+            end_cycle_span(trace.get_current_span())
             raise question
         self._open_call(run, context)
         return self._follow(run, next_fn(self._with_notes(run, context) or context))
@@ -473,7 +466,7 @@ class Binding:
                 raise
             run.settle(None, failed=True)
             self._verdict = refusal
-            _end_cycle_span(trace.get_current_span())
+            end_cycle_span(trace.get_current_span())
             raise Refused from error
 
     @unfelt("binding")
@@ -488,7 +481,7 @@ class Binding:
             return None
         if self._verdict is None and verdict.reason not in AT_ONCE:
             if action == "ask":
-                return _question(verdict)
+                return question(verdict)
             if action == "wrap_up" and not self._wrapped(run) and not context.tool_choice:
                 self._wrapping = verdict
                 return None
@@ -517,10 +510,10 @@ class Binding:
             run.wrapped_up = True
             note = wrap_up_note(self._wrapping)
             return context.replace(
-                messages=_with_note(context.messages, note), tool_specs=[], tool_choice=None
+                messages=with_note(context.messages, note), tool_specs=[], tool_choice=None
             )
         if run.policy.tell_model and (levels := run.levels()):
-            return context.replace(messages=_with_note(context.messages, budget_note(levels)))
+            return context.replace(messages=with_note(context.messages, budget_note(levels)))
         return None
 
     # --- the halt itself --------------------------------------------------------------------------
@@ -539,7 +532,7 @@ class Binding:
         stop = run.stop(verdict.reason)
         synthetic = run.action != "wrapped_up"
         mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
-        _write_halt(agent.trace_span, verdict, run, synthetic=synthetic)
+        write_halt(agent.trace_span, verdict, run, synthetic=synthetic)
 
 
 def _canceller(
@@ -553,78 +546,6 @@ def _canceller(
             alive[0].cancel(alive[1], alive[2], verdict)
 
     return cancel
-
-
-# --- asking a human -------------------------------------------------------------------------------
-
-
-def _question(verdict: Verdict) -> InterruptException:
-    """Make the interrupt that tells a human what was reached."""
-    breach = cast("Breach", verdict.breach)
-    return InterruptException(
-        Interrupt(
-            id=ASK_ID,
-            name="otel_limits",
-            reason={
-                "limit": breach.limit,
-                "cap": _plain(breach.cap),
-                "observed": _plain(breach.observed),
-                "reason": breach.reason,
-                "unit": breach.unit,
-                "question": f"{why(verdict)}. Answer {{'extend': {{{breach.limit!r}: …}}}} "
-                "to go on, anything else to stop.",
-            },
-        )
-    )
-
-
-def _plain(value: object) -> object:
-    """Return a value that JSON knows."""
-    return value if isinstance(value, (int, float)) else str(value)
-
-
-def _answer_of(agent: Agent) -> Interrupt | None:
-    """Return our question with the human's answer, when this invocation brings one."""
-    interrupt = agent._interrupt_state.interrupts.get(ASK_ID)
-    return interrupt if interrupt is not None and interrupt.response is not None else None
-
-
-def extension_of(response: object) -> Limits | None:
-    """Read `{"extend": {"max_turns": 20}}`; `None` for anything else."""
-    if not isinstance(response, Mapping) or not isinstance(response.get("extend"), Mapping):
-        return None
-    try:
-        return Limits(**response["extend"])
-    except (TypeError, ValueError):
-        return None
-
-
-def extend(policy: Policy, response: object) -> Policy:
-    """Let the invocation use what the human gave it more."""
-    extension = extension_of(response)
-    if extension is None:
-        return policy
-    return dataclasses.replace(policy, limits=extension.over(policy.limits))
-
-
-def _asked(answer: Interrupt) -> Verdict:
-    """Rebuild the verdict that the human was asked about."""
-    reason = answer.reason if isinstance(answer.reason, Mapping) else {}
-    return Verdict(
-        reason.get("reason", "max_turns"),
-        (
-            Breach(
-                reason.get("limit", "max_turns"),
-                reason.get("cap", 0),
-                reason.get("observed", 0),
-                reason.get("reason", "max_turns"),
-                reason.get("unit", ""),
-            ),
-        ),
-    )
-
-
-# --- helpers without state ------------------------------------------------------------------------
 
 
 def _taken(policy: Policy) -> ActionTaken:
@@ -643,129 +564,3 @@ def _unless_forced(verdict: Verdict | None, context: InvokeModelContext) -> Verd
             if breach.limit not in KIND or not KIND[breach.limit].yields_to_output
         )
     )
-
-
-@unfelt("binding")
-def note_chunk(run: Run, chunk: Mapping[str, Any]) -> None:
-    """Note that the provider sent something, and whether it reported usage."""
-    if run.call is not None:
-        run.call.streamed = True
-        if "metadata" in chunk and chunk["metadata"].get("usage") is not None:
-            run.call.reported = True
-
-
-def _is_output(agent: Agent, name: str) -> bool:
-    """Tell whether a tool is the framework's own way to structured output."""
-    return isinstance(agent.tool_registry.dynamic_tools.get(name), StructuredOutputTool)
-
-
-def _identity(call: Call) -> str | None:
-    """Return what is equal for equal calls with equal results."""
-    return fingerprint(call.request, call.result) if call.request else None
-
-
-def _status(done: AfterToolCallEvent) -> Any:
-    return done.result.get("status", "success")
-
-
-def _call(run: Run, done: AfterToolCallEvent) -> Call:
-    """Make what loop detection sees of a call: hashes, where it looks at all."""
-    name = done.tool_use["name"]
-    if run.loops is None:
-        return Call(tool=name, request="", result="", exempt=True)
-    request = fingerprint(name, done.tool_use["input"])
-    return Call(
-        tool=name,
-        request=request,
-        result=fingerprint(done.result.get("status"), done.result.get("content")),
-        exempt=name in run.policy.exempt_tools,
-    )
-
-
-def _append_note(message: Message) -> None:
-    """Add the nudge to the last tool result, in a copy: the tool may keep its own."""
-    result = message["content"][-1]["toolResult"]
-    message["content"][-1] = {
-        "toolResult": {**result, "content": [*result["content"], {"text": NUDGE_NOTE}]}
-    }
-
-
-def _with_note(messages: Any, note: str) -> Any:
-    """Add a note at the end of what the model is sent."""
-    if messages and messages[-1]["role"] == "user":
-        last = {**messages[-1], "content": [*messages[-1]["content"], {"text": note}]}
-        return [*messages[:-1], last]
-    return [*messages, {"role": "user", "content": [{"text": note}]}]
-
-
-def usage_of(message: Mapping[str, Any]) -> Usage | None:
-    """What the provider reported for this message, in the sense of `Usage`."""
-    usage = message.get("metadata", {}).get("usage")
-    if usage is None:
-        return None
-    counted = token_count(_total_prompt_tokens(usage)), token_count(usage.get("outputTokens"))
-    if counted[0] is None or counted[1] is None:
-        return None
-    return Usage(
-        input=counted[0],
-        output=counted[1],
-        cache_read=token_count(usage.get("cacheReadInputTokens", 0)) or 0,
-        cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
-    )
-
-
-def estimate_tokens(content: object) -> int:
-    """Tokens that `content` has, about: never 0."""
-    characters = len(json.dumps(content, default=str, ensure_ascii=False))
-    return max(1, characters // CHARACTERS_PER_TOKEN)
-
-
-def model_id(model: object) -> str:
-    """Return the id under which the provider knows a model, or `unknown`."""
-    config = getattr(model, "config", None)
-    known = config.get("model_id") if isinstance(config, Mapping) else None
-    return known if isinstance(known, str) else "unknown"
-
-
-def _end_cycle_span(span: trace.Span) -> None:
-    """End the cycle that a refusal leaves, or Strands ends it as an error, which it is not."""
-    if span.is_recording() and getattr(span, "name", None) == semconv.CYCLE_SPAN:
-        span.set_status(trace.StatusCode.OK)
-        span.end()
-
-
-@unfelt("span")
-def _write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic: bool) -> None:
-    """Write the halt to the live agent span: attributes are frozen once it ends."""
-    if span is None or not span.is_recording():
-        return
-    attributes: dict[str, Any] = {
-        semconv.STOP_REASON: verdict.reason,
-        semconv.STOP_ACTION: run.action,
-        semconv.MESSAGE_SYNTHETIC: synthetic,
-    }
-    if verdict.breach is not None:
-        attributes[semconv.LIMIT_NAME] = verdict.breach.limit
-        attributes[semconv.LIMIT_VALUE] = _plain(verdict.breach.cap)
-        attributes[semconv.LIMIT_CONSUMED] = _plain(verdict.breach.observed)
-    span.set_attributes(attributes)
-    span.add_event(semconv.HALT_EVENT, attributes)
-    if run.action == "raised":
-        error = limit_reached(verdict, run.stop(verdict.reason))
-        span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
-
-
-@unfelt("span")
-def _write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> None:
-    """Write each soft threshold that was passed to the live agent span."""
-    for warning in warnings:
-        if span is not None and span.is_recording():
-            span.add_event(
-                semconv.WARNING_EVENT,
-                {
-                    semconv.LIMIT_NAME: warning.level.limit,
-                    semconv.LIMIT_VALUE: cast("Any", _plain(warning.level.cap)),
-                    semconv.LIMIT_CONSUMED: cast("Any", _plain(warning.level.observed)),
-                    semconv.WARNING_THRESHOLD: warning.threshold,
-                },
-            )
