@@ -54,6 +54,15 @@ PROVIDERS: Final[Mapping[str, str]] = {
 }
 """Prefixes of model ids (`gemini/gemini-2.5-pro`) whose provider has another id in the list."""
 
+PARTS: Final = (
+    "input_mtok",
+    "output_mtok",
+    "cache_read_mtok",
+    "cache_write_mtok",
+    "requests_kcount",
+)
+"""Prices in the list that follow from what a model call reports."""
+
 UNTOLD: Final = ("output_reasoning_mtok", "output_citation_mtok")
 """Prices of parts of the output that no framework tells apart: such a price stays unknown."""
 
@@ -192,19 +201,20 @@ class Catalogue:
 
 def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
     """What a model costs at this time and with this much input, if its list says all of it."""
-    rates = info.get_prices(when)
-    fresh, output = _rate(rates.input_mtok, usage), _rate(rates.output_mtok, usage)
+    listed = vars(info.get_prices(when))
+    rates = {part: _tier(listed.get(part), usage) for part in PARTS}
+    fresh, output = rates["input_mtok"], rates["output_mtok"]
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
         return None  # nothing in the list is no price of 0
-    if any(getattr(rates, part) is not None for part in UNTOLD):
+    if any(listed.get(part) is not None for part in UNTOLD):
         return None
     return Price(
         input=fresh or NO_COST,
         output=output or NO_COST,
-        cache_read=_rate(rates.cache_read_mtok, usage),
-        cache_write=_rate(rates.cache_write_mtok, usage),
-        request=(_rate(rates.requests_kcount, usage) or NO_COST).scaleb(PER_THOUSAND, EXACT),
+        cache_read=rates["cache_read_mtok"],
+        cache_write=rates["cache_write_mtok"],
+        request=(rates["requests_kcount"] or NO_COST).scaleb(PER_THOUSAND, EXACT),
     )
 
 
@@ -236,7 +246,7 @@ def _provider(model: str) -> tuple[str | None, str | None]:
     return None, None if ":" in model else model  # a tag, as `deepseek-r1:8b`: it runs locally
 
 
-def _rate(rate: Decimal | TieredPrices | None, usage: Usage) -> Decimal | None:
+def _tier(rate: Decimal | TieredPrices | None, usage: Usage) -> Decimal | None:
     """USD per unit at the tier that the input of the whole call reaches."""
     if rate is None or isinstance(rate, Decimal):
         return rate
