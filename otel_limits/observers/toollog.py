@@ -7,7 +7,6 @@ per line, readable by its owner alone.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import json
@@ -61,6 +60,20 @@ class Entry:
     """The first 2,000 characters of the result."""
     trigger: bool
     """True when this call caused the halt."""
+
+
+TYPES: Final[dict[str, type | tuple[type, ...]]] = {
+    "time": str,
+    "agent": str,
+    "invocation_id": str,
+    "trace_id": (str, type(None)),
+    "number": int,
+    "tool": str,
+    "arguments": str,
+    "result": str,
+    "trigger": bool,
+}
+"""The names of an entry in its line of JSON, with the types of their values there."""
 
 
 class ToolLog:
@@ -180,7 +193,8 @@ def _text(arguments: object) -> str:
 
 def _line(entry: Entry) -> bytes:
     """Write an entry as one line; half a character becomes the escape that JSON has for it."""
-    values = {**dataclasses.asdict(entry), "time": entry.time.isoformat()}
+    values = {name: getattr(entry, name) for name in TYPES}
+    values["time"] = entry.time.isoformat()
     return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -211,19 +225,6 @@ class Entries:
 def read(directory: Path) -> Entries:
     """Read what was logged to `directory`; lines that are no entries are skipped and counted."""
     return Entries(directory)
-
-
-TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "time": str,
-    "agent": str,
-    "invocation_id": str,
-    "trace_id": (str, type(None)),
-    "number": int,
-    "tool": str,
-    "arguments": str,
-    "result": str,
-    "trigger": bool,
-}
 
 
 def _parse(line: bytes) -> Entry | None:
