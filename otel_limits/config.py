@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.limits import (
     ACTIONS,
@@ -30,6 +29,9 @@ from otel_limits.limits import (
     require_seconds,
     require_usd,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 PREFIX: Final = "OTEL_LIMITS_"
 

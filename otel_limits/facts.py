@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Usage
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""

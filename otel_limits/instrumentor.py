@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +25,8 @@ from otel_limits.provider import Attachment, make_provider
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from opentelemetry.sdk.trace import TracerProvider
     from strands.agent.agent import Agent
 
@@ -43,6 +44,7 @@ class Switch:
         """Begin switched off."""
         self._lock = threading.RLock()
         self._settings: config.Settings | None = None
+        self._observers: tuple[Observer, ...] = ()
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
@@ -58,7 +60,8 @@ class Switch:
             return
         with self._lock:
             self._settings = settings
-            self._start(observers)
+            self._observers = tuple(observers)
+            self._start()
             self._serve(settings)
 
     def off(self) -> None:
@@ -73,7 +76,7 @@ class Switch:
                 return
             self._watch.stop()
             self._attachment.detach()
-            LIVE.observers = ()
+            LIVE.observers = self._observers = ()
             if self._prometheus is not None:
                 self._prometheus.close()
                 self._prometheus = None
@@ -84,7 +87,7 @@ class Switch:
         if reading.settings.disabled:
             return
         with self._lock:
-            self._start(())
+            self._start()
             self._own.add(agent)
             self._bind(agent, limits, action)
 
@@ -95,13 +98,13 @@ class Switch:
 
     # --- observers --------------------------------------------------------------------------------
 
-    def _start(self, observers: Sequence[Observer]) -> None:
+    def _start(self) -> None:
         if self._prometheus is None:
             from otel_limits.observers.prometheus import PrometheusObserver
 
             self._prometheus = PrometheusObserver()
             self._prometheus.info(version("otel-limits"))
-        LIVE.observers = (log, self._prometheus, *observers)
+        LIVE.observers = (log, self._prometheus, *self._observers)
         self._attachment.attach()
         self._watch.start()
 

@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Context, Decimal, localcontext
@@ -19,6 +18,8 @@ from otel_limits.limits import NO_COST, Usage
 from otel_limits.loops import fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, TieredPrices
 

@@ -11,8 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -35,6 +34,9 @@ from otel_limits.limits import (
     verdict_of,
 )
 from otel_limits.loops import Call, LoopState
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +15,11 @@ from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
 import otel_limits
 from otel_limits import Halt, Limits, Stop, Warned, enable, kill
 from otel_limits.runs import LIVE
-from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
+from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
     from strands.types.streaming import StreamEvent
 
@@ -73,6 +74,26 @@ def test_wrap_up_happens_once_over_all_legs(make_agent: MakeAgent, source: str) 
 def resume_always(event: AfterInvocationEvent) -> None:
     """Start another leg whatever happened."""
     event.resume = "go on"
+
+
+def test_the_last_call_has_no_tool_blocks(make_agent: MakeAgent, source: str) -> None:
+    """Providers that refuse tool blocks without tools get the conversation told in words."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    model = ScriptedModel([uses("search", arguments={"query": "x"}), says("summary")])
+    make_agent(model)("go")
+    blocks = [block for message in model.requests[-1] for block in message["content"]]
+    assert all(set(block) == {"text"} for block in blocks)
+    assert "search with" in str(blocks)
+    assert "nothing found" in str(blocks)
+
+
+def test_a_last_answer_that_fails_is_a_plain_halt(make_agent: MakeAgent, source: str) -> None:
+    """The agent does not feel that the call that we wanted went wrong."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    model = ScriptedModel([uses("search"), fails(OSError("gone"))])
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", 2)
+    assert otel_limits.is_synthetic(result.message)
 
 
 class Report(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ from otel_limits.runs import LIVE
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from otel_limits.facts import Fact
     from tests.conftest import Call
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -23,6 +22,8 @@ from otel_limits.runs import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from otel_limits.facts import Fact
     from tests.conftest import MakeAgent, Metric
 

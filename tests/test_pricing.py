@@ -7,10 +7,8 @@ import importlib.metadata
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from decimal import Decimal
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +19,9 @@ from otel_limits.limits import Usage
 from otel_limits.pricing import Price, Prices, price_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
     from genai_prices.types import ModelInfo, Provider
 
 listed = pytest.mark.skipif(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +16,9 @@ from strands.types.exceptions import ModelThrottledException
 import otel_limits
 from otel_limits import Limits, Stop, enable
 from otel_limits.testing import Answer, ScriptedModel, fails, says, tokens, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)

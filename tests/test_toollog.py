@@ -10,10 +10,9 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +21,9 @@ from hypothesis import strategies as st
 from otel_limits.facts import Fault, Invocation
 from otel_limits.observers.toollog import Entry, ToolLog, read
 from otel_limits.runs import LIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INVOCATION = Invocation(agent="tester", id="i" * 32, root_id="i" * 32, trace_id="t" * 32)
 

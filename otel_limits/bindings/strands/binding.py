@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -34,7 +33,7 @@ from otel_limits.bindings.strands.asking import (
     extension_of,
     question,
 )
-from otel_limits.bindings.strands.notes import append_nudge, with_note
+from otel_limits.bindings.strands.notes import append_nudge, with_note, without_tools
 from otel_limits.bindings.strands.reading import (
     call_of,
     estimate_tokens,
@@ -69,6 +68,8 @@ from otel_limits.messages import (
 from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
@@ -461,11 +462,11 @@ class Binding:
                     note_chunk(run, cast("Mapping[str, Any]", event.chunk))
                 yield event
         except Exception as error:
-            refusal = budget_refusal(error)
-            if refusal is None:
+            verdict = budget_refusal(error) or self._wrapping  # a last answer that fails is a halt
+            if verdict is None:
                 raise
             run.settle(None, failed=True)
-            self._verdict = refusal
+            self._verdict, self._wrapping = verdict, None
             end_cycle_span(trace.get_current_span())
             raise Refused from error
 
@@ -508,10 +509,8 @@ class Binding:
         """Tell the model what it has to know; the conversation does not keep it."""
         if self._wrapping is not None and not run.wrapped_up:
             run.wrapped_up = True
-            note = wrap_up_note(self._wrapping)
-            return context.replace(
-                messages=with_note(context.messages, note), tool_specs=[], tool_choice=None
-            )
+            told = with_note(without_tools(context.messages), wrap_up_note(self._wrapping))
+            return context.replace(messages=told, tool_specs=[], tool_choice=None)
         if run.policy.tell_model and (levels := run.levels()):
             return context.replace(messages=with_note(context.messages, budget_note(levels)))
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import wrapt
@@ -13,6 +12,8 @@ from otel_limits.faults import FAULTS, unfelt
 from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
