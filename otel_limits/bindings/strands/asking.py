@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.spans import plain
-from otel_limits.limits import Breach, Limits, Policy, Verdict
+from otel_limits.limits import LIMIT_NAMES, Breach, Limits, Policy, Verdict
 from otel_limits.messages import why
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 ASK_ID: Final = "v1:otel_limits:ask"
 """Id of the interrupt that asks a human for more."""
+
+
+def can_be_extended(verdict: Verdict) -> bool:
+    """Tell whether more of the limit can be given to one invocation."""
+    return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
 
 
 def question(verdict: Verdict) -> InterruptException:
@@ -64,8 +69,10 @@ def extend(policy: Policy, response: object) -> Policy:
     return dataclasses.replace(policy, limits=extension.over(policy.limits))
 
 
-def asked_verdict(answer: Interrupt) -> Verdict:
-    """Rebuild the verdict that the human was asked about."""
+def declined_verdict(answer: Interrupt | None) -> Verdict | None:
+    """Rebuild the verdict that a human was asked about and did not lift."""
+    if answer is None or extension_of(answer.response) is not None:
+        return None
     reason = answer.reason if isinstance(answer.reason, Mapping) else {}
     return Verdict(
         reason.get("reason", "max_turns"),

@@ -28,9 +28,9 @@ from strands.types.exceptions import ContextWindowOverflowException
 from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.bindings.strands.asking import (
     answer_of,
-    asked_verdict,
+    can_be_extended,
+    declined_verdict,
     extend,
-    extension_of,
     question,
 )
 from otel_limits.bindings.strands.notes import append_nudge, with_note, without_tools
@@ -111,6 +111,33 @@ class Batch:
     """The final attempt of each, by tool use id."""
 
 
+@dataclass(slots=True)
+class Live:
+    """A live invocation of the agent, and how far its leg has got."""
+
+    run: Run
+    verdict: Verdict | None = None
+    """The halt under way."""
+    wrapping: Verdict | None = None
+    """The halt before which the model gives a last answer."""
+    marked: Message | None = None
+    """The message that the halt left."""
+    has_output: bool = False
+    """True when the leg has produced its structured output."""
+    refused: bool = False
+    """True when the leg ended because no further model call was let out."""
+    cycle_seen: bool = False
+    """True when the cycle under way was counted."""
+    batch: Batch | None = None
+    text: str = ""
+    """What the model said in the turn under way."""
+
+    @property
+    def wrapped_up(self) -> bool:
+        """True when the model was asked for its last answer: there is only one."""
+        return self.run.wrapped_up or self.wrapping is not None
+
+
 class Binding:
     """Everything that is attached to one agent.
 
@@ -124,26 +151,10 @@ class Binding:
         self._runs = runs
         self._policy = policy
         self._lock = threading.Lock()
-        self._live: list[Run] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        """Forget what belonged to the last leg."""
-        self._verdict: Verdict | None = None
-        """The halt under way."""
-        self._wrapping: Verdict | None = None
-        """The halt before which the model gives a last answer."""
-        self._marked: Message | None = None
-        """The message that the halt left."""
-        self._has_output = False
-        self._leg_refused = False
-        self._cycle_seen = False
-        self._batch: Batch | None = None
-        self._text = ""
-        """What the model said in the turn under way."""
+        self._live: list[Live] = []
 
     @property
-    def run(self) -> Run | None:
+    def _newest(self) -> Live | None:
         """The live invocation; the newest one where an agent is used re-entrantly."""
         return self._live[-1] if self._live else None
 
@@ -186,11 +197,8 @@ class Binding:
         answer = answer_of(agent)
         policy = self._policy() if answer is None else extend(self._policy(), answer.response)
         run = self._runs.start(agent.name, policy, context.trace_id, context.span_id, direct=direct)
-        self._reset()
-        if answer is not None and extension_of(answer.response) is None:
-            self._verdict = asked_verdict(answer)
         run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
-        self._live.append(run)
+        self._live.append(Live(run, verdict=declined_verdict(answer)))
         CURRENT.set(run)
         run.limit_time()
 
@@ -202,11 +210,9 @@ class Binding:
         cancellation: BaseException | None,
     ) -> None:
         """The newest invocation is over, with a result, an exception, or nobody waiting for it."""
-        with self._lock:  # from here on nobody may cancel: it would hit the next invocation
-            run = self._live.pop() if self._live else None
+        run = self._leave()
         if run is None:
             return
-        CURRENT.set(run.parent)
         if response is not None:
             run.finish(response.stop_reason)
         elif isinstance(error, LimitReachedError) and run.verdict is not None:
@@ -219,46 +225,53 @@ class Binding:
     @unfelt("binding")
     def end_direct(self, error: BaseException | None) -> None:
         """A direct request for structured output is over."""
-        run = self._live.pop() if self._live else None
+        run = self._leave()
         if run is not None:
-            CURRENT.set(run.parent)
             run.finish("end_turn" if error is None else "error")
+
+    def _leave(self) -> Run | None:
+        with self._lock:  # from here on nobody may cancel: it would hit the next invocation
+            live = self._live.pop() if self._live else None
+        if live is None:
+            return None
+        CURRENT.set(live.run.parent)
+        return live.run
 
     def cancel(self, agent: Agent, run: Run, verdict: Verdict) -> None:
         """End `run` from any thread: a response under way is broken off."""
         with self._lock:
-            if self.run is run:
-                self._verdict = verdict
+            live = self._newest
+            if live is not None and live.run is run:
+                live.verdict = verdict
                 agent.cancel(message=halt_text(verdict))
 
     # --- legs, model calls and messages -----------------------------------------------------------
 
     @unfelt("binding")
     def _before_leg(self, event: BeforeInvocationEvent) -> None:  # noqa: ARG002
-        run = self.run
-        if run is None:
+        live = self._newest
+        if live is None:
             return
-        first, verdict = run.tally.cycles == 0, self._verdict
-        self._reset()
-        if first:
-            self._verdict = verdict  # a human who was asked for more said no
-        run.leg()
+        if live.run.tally.cycles:  # the first leg keeps the answer of a human who was asked
+            self._live[-1] = Live(live.run)
+        live.run.leg()
 
     @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
         """A refused leg is not resumed again: nothing would ever come of it."""
-        if self._leg_refused:
+        if self._newest is not None and self._newest.refused:
             event.resume = None
 
     @unfelt("binding")
     def _after_model_call(self, event: AfterModelCallEvent) -> None:
         """Book the call, unless its span did."""
-        run = self.run
-        if run is None:
+        live = self._newest
+        if live is None:
             return
+        run = live.run
         if isinstance(event.exception, ContextWindowOverflowException):
             run.recover()
-            self._cycle_seen = False
+            live.cycle_seen = False
         if run.call is None:
             return
         if event.stop_response is None:
@@ -270,123 +283,71 @@ class Binding:
     @unfelt("binding")
     def _message_added(self, event: MessageAddedEvent) -> None:
         """Count a turn, or tag the message that a halt left."""
-        run, message = self.run, event.message
-        if run is None or message["role"] != "assistant":
+        live, message = self._newest, event.message
+        if live is None or message["role"] != "assistant":
             return
-        if "usage" in message.get("metadata", ()):
-            self._turn(event.agent, run, message)
-        elif self._verdict is not None and message["content"] == [
-            {"text": halt_text(self._verdict)}
-        ]:
-            self._perform(event.agent, run, message, self._verdict)
-
-    def _turn(self, agent: Agent, run: Run, message: Message) -> None:
-        run.turn()
-        write_warnings(agent.trace_span, run.warn())
-        self._text = "".join(block.get("text", "") for block in message["content"])
-        if any("toolUse" in block for block in message["content"]):
-            return
-        self._cycle_seen = False  # the cycle ends here
-        if self._wrapping is not None:
-            self._perform(agent, run, message, self._wrapping, action="wrapped_up")
+        if "usage" in (message.get("metadata") or ()):
+            _turn(event.agent, live, message)
+        elif live.verdict is not None and message["content"] == [{"text": halt_text(live.verdict)}]:
+            _perform(event.agent, live, message, live.verdict, _taken(live.run.policy))
 
     # --- tools ------------------------------------------------------------------------------------
 
     @unfelt("binding")
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         """Decide in request order which calls may run, before any of them does."""
-        run = self.run
-        if run is None:
+        live = self._newest
+        if live is None:
             return
-        if self._wrapping is not None:
-            event.cancel = f"Not run: {why(self._wrapping)}."
+        if live.wrapping is not None:
+            event.cancel = f"Not run: {why(live.wrapping)}."
         if event.cancel:
             return
         requests = tuple(
-            block["toolUse"] for block in event.message["content"] if "toolUse" in block
+            block["toolUse"]
+            for block in event.message["content"]
+            if "toolUse" in block and not is_output_tool(event.agent, block["toolUse"]["name"])
         )
-        self._batch = Batch(requests, {}, {})
+        live.batch = Batch(requests, {}, {})
         for request in requests:
-            breach = (
-                None
-                if is_output_tool(event.agent, request["name"])
-                else run.admit_tool(request["name"])
-            )
+            breach = live.run.admit_tool(request["name"])
             if breach is not None:
-                self._batch.refusals[request["toolUseId"]] = breach
+                live.batch.refusals[request["toolUseId"]] = breach
 
     @unfelt("binding")
     def _before_tool(self, event: BeforeToolCallEvent) -> None:
         """Answer in the place of a tool that has no call left."""
-        breach = self._batch and self._batch.refusals.get(event.tool_use["toolUseId"])
-        if breach:
-            event.cancel_tool = refusal_note(breach)
+        live = self._newest
+        if live is not None and live.batch is not None:
+            breach = live.batch.refusals.get(event.tool_use["toolUseId"])
+            if breach is not None:
+                event.cancel_tool = refusal_note(breach)
 
     @unfelt("binding")
     def _after_tool(self, event: AfterToolCallEvent) -> None:
         """Keep the final attempt: a retry comes by here again."""
-        if self._batch is not None:
-            self._batch.results[event.tool_use["toolUseId"]] = event
+        live = self._newest
+        if live is not None and live.batch is not None:
+            live.batch.results[event.tool_use["toolUseId"]] = event
 
     @unfelt("binding")
     def _after_tools(self, event: AfterToolsEvent) -> None:
         """End the loop when a limit was reached and the loop would go on."""
-        run = self.run
-        if run is None:
+        live = self._newest
+        if live is None:
             return
-        if run.blind and not self._cycle_seen:
+        run = live.run
+        if run.blind and not live.cycle_seen:
             run.cycle()  # a replayed tool batch: a cycle without a model call
-        self._cycle_seen = False
-        self._close_batch(run, event)
+        live.cycle_seen = False
+        _close_batch(live, event)
         write_warnings(event.agent.trace_span, run.warn())
-        verdict = self._wrapping or run.judge()
-        if verdict is None or self._ends_anyway(event):
+        verdict = live.wrapping or run.judge()
+        if verdict is None or _ends_anyway(live, event):
             return
-        if self._enforces_now(run, verdict):
-            self._verdict, self._wrapping = verdict, None
+        if _ends_loop(live, verdict):
+            live.verdict, live.wrapping = verdict, None
             event.end_turn = halt_text(verdict)
-
-    def _close_batch(self, run: Run, event: AfterToolsEvent) -> None:
-        """Tell the calls that ran, in request order, and look for repetitions."""
-        batch, self._batch = self._batch, None
-        if batch is None:
-            return
-        calls = []
-        for request in batch.requests:
-            done = batch.results.get(request["toolUseId"])
-            if request["toolUseId"] in batch.refusals:
-                run.tool_called(request["name"], "refused", None, None)
-            elif done is None or done.cancel_message is not None:
-                run.return_tool(request["name"])
-            else:
-                call = call_of(run, done)
-                run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
-                calls.append(call)
-        run.repeat(calls, self._text)
-        if run.nudge():
-            append_nudge(event.message)
-
-    def _ends_anyway(self, event: AfterToolsEvent) -> bool:
-        """Tell whether the loop stops after these tools without us: the natural end wins."""
-        agent = event.agent
-        return bool(
-            event.end_turn
-            or self._has_output
-            or agent._deferred_cancel
-            or agent._checkpointing
-            or agent.cancel_signal.is_set()
-            or event.invocation_state.get("request_state", {}).get("stop_event_loop")
-        )
-
-    def _enforces_now(self, run: Run, verdict: Verdict) -> bool:
-        """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
-        action = run.policy.action
-        if action == "observe" and verdict.reason != KILLED_STOP_REASON:
-            run.halt(verdict, "observed")
-            return False
-        if self._wrapping is not None or verdict.reason in AT_ONCE:
-            return True
-        return action != "ask" and not (action == "wrap_up" and not self._wrapped(run))
 
     # --- stages -----------------------------------------------------------------------------------
 
@@ -398,36 +359,36 @@ class Binding:
         try:
             async for event in next_fn(context):
                 kind = type(event)
-                if kind is StructuredOutputEvent:
-                    self._has_output = True
+                if kind is StructuredOutputEvent and self._newest is not None:
+                    self._newest.has_output = True
                 elif kind is EventLoopStopEvent:
                     halted = self._stop(event)
                 yield event
         except Refused:
             halted = True
-            yield await self._refusal(context)
-        run = self.run
-        if halted and run is not None and run.action == "raised" and run.verdict is not None:
+            yield await self._answer(context)
+        run = self._newest and self._newest.run
+        if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
     @unfelt("binding")
     def _stop(self, event: EventLoopStopEvent) -> bool:
         """Note how the leg ended; True when it was our halt."""
-        run = self.run
-        if run is None:
+        live = self._newest
+        if live is None:
             return False
         reason, message, *rest = event["stop"]
-        halted = message is self._marked and run.verdict is not None
-        if halted and run.verdict is not None:
-            reason = run.verdict.reason
+        verdict = live.run.verdict if message is live.marked else None
+        if verdict is not None:
+            reason = verdict.reason
             event["stop"] = (reason, message, *rest)
-        run.reason = reason
-        return halted
+        live.run.reason = reason
+        return verdict is not None
 
-    async def _refusal(self, context: AgentStreamContext) -> EventLoopStopEvent:
+    async def _answer(self, context: AgentStreamContext) -> EventLoopStopEvent:
         """Answer in the model's place and end the leg."""
-        agent = cast("Agent", context.agent)
-        verdict = cast("Verdict", self._verdict)
+        agent, live = cast("Agent", context.agent), cast("Live", self._newest)
+        verdict = cast("Verdict", live.verdict)
         message = cast("Message", halt_message(verdict))
         await agent._append_messages(message)
         stop = EventLoopStopEvent(
@@ -437,101 +398,20 @@ class Binding:
             context.invocation_state.get("request_state", {}),
         )
         self._stop(stop)
-        self._leg_refused = True
+        live.refused = True
         return stop
 
     def _model_stage(self, context: InvokeModelContext, next_fn: Next) -> AsyncGenerator[Any, None]:
         """Let a model call out, or refuse it before it costs anything."""
-        run = self.run
-        if run is None:
+        live = self._newest
+        if live is None:
             return next_fn(context)
-        question = self._decide(run, context)
-        if question is not None:
+        refusal = _refusal(live, context)
+        if refusal is not None:
             end_cycle_span(trace.get_current_span())
-            raise question
-        self._open_call(run, context)
-        return self._follow(run, next_fn(self._with_notes(run, context) or context))
-
-    async def _follow(
-        self, run: Run, events: AsyncGenerator[Any, None]
-    ) -> AsyncGenerator[Any, None]:
-        """Note what the provider sends, and take its refusal for the stop that it is."""
-        try:
-            async for event in events:
-                if type(event) is ModelStreamChunkEvent:
-                    note_chunk(run, cast("Mapping[str, Any]", event.chunk))
-                yield event
-        except Exception as error:
-            verdict = budget_refusal(error) or self._wrapping  # a last answer that fails is a halt
-            if verdict is None:
-                raise
-            run.settle(None, failed=True)
-            self._verdict, self._wrapping = verdict, None
-            end_cycle_span(trace.get_current_span())
-            raise Refused from error
-
-    @unfelt("binding")
-    def _decide(self, run: Run, context: InvokeModelContext) -> InterruptException | None:
-        """Return what keeps this call from going out, or `None`."""
-        verdict = self._verdict or _unless_forced(run.judge(), context)
-        if verdict is None:
-            return None
-        action = run.policy.action
-        if action == "observe" and verdict.reason != KILLED_STOP_REASON:
-            run.halt(verdict, "observed")
-            return None
-        if self._verdict is None and verdict.reason not in AT_ONCE:
-            if action == "ask":
-                return question(verdict)
-            if action == "wrap_up" and not self._wrapped(run) and not context.tool_choice:
-                self._wrapping = verdict
-                return None
-        self._verdict = verdict
-        return Refused()
-
-    def _wrapped(self, run: Run) -> bool:
-        """Tell whether the last answer was given already: there is only one."""
-        return run.wrapped_up or self._wrapping is not None
-
-    @unfelt("binding")
-    def _open_call(self, run: Run, context: InvokeModelContext) -> None:
-        projected = context.projected_input_tokens
-        run.open_call(
-            model_id(context.model),
-            estimate_tokens(context.messages) if projected is None else projected,
-        )
-        if run.blind and not self._cycle_seen:
-            run.cycle()
-        self._cycle_seen = True
-
-    @unfelt("binding")
-    def _with_notes(self, run: Run, context: InvokeModelContext) -> InvokeModelContext | None:
-        """Tell the model what it has to know; the conversation does not keep it."""
-        if self._wrapping is not None and not run.wrapped_up:
-            run.wrapped_up = True
-            told = with_note(without_tools(context.messages), wrap_up_note(self._wrapping))
-            return context.replace(messages=told, tool_specs=[], tool_choice=None)
-        if run.policy.tell_model and (levels := run.levels()):
-            return context.replace(messages=with_note(context.messages, budget_note(levels)))
-        return None
-
-    # --- the halt itself --------------------------------------------------------------------------
-
-    def _perform(
-        self,
-        agent: Agent,
-        run: Run,
-        message: Message,
-        verdict: Verdict,
-        action: ActionTaken | None = None,
-    ) -> None:
-        """The halt is a fact now: tell it, mark its message and the live span."""
-        self._marked = message
-        run.halt(verdict, action or _taken(run.policy))
-        stop = run.stop(verdict.reason)
-        synthetic = run.action != "wrapped_up"
-        mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
-        write_halt(agent.trace_span, verdict, run, synthetic=synthetic)
+            raise refusal
+        _open_call(live, context)
+        return _follow(live, next_fn(_with_notes(live, context) or context))
 
 
 def _canceller(
@@ -545,6 +425,136 @@ def _canceller(
             alive[0].cancel(alive[1], alive[2], verdict)
 
     return cancel
+
+
+def _turn(agent: Agent, live: Live, message: Message) -> None:
+    """Count a response that was taken into the conversation."""
+    live.run.turn()
+    write_warnings(agent.trace_span, live.run.warn())
+    live.text = "".join(block.get("text", "") for block in message["content"])
+    if any("toolUse" in block for block in message["content"]):
+        return
+    live.cycle_seen = False  # the cycle ends here
+    if live.wrapping is not None:
+        _perform(agent, live, message, live.wrapping, "wrapped_up")
+
+
+def _close_batch(live: Live, event: AfterToolsEvent) -> None:
+    """Tell the calls that ran, in request order, and look for repetitions."""
+    run, batch, live.batch = live.run, live.batch, None
+    if batch is None:
+        return
+    calls = []
+    for request in batch.requests:
+        done = batch.results.get(request["toolUseId"])
+        if request["toolUseId"] in batch.refusals:
+            run.tool_called(request["name"], "refused", None, None)
+        elif done is None or done.cancel_message is not None:
+            run.return_tool(request["name"])
+        else:
+            call = call_of(run, done)
+            run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
+            calls.append(call)
+    run.repeat(calls, live.text)
+    if run.nudge():
+        append_nudge(event.message)
+
+
+def _ends_anyway(live: Live, event: AfterToolsEvent) -> bool:
+    """Tell whether the loop stops after these tools without us: the natural end wins."""
+    agent = event.agent
+    return bool(
+        event.end_turn
+        or live.has_output
+        or agent._deferred_cancel
+        or agent._checkpointing
+        or agent.cancel_signal.is_set()
+        or event.invocation_state.get("request_state", {}).get("stop_event_loop")
+    )
+
+
+def _ends_loop(live: Live, verdict: Verdict) -> bool:
+    """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
+    action = live.run.policy.action
+    if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+        live.run.halt(verdict, "observed")
+        return False
+    if live.wrapping is not None or verdict.reason in AT_ONCE:
+        return True
+    return action != "ask" and not (action == "wrap_up" and not live.wrapped_up)
+
+
+@unfelt("binding")
+def _refusal(live: Live, context: InvokeModelContext) -> InterruptException | None:
+    """Return what keeps this call from going out, or `None`."""
+    verdict = live.verdict or _unless_forced(live.run.judge(), context)
+    if verdict is None:
+        return None
+    action = live.run.policy.action
+    if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+        live.run.halt(verdict, "observed")
+        return None
+    if live.verdict is None and verdict.reason not in AT_ONCE:
+        if action == "ask" and can_be_extended(verdict):
+            return question(verdict)
+        if action == "wrap_up" and not live.wrapped_up and not context.tool_choice:
+            live.wrapping = verdict
+            return None
+    live.verdict = verdict
+    return Refused()
+
+
+@unfelt("binding")
+def _open_call(live: Live, context: InvokeModelContext) -> None:
+    projected = context.projected_input_tokens
+    live.run.open_call(
+        model_id(context.model),
+        estimate_tokens(context.messages) if projected is None else projected,
+    )
+    if live.run.blind and not live.cycle_seen:
+        live.run.cycle()
+    live.cycle_seen = True
+
+
+@unfelt("binding")
+def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
+    """Tell the model what it has to know; the conversation does not keep it."""
+    if live.wrapping is not None and not live.run.wrapped_up:
+        live.run.wrapped_up = True
+        told = with_note(without_tools(context.messages), wrap_up_note(live.wrapping))
+        return context.replace(messages=told, tool_specs=[], tool_choice=None)
+    if live.run.policy.tell_model and (levels := live.run.levels()):
+        return context.replace(messages=with_note(context.messages, budget_note(levels)))
+    return None
+
+
+async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Note what the provider sends, and take its refusal for the stop that it is."""
+    try:
+        async for event in events:
+            if type(event) is ModelStreamChunkEvent:
+                note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
+            yield event
+    except Exception as error:
+        verdict = budget_refusal(error) or live.wrapping  # a last answer that fails is a halt
+        if verdict is None:
+            raise
+        live.run.settle(None, failed=True)
+        live.verdict, live.wrapping = verdict, None
+        end_cycle_span(trace.get_current_span())
+        raise Refused from error
+
+
+def _perform(
+    agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
+) -> None:
+    """The halt is a fact now: tell it, mark its message and the live span."""
+    live.marked = message
+    live.run.halt(verdict, action)
+    stop = live.run.stop(verdict.reason)
+    synthetic = action != "wrapped_up"
+    mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
+    write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
 
 def _taken(policy: Policy) -> ActionTaken:
