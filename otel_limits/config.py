@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "OTEL_LIMITS_"
 
+OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
+
 PRESETS: Final[Mapping[str, Limits]] = {
     "none": Limits(),
     "recommended": Limits(max_iterations=25, max_identical_tool_calls=5),
@@ -335,6 +337,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
             sources[setting.name] = "environment"
         except ValueError as error:
             mistakes.append(str(error))
+            sources[setting.name] = "default, the environment's is invalid"
     mistakes.extend(unknown_variables(environ))
     for name, value in PRESETS[values["preset"]].items():
         if values[name] is None:
@@ -355,15 +358,26 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the OTLP protocol for traces, or `None` when no OTEL_EXPORTER_OTLP_* is set."""
+    """Return the OTLP protocol for traces, or `None` when nothing asks for their export."""
     environ = os.environ if environ is None else environ
-    if not any(name.startswith("OTEL_EXPORTER_OTLP_") and environ[name] for name in environ):
+    exporters = (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+    others = tuple(f"{OTLP_PREFIX}{signal}_" for signal in ("METRICS", "LOGS"))
+    asked = any(
+        name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
+        for name in environ
+    )
+    if not asked or not any(each.strip().startswith("otlp") for each in exporters):
         return None
     return (
         environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
         or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         or "http/protobuf"
     )
+
+
+def environment() -> dict[str, str]:
+    """Copy the environment, for a program that is about to be started."""
+    return dict(os.environ)
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

@@ -10,14 +10,16 @@ import threading
 import weakref
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import wrapt
+from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
-from otel_limits.faults import FAULTS
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
 from otel_limits.processor import LimitsSpanProcessor
@@ -27,7 +29,6 @@ from otel_limits.runs import LIVE
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from opentelemetry.sdk.trace import TracerProvider
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from otel_limits.observers.prometheus import PrometheusObserver
 
 logger = logging.getLogger("otel_limits")
+
+AGENT_MODULE: Final = "strands.agent.agent"
 
 
 class Switch:
@@ -50,8 +53,14 @@ class Switch:
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._watch = Watch(self, LIVE)
+        self._provides = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether every agent of the process is limited."""
+        return self._settings is not None
 
     def on(self, settings: config.Settings, observers: Sequence[Observer] = ()) -> None:
         """Apply `settings` to every agent of the process; again with others replaces them."""
@@ -62,12 +71,13 @@ class Switch:
             self._settings = settings
             self._observers = tuple(observers)
             self._start()
-            self._serve(settings)
+        wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
 
     def off(self) -> None:
         """Undo `on` completely. An agent with a plugin of its own keeps it."""
         with self._lock:
             self._settings = None
+            self._provides = False
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
@@ -91,6 +101,10 @@ class Switch:
             self._own.add(agent)
             self._bind(agent, limits, action)
 
+    def provide_when_missing(self) -> None:
+        """Set a tracer provider when an agent is first called and the program has set none."""
+        self._provides = True
+
     def policy(self, limits: Limits = NO_LIMITS, action: Action | None = None) -> Policy:
         """What applies now to an agent that sets `limits` and `action` itself."""
         base = self._settings.policy if self._settings is not None else Policy()
@@ -100,28 +114,34 @@ class Switch:
 
     def _start(self) -> None:
         if self._prometheus is None:
-            from otel_limits.observers.prometheus import PrometheusObserver
-
-            self._prometheus = PrometheusObserver()
-            self._prometheus.info(version("otel-limits"))
-        LIVE.observers = (log, self._prometheus, *self._observers)
+            self._prometheus = _make_metrics()
+        counting = () if self._prometheus is None else (self._prometheus,)
+        LIVE.observers = (log, *counting, *self._observers)
         self._attachment.attach()
         self._watch.start()
 
-    def _serve(self, settings: config.Settings) -> None:
-        if settings.prometheus_port is None or self._prometheus is None:
-            return
-        try:
-            self._prometheus.serve(settings.prometheus_port, settings.prometheus_host)
-        except OSError as error:
-            logger.error(  # noqa: TRY400  the sentence says it all
-                "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
-                "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
-                settings.prometheus_host,
-                settings.prometheus_port,
-                error.strerror,
-            )
-            LIVE.tell_fault("prometheus")
+    @unfelt("prometheus")
+    def _serve(self) -> None:
+        """Serve /metrics, once Strands is there.
+
+        A program without agents leaves the port to the one that has them: a supervisor of workers
+        would take it and count nothing.
+        """
+        with self._lock:
+            settings, metrics = self._settings, self._prometheus
+            if settings is None or settings.prometheus_port is None or metrics is None:
+                return
+            try:
+                metrics.serve(settings.prometheus_port, settings.prometheus_host)
+            except (OSError, UnicodeError) as error:  # taken, or no address at all
+                logger.error(  # noqa: TRY400  the sentence says it all
+                    "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
+                    "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
+                    settings.prometheus_host,
+                    settings.prometheus_port,
+                    getattr(error, "strerror", None) or error,
+                )
+                LIVE.tell_fault("prometheus")
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
@@ -129,6 +149,18 @@ class Switch:
             self._prometheus.renew_locks()
 
     # --- agents -----------------------------------------------------------------------------------
+
+    @unfelt("provider")
+    def prepare(self) -> None:
+        """An agent is about to be called: set a provider where one was promised and none is.
+
+        Tracers that exist already follow it.
+        """
+        if not self._provides:
+            return
+        self._provides = False
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(make_provider(config.otlp_protocol()))
 
     def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
@@ -149,6 +181,23 @@ class Switch:
         binding.attach(agent)
         self._bindings[agent] = binding
         return binding
+
+
+def _make_metrics() -> PrometheusObserver | None:
+    """Make the metrics, or go without: what limits an agent does not depend on them."""
+    from otel_limits.observers.prometheus import PrometheusObserver
+
+    try:
+        observer = PrometheusObserver()
+        observer.info(version("otel-limits"))
+    except (OSError, ValueError) as error:
+        logger.error(  # noqa: TRY400  the sentence says it all
+            "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
+            "Check PROMETHEUS_MULTIPROC_DIR and the names in the default registry.",
+            error,
+        )
+        return None
+    return observer
 
 
 SWITCH: Final = Switch()
@@ -197,16 +246,17 @@ def enable_leniently() -> None:
 
     A mistake is logged as an error and counted, and every valid setting is in force all the same;
     with `OTEL_LIMITS_STRICT=true` the process ends with status 2 instead.
-
-    Raises:
-        SystemExit: There is a mistake, and the settings are strict.
     """
     reading = config.read()
     if reading.mistakes and reading.settings.strict:
-        for mistake in reading.mistakes:
-            sys.stderr.write(f"otel-limits: {mistake}\n")
-        raise SystemExit(2)
-    SWITCH.on(reading.settings)
+        _end_process(reading.mistakes)
+    try:
+        SWITCH.on(reading.settings)
+    except Exception as error:
+        if reading.settings.strict:
+            _end_process([f"It cannot be switched on ({error!r})."])
+        logger.exception("otel-limits cannot be switched on, so no limit is in force.")
+        return
     for mistake in reading.mistakes:
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
@@ -216,6 +266,26 @@ def enable_leniently() -> None:
             reading.settings.preset,
             ", ".join(f"{k}={v}" for k, v in config.PRESETS[reading.settings.preset].items()),
         )
+
+
+def enable_for_run() -> None:
+    """Enable in a program that `otel-limits run` started, and provide what it lacks."""
+    if not SWITCH.is_on:
+        enable_leniently()
+    SWITCH.provide_when_missing()
+
+
+def _end_process(mistakes: Sequence[str]) -> NoReturn:
+    """End the process with status 2.
+
+    `SystemExit` would not: while Python starts it leads to a traceback and status 1, and in a
+    thread it ends that thread alone.
+    """
+    for mistake in mistakes:
+        sys.stderr.write(f"otel-limits: {mistake}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
 
 
 def _override(
@@ -243,7 +313,15 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         disable()
 
 
-def environment_provider() -> TracerProvider:
-    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`."""
-    enable_leniently()
-    return make_provider(config.otlp_protocol())
+def environment_provider() -> trace.TracerProvider:
+    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`.
+
+    What the program enabled in code before it asked for a tracer stays in force.
+    """
+    if not SWITCH.is_on:
+        enable_leniently()
+    try:
+        return make_provider(config.otlp_protocol())
+    except Exception:
+        logger.exception("otel-limits cannot make a tracer provider; limits stay in force.")
+        return trace.NoOpTracerProvider()

@@ -26,6 +26,9 @@ class Host(Protocol):
     def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, or `None` when otel-limits is off for it."""
 
+    def prepare(self) -> None:
+        """Do what has to be done before the span of an invocation begins."""
+
     def policy(self) -> Policy:
         """Return what applies to an agent without limits of its own."""
 
@@ -108,6 +111,7 @@ class Watch:
     def _agent_start(self, original: Any) -> Any:
         @functools.wraps(original)
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
+            self._host.prepare()
             span = original(agent, *args, **kwargs)
             binding = self._host.binding_of(agent)
             if binding is not None:
