@@ -22,7 +22,12 @@ from strands.hooks import (
 from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamContext, AgentStreamStage
-from strands.types._events import EventLoopStopEvent, ModelStreamChunkEvent, StructuredOutputEvent
+from strands.types._events import (
+    EventLoopStopEvent,
+    ModelStreamChunkEvent,
+    StartEventLoopEvent,
+    StructuredOutputEvent,
+)
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal
@@ -126,8 +131,8 @@ class Live:
     """True when the leg has produced its structured output."""
     refused: bool = False
     """True when the leg ended because no further model call was let out."""
-    cycle_seen: bool = False
-    """True when the cycle under way was counted."""
+    overflowed: bool = False
+    """True while the last model call was one that overflowed the context."""
     batch: Batch | None = None
     text: str = ""
     """What the model said in the turn under way."""
@@ -269,9 +274,7 @@ class Binding:
         if live is None:
             return
         run = live.run
-        if isinstance(event.exception, ContextWindowOverflowException):
-            run.recover()
-            live.cycle_seen = False
+        live.overflowed = isinstance(event.exception, ContextWindowOverflowException)
         if run.call is None:
             return
         if event.stop_response is None:
@@ -337,9 +340,6 @@ class Binding:
         if live is None:
             return
         run = live.run
-        if run.blind and not live.cycle_seen:
-            run.cycle()  # a replayed tool batch: a cycle without a model call
-        live.cycle_seen = False
         _close_batch(live, event)
         write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
@@ -359,7 +359,9 @@ class Binding:
         try:
             async for event in next_fn(context):
                 kind = type(event)
-                if kind is StructuredOutputEvent and self._newest is not None:
+                if kind is StartEventLoopEvent:
+                    self._cycle()
+                elif kind is StructuredOutputEvent and self._newest is not None:
                     self._newest.has_output = True
                 elif kind is EventLoopStopEvent:
                     halted = self._stop(event)
@@ -370,6 +372,18 @@ class Binding:
         run = self._newest and self._newest.run
         if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
+
+    @unfelt("binding")
+    def _cycle(self) -> None:
+        """A cycle begins; after an overflow that nobody retried, it is the recovery."""
+        live = self._newest
+        if live is None:
+            return
+        if live.overflowed:
+            live.overflowed = False
+            live.run.recover()
+        if live.run.blind:
+            live.run.cycle()
 
     @unfelt("binding")
     def _stop(self, event: EventLoopStopEvent) -> bool:
@@ -434,7 +448,6 @@ def _turn(agent: Agent, live: Live, message: Message) -> None:
     live.text = "".join(block.get("text", "") for block in message["content"])
     if any("toolUse" in block for block in message["content"]):
         return
-    live.cycle_seen = False  # the cycle ends here
     if live.wrapping is not None:
         _perform(agent, live, message, live.wrapping, "wrapped_up")
 
@@ -511,9 +524,6 @@ def _open_call(live: Live, context: InvokeModelContext) -> None:
         model_id(context.model),
         estimate_tokens(context.messages) if projected is None else projected,
     )
-    if live.run.blind and not live.cycle_seen:
-        live.run.cycle()
-    live.cycle_seen = True
 
 
 @unfelt("binding")
