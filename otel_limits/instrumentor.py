@@ -20,6 +20,7 @@ from otel_limits.errors import ConfigurationError
 from otel_limits.faults import FAULTS
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
+from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment, make_provider
 from otel_limits.runs import LIVE
@@ -45,6 +46,7 @@ class Switch:
         self._lock = threading.RLock()
         self._settings: config.Settings | None = None
         self._observers: tuple[Observer, ...] = ()
+        self._policy_file = NO_FILE
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
@@ -53,7 +55,12 @@ class Switch:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def on(self, settings: config.Settings, observers: Sequence[Observer] = ()) -> None:
+    def on(
+        self,
+        settings: config.Settings,
+        observers: Sequence[Observer] = (),
+        policy_file: PolicyFile = NO_FILE,
+    ) -> None:
         """Apply `settings` to every agent of the process; again with others replaces them."""
         if settings.disabled:
             logger.info("otel-limits is switched off by OTEL_LIMITS_DISABLED.")
@@ -61,13 +68,16 @@ class Switch:
         with self._lock:
             self._settings = settings
             self._observers = tuple(observers)
+            self._policy_file = policy_file
             self._start()
             self._serve(settings)
+        policy_file.announce()
 
     def off(self) -> None:
         """Undo `on` completely. An agent with a plugin of its own keeps it."""
         with self._lock:
             self._settings = None
+            self._policy_file = NO_FILE
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
@@ -91,9 +101,13 @@ class Switch:
             self._own.add(agent)
             self._bind(agent, limits, action)
 
-    def policy(self, limits: Limits = NO_LIMITS, action: Action | None = None) -> Policy:
-        """What applies now to an agent that sets `limits` and `action` itself."""
+    def policy(
+        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+    ) -> Policy:
+        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
+        base = self._policy_file.document.effective(agent, base)
         return replace(base, limits=limits.over(base.limits), action=action or base.action)
 
     # --- observers --------------------------------------------------------------------------------
@@ -125,6 +139,7 @@ class Switch:
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._policy_file.renew_lock()
         if self._prometheus is not None:
             self._prometheus.renew_locks()
 
@@ -145,7 +160,7 @@ class Switch:
     def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits, action))
+        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
         binding.attach(agent)
         self._bindings[agent] = binding
         return binding
@@ -162,8 +177,9 @@ def enable(
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
 
-    Without arguments the environment decides; an argument wins over it. Calling it again is
-    harmless, and with other arguments replaces what applies to invocations that begin afterwards.
+    Without arguments the environment decides; an argument wins over it. The policy file wins over
+    both, and a `LimitsPlugin` over everything. Calling it again is harmless, and with other
+    arguments replaces what applies to invocations that begin afterwards.
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
@@ -176,7 +192,8 @@ def enable(
             changed. It is a `ValueError`.
     """
     reading = config.read()
-    mistakes = list(reading.mistakes)
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = [*reading.mistakes, *policy_file.mistakes]
     if action is not None:
         try:
             require_choice("action", action, ACTIONS)
@@ -184,7 +201,7 @@ def enable(
             mistakes.append(str(error))
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers)
+    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
 
 
 def disable() -> None:
@@ -202,11 +219,13 @@ def enable_leniently() -> None:
         SystemExit: There is a mistake, and the settings are strict.
     """
     reading = config.read()
-    if reading.mistakes and reading.settings.strict:
-        for mistake in reading.mistakes:
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = (*reading.mistakes, *policy_file.mistakes)
+    if mistakes and reading.settings.strict:
+        for mistake in mistakes:
             sys.stderr.write(f"otel-limits: {mistake}\n")
         raise SystemExit(2)
-    SWITCH.on(reading.settings)
+    SWITCH.on(reading.settings, policy_file=policy_file)
     for mistake in reading.mistakes:
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
