@@ -147,6 +147,12 @@ ROOT: Final[Mapping[str, str]] = {
     "tools": "What applies to the tools whose name fits a glob; the most specific glob wins.",
     "quotas": "Budgets over a time window, shared by many invocations.",
 }
+HELP: Final[Mapping[str, str]] = {
+    "max_calls_per_tool": "Calls of single tools per invocation, by the tool's name.",
+    "warn_at": "Fractions of a cap at which a warning is given once, such as [0.5, 0.8, 0.95].",
+}
+"""What is written otherwise than in the environment."""
+
 EXEMPT_HELP: Final = "Whether loop limits ignore the tool, as befits one that is meant to poll."
 
 

@@ -17,6 +17,7 @@ from otel_limits.limits import LIMIT_NAMES, TREE_LIMITS, Limits
 from otel_limits.policy.kinds import (
     BOOLEAN,
     EXEMPT_HELP,
+    HELP,
     PRICE,
     PRICES,
     REQUIRED_PRICES,
@@ -64,12 +65,12 @@ def _parts() -> dict[str, dict[str, Any]]:
 
 
 def _section() -> dict[str, Any]:
-    helps = {setting.name: setting.help for setting in config.SETTINGS}
+    helps = {setting.name: setting.help for setting in config.SETTINGS} | HELP
     return _mapping(
         {
             "limits": _described("Caps of each invocation.", _reference("limits")),
             "tree": _described(
-                "Caps of an invocation together with all that it starts, held by the outermost one.",
+                "Caps of an invocation with all that it starts, held by the outermost one.",
                 _reference("tree"),
             ),
             **{name: _described(helps[name], kind.schema) for name, kind in SETTINGS.items()},
@@ -79,6 +80,7 @@ def _section() -> dict[str, Any]:
 
 def _caps(names: Collection[str]) -> dict[str, Any]:
     helps = {spec.name: spec.metadata.get("help", "") for spec in dataclasses.fields(Limits)}
+    helps |= HELP
     return _mapping({name: _described(helps[name], _cap(name)) for name in names})
 
 

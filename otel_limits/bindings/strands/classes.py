@@ -26,8 +26,8 @@ class Host(Protocol):
     def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, or `None` when otel-limits is off for it."""
 
-    def policy(self) -> Policy:
-        """Return what applies to an agent without limits of its own."""
+    def policy(self, agent: str) -> Policy:
+        """Return what applies to an agent, or a group, of this name without limits of its own."""
 
 
 class Watch:
@@ -163,7 +163,8 @@ class Watch:
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             before = CURRENT.get()
-            scope = self._runs.group(str(getattr(group, "id", "group")), self._host.policy())
+            name = str(getattr(group, "id", "group"))
+            scope = self._runs.group(name, self._host.policy(name))
             CURRENT.set(scope)
             events = original(group, *args, **kwargs)
             try:
