@@ -275,9 +275,9 @@ class PrometheusObserver:
         """
         for metric in self._metrics.values():
             metric._lock = threading.Lock()  # noqa: SLF001
-            for child in list(metric._metrics.values()):  # noqa: SLF001
-                value = child._value  # type: ignore[attr-defined]  # noqa: SLF001
-                if hasattr(value, "_lock"):
+            for child in (metric, *getattr(metric, "_metrics", {}).values()):
+                value = getattr(child, "_value", None)
+                if value is not None and hasattr(value, "_lock"):
                     value._lock = threading.Lock()  # noqa: SLF001
 
     def _agent(self, name: str) -> AgentCounters:

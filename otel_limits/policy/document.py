@@ -10,17 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.globs import best_match, matching
-from otel_limits.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy, Usage
+from otel_limits.globs import matching, specificity
+from otel_limits.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
 
 if TYPE_CHECKING:
     from otel_limits.policy.yaml_tree import Node
+    from otel_limits.pricing import Price
 
 PER_TOOL: Final = "max_calls_per_tool"
-TOKENS_PER_PRICE: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +28,6 @@ class Entry:
 
     value: Any
     line: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """What a model costs, in USD per million tokens."""
-
-    input: Decimal
-    output: Decimal
-    cache_read: Decimal | None = None
-    """Input tokens read from a cache; they cost as much as other input unless told otherwise."""
-    cache_write: Decimal | None = None
-    """Input tokens written to a cache; they cost as much as other input unless told otherwise."""
-
-    def of(self, usage: Usage) -> Decimal:
-        """USD of `usage`, exactly."""
-        cached = usage.cache_read + usage.cache_write
-        total = (
-            (usage.input - cached) * self.input
-            + usage.cache_read * (self.input if self.cache_read is None else self.cache_read)
-            + usage.cache_write * (self.input if self.cache_write is None else self.cache_write)
-            + usage.output * self.output
-        )
-        return total / TOKENS_PER_PRICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +64,8 @@ class Document:
 
     def effective(self, agent: str, base: Policy) -> Policy:
         """What applies to `agent`, with `base` for all that the file leaves open."""
+        if self is NO_DOCUMENT:
+            return base
         values = {name: entry.value for name, entry in self.entries(agent).items()}
         exempt = frozenset(glob for glob, entry in self.exemptions.items() if entry.value)
         watched = frozenset(self.exemptions) - exempt
@@ -100,10 +78,10 @@ class Document:
             **_fields(values),
         )
 
-    def price(self, model: str) -> Price | None:
-        """What `model` costs, or `None` when the file does not say."""
-        glob = best_match(self.prices, model)
-        return None if glob is None else self.prices[glob].value
+    def price_list(self) -> dict[str, Price]:
+        """Every price by its glob, the most specific first: the first that fits is the one."""
+        ranked = sorted(self.prices, key=specificity)
+        return {glob: self.prices[glob].value for glob in reversed(ranked)}
 
     def rows(
         self, values: Mapping[str, Any], sources: Mapping[str, str], agent: str | None = None

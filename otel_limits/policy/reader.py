@@ -8,7 +8,7 @@ from typing import Final
 
 from otel_limits.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX
 from otel_limits.policy import yaml_tree
-from otel_limits.policy.document import NO_DOCUMENT, Document, Entry, Price
+from otel_limits.policy.document import NO_DOCUMENT, Document, Entry
 from otel_limits.policy.kinds import (
     BOOLEAN,
     PRICE,
@@ -22,6 +22,7 @@ from otel_limits.policy.kinds import (
     cap_kind,
 )
 from otel_limits.policy.yaml_tree import Mistake, Node
+from otel_limits.pricing import Price
 
 EMPTY: Final = Node({}, 1, "a mapping")
 

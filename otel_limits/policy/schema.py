@@ -65,7 +65,7 @@ def _parts() -> dict[str, dict[str, Any]]:
 
 
 def _section() -> dict[str, Any]:
-    helps = {setting.name: setting.help for setting in config.SETTINGS} | HELP
+    helps = {**{setting.name: setting.help for setting in config.SETTINGS}, **HELP}
     return _mapping(
         {
             "limits": _described("Caps of each invocation.", _reference("limits")),
