@@ -263,6 +263,12 @@ SETTINGS: Final = (
         "ignore them, or halt as if every token limit were reached.",
     ),
     Setting(
+        name="policy",
+        parse=plain,
+        default=None,
+        help="Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
+    ),
+    Setting(
         name="preset",
         parse=choice(*PRESETS),
         default="none",
@@ -302,6 +308,8 @@ class Settings:
     """Everything that can be set for a process."""
 
     policy: Policy = DEFAULT_POLICY
+    policy_path: str | None = None
+    """Policy file, which wins over `policy`."""
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
@@ -395,6 +403,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
             nudge=not values["nudge_disabled"],
             exempt_tools=values["exempt_tools"],
         ),
+        policy_path=values["policy"],
         preset=values["preset"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],

@@ -168,7 +168,18 @@ class Fault:
     component: str
 
 
-Fact: TypeAlias = Started | Cycle | Turn | ModelCall | ToolCall | Warned | Halt | Stop | Fault
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRead:
+    """A new version of the policy file was read."""
+
+    path: str
+    valid: bool
+    """False when it was refused, so that the version before it stays in force."""
+
+
+Fact: TypeAlias = (
+    Started | Cycle | Turn | ModelCall | ToolCall | Warned | Halt | Stop | Fault | PolicyRead
+)
 
 Observer: TypeAlias = Callable[[Fact], None]
 """Anything that is told every fact. It may fail: that is logged, counted and never felt."""

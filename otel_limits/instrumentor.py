@@ -22,6 +22,7 @@ from otel_limits.errors import ConfigurationError
 from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
+from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment, make_provider
 from otel_limits.runs import LIVE
@@ -48,6 +49,7 @@ class Switch:
         self._lock = threading.RLock()
         self._settings: config.Settings | None = None
         self._observers: tuple[Observer, ...] = ()
+        self._policy_file = NO_FILE
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
@@ -62,7 +64,12 @@ class Switch:
         """Whether every agent of the process is limited."""
         return self._settings is not None
 
-    def on(self, settings: config.Settings, observers: Sequence[Observer] = ()) -> None:
+    def on(
+        self,
+        settings: config.Settings,
+        observers: Sequence[Observer] = (),
+        policy_file: PolicyFile = NO_FILE,
+    ) -> None:
         """Apply `settings` to every agent of the process; again with others replaces them."""
         if settings.disabled:
             logger.info("otel-limits is switched off by OTEL_LIMITS_DISABLED.")
@@ -70,14 +77,17 @@ class Switch:
         with self._lock:
             self._settings = settings
             self._observers = tuple(observers)
+            self._policy_file = policy_file
             self._start()
         wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
+        policy_file.announce()
 
     def off(self) -> None:
         """Undo `on` completely. An agent with a plugin of its own keeps it."""
         with self._lock:
             self._settings = None
             self._provides = False
+            self._policy_file = NO_FILE
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
@@ -105,9 +115,13 @@ class Switch:
         """Set a tracer provider when an agent is first called and the program has set none."""
         self._provides = True
 
-    def policy(self, limits: Limits = NO_LIMITS, action: Action | None = None) -> Policy:
-        """What applies now to an agent that sets `limits` and `action` itself."""
+    def policy(
+        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+    ) -> Policy:
+        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
+        base = self._policy_file.document.effective(agent, base)
         return replace(base, limits=limits.over(base.limits), action=action or base.action)
 
     # --- observers --------------------------------------------------------------------------------
@@ -145,6 +159,7 @@ class Switch:
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._policy_file.renew_lock()
         if self._prometheus is not None:
             self._prometheus.renew_locks()
 
@@ -177,7 +192,7 @@ class Switch:
     def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits, action))
+        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
         binding.attach(agent)
         self._bindings[agent] = binding
         return binding
@@ -211,8 +226,9 @@ def enable(
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
 
-    Without arguments the environment decides; an argument wins over it. Calling it again is
-    harmless, and with other arguments replaces what applies to invocations that begin afterwards.
+    Without arguments the environment decides; an argument wins over it. The policy file wins over
+    both, and a `LimitsPlugin` over everything. Calling it again is harmless, and with other
+    arguments replaces what applies to invocations that begin afterwards.
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
@@ -225,7 +241,8 @@ def enable(
             changed. It is a `ValueError`.
     """
     reading = config.read()
-    mistakes = list(reading.mistakes)
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = [*reading.mistakes, *policy_file.mistakes]
     if action is not None:
         try:
             require_choice("action", action, ACTIONS)
@@ -233,7 +250,7 @@ def enable(
             mistakes.append(str(error))
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers)
+    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
 
 
 def disable() -> None:
@@ -248,10 +265,12 @@ def enable_leniently() -> None:
     with `OTEL_LIMITS_STRICT=true` the process ends with status 2 instead.
     """
     reading = config.read()
-    if reading.mistakes and reading.settings.strict:
-        _end_process(reading.mistakes)
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = (*reading.mistakes, *policy_file.mistakes)
+    if mistakes and reading.settings.strict:
+        _end_process(mistakes)
     try:
-        SWITCH.on(reading.settings)
+        SWITCH.on(reading.settings, policy_file=policy_file)
     except Exception as error:
         if reading.settings.strict:
             _end_process([f"It cannot be switched on ({error!r})."])

@@ -148,10 +148,10 @@ class Binding:
 
     Args:
         runs: Where its invocations are followed.
-        policy: What applies to it, asked for at the start of each invocation.
+        policy: What applies to an agent of this name, asked for at the start of each invocation.
     """
 
-    def __init__(self, runs: Runs, policy: Callable[[], Policy]) -> None:
+    def __init__(self, runs: Runs, policy: Callable[[str], Policy]) -> None:
         """Attach nothing yet."""
         self._runs = runs
         self._policy = policy
@@ -200,7 +200,9 @@ class Binding:
         """An invocation begins under `span`; a direct one asks the model without the loop."""
         context = span.get_span_context()
         answer = answer_of(agent)
-        policy = self._policy() if answer is None else extend(self._policy(), answer.response)
+        policy = self._policy(agent.name)
+        if answer is not None:
+            policy = extend(policy, answer.response)
         run = self._runs.start(agent.name, policy, context.trace_id, context.span_id, direct=direct)
         run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
         self._live.append(Live(run, verdict=declined_verdict(answer)))

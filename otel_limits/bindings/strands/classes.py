@@ -29,8 +29,8 @@ class Host(Protocol):
     def prepare(self) -> None:
         """Do what has to be done before the span of an invocation begins."""
 
-    def policy(self) -> Policy:
-        """Return what applies to an agent without limits of its own."""
+    def policy(self, agent: str) -> Policy:
+        """Return what applies to an agent, or a group, of this name without limits of its own."""
 
 
 class Watch:
@@ -167,7 +167,8 @@ class Watch:
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             before = CURRENT.get()
-            scope = self._runs.group(str(getattr(group, "id", "group")), self._host.policy())
+            name = str(getattr(group, "id", "group"))
+            scope = self._runs.group(name, self._host.policy(name))
             CURRENT.set(scope)
             events = original(group, *args, **kwargs)
             try:

@@ -83,5 +83,5 @@ def call_of(run: Run, done: AfterToolCallEvent) -> Call:
         tool=name,
         request=request,
         result=fingerprint(done.result.get("status"), done.result.get("content")),
-        exempt=name in run.policy.exempt_tools,
+        exempt=run.policy.exempts(name),
     )
