@@ -4,10 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits.errors import (
     ConfigurationError,
+    KilledError,
     LimitReachedError,
+    LoopDetectedError,
+    MaxCostReachedError,
+    MaxDurationReachedError,
+    MaxInputTokensReachedError,
     MaxIterationsReachedException,
+    MaxOutputTokensReachedError,
     MaxTokenBudgetReachedException,
+    MaxToolCallsReachedError,
     MaxTurnsReachedException,
+    QuotaExceededError,
 )
 from otel_limits.facts import (
     Cycle,
@@ -17,28 +25,49 @@ from otel_limits.facts import (
     Invocation,
     ModelCall,
     Observer,
+    PolicyRead,
     Started,
     Stop,
+    ToolCall,
     Turn,
+    Warned,
 )
 from otel_limits.instrumentor import disable, enable
 from otel_limits.limits import (
+    KILLED_STOP_REASON,
+    LOOP_DETECTED_STOP_REASON,
+    MAX_COST_STOP_REASON,
+    MAX_DURATION_STOP_REASON,
+    MAX_INPUT_TOKENS_STOP_REASON,
     MAX_ITERATIONS_STOP_REASON,
+    MAX_OUTPUT_TOKENS_STOP_REASON,
     MAX_TOKEN_BUDGET_STOP_REASON,
+    MAX_TOOL_CALLS_STOP_REASON,
     MAX_TURNS_STOP_REASON,
+    QUOTA_EXCEEDED_STOP_REASON,
     Breach,
+    Level,
     Limits,
     Usage,
 )
 from otel_limits.messages import is_synthetic, stop_of
+from otel_limits.runs import kill
 
 if TYPE_CHECKING:
     from otel_limits.plugin import LimitsPlugin
 
 __all__ = [
+    "KILLED_STOP_REASON",
+    "LOOP_DETECTED_STOP_REASON",
+    "MAX_COST_STOP_REASON",
+    "MAX_DURATION_STOP_REASON",
+    "MAX_INPUT_TOKENS_STOP_REASON",
     "MAX_ITERATIONS_STOP_REASON",
+    "MAX_OUTPUT_TOKENS_STOP_REASON",
     "MAX_TOKEN_BUDGET_STOP_REASON",
+    "MAX_TOOL_CALLS_STOP_REASON",
     "MAX_TURNS_STOP_REASON",
+    "QUOTA_EXCEEDED_STOP_REASON",
     "Breach",
     "ConfigurationError",
     "Cycle",
@@ -46,21 +75,34 @@ __all__ = [
     "Fault",
     "Halt",
     "Invocation",
+    "KilledError",
+    "Level",
     "LimitReachedError",
     "Limits",
     "LimitsPlugin",
+    "LoopDetectedError",
+    "MaxCostReachedError",
+    "MaxDurationReachedError",
+    "MaxInputTokensReachedError",
     "MaxIterationsReachedException",
+    "MaxOutputTokensReachedError",
     "MaxTokenBudgetReachedException",
+    "MaxToolCallsReachedError",
     "MaxTurnsReachedException",
     "ModelCall",
     "Observer",
+    "PolicyRead",
+    "QuotaExceededError",
     "Started",
     "Stop",
+    "ToolCall",
     "Turn",
     "Usage",
+    "Warned",
     "disable",
     "enable",
     "is_synthetic",
+    "kill",
     "stop_of",
 ]
 

@@ -8,37 +8,43 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, cast
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from otel_limits.ledger.address import Address, parse
-from otel_limits.ledger.rows import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.limits import (
     ACTIONS,
+    LIMIT_NAMES,
+    LOOP_LIMITS,
+    TREE_LIMITS,
+    TREE_PREFIX,
     UNMEASURED,
+    UNPRICED,
     Action,
     Limits,
     Policy,
     Unmeasured,
+    Unpriced,
     require_choice,
+    require_seconds,
+    require_usd,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 PREFIX: Final = "OTEL_LIMITS_"
 
+OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
+
 PRESETS: Final[Mapping[str, Limits]] = {
     "none": Limits(),
-    "recommended": Limits(max_iterations=25),
+    "recommended": Limits(max_iterations=25, max_identical_tool_calls=5),
 }
 
 DEFAULT_POLICY: Final = Policy()
 
 MAX_PORT: Final = 65_535
-
-AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,62 +117,143 @@ def plain(name: str, text: str) -> str:  # noqa: ARG001  the signature of every 
     return text
 
 
-def data_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """Where this user's programs keep their data, by the custom of the platform."""
-    environ = os.environ if environ is None else environ
-    if sys.platform == "win32":
-        base = environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Application Support")
-    else:
-        base = environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "otel-limits"
-
-
-def default_ledger() -> str:
-    """The ledger of `otel-limits run` and of the questions, where none is named."""
-    return str(data_directory() / "ledger.db")
-
-
-def ledger_address(name: str, text: str) -> Address | None:
-    """Parse the address of a ledger; `none` is no ledger.
+def switchable(name: str, text: str) -> int:
+    """Parse a cap that 0 switches off.
 
     Raises:
-        ValueError: It is no address, or the driver of its server is not installed.
+        ValueError: It is no whole number of 0 or more.
     """
-    return None if text.lower() == "none" else parse(name, text, data_directory())
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise ValueError(
+        f"{name} must be a whole number of 1 or more, or 0 to switch it off, got {text!r}."
+    )
 
 
-def audit_keys(name: str, text: str) -> tuple[str, ...]:
-    """Parse names of baggage entries and trace attributes, separated by commas.
+def seconds(name: str, text: str) -> float:
+    """Parse a duration in seconds.
 
     Raises:
-        ValueError: One is no such name, or is what a column of the ledger is called.
+        ValueError: It is no finite number above 0.
     """
-    keys = tuple(dict.fromkeys(key.strip() for key in text.split(",") if key.strip()))
-    for key in keys:
-        if not AUDIT_KEY.fullmatch(key):
-            raise ValueError(
-                f"{name} must be names such as tenant.id, separated by commas, got {key!r}."
-            )
-        if key in OWN_NAMES:
-            raise ValueError(f"{name} cannot contain {key!r}: the ledger has that already.")
-    return keys
+    try:
+        return require_seconds(name, float(text))
+    except ValueError:
+        raise ValueError(f"{name} must be a number of seconds above 0, got {text!r}.") from None
 
 
-LIMIT_SETTINGS: Final = tuple(
-    Setting(name=spec.name, parse=whole_number, default=None, help=spec.metadata["help"])
-    for spec in dataclasses.fields(Limits)
+def usd(name: str, text: str) -> Decimal:
+    """Parse an amount of money, exactly.
+
+    Raises:
+        ValueError: It is no finite amount above 0.
+    """
+    try:
+        return require_usd(name, Decimal(text))
+    except (ValueError, ArithmeticError):
+        raise ValueError(
+            f"{name} must be an amount of USD above 0, such as 0.50, got {text!r}."
+        ) from None
+
+
+def calls_per_tool(name: str, text: str) -> dict[str, int]:
+    """Parse `search=20,fetch=5`.
+
+    Raises:
+        ValueError: A part is no tool name with a whole number of 1 or more.
+    """
+    caps = {}
+    for part in text.split(","):
+        tool, equals, number = part.strip().rpartition("=")
+        if not equals or not tool:
+            raise ValueError(f"{name} must look like search=20,fetch=5, got {text!r}.")
+        caps[tool] = whole_number(f"{name} for tool {tool!r}", number)
+    return caps
+
+
+def fractions(name: str, text: str) -> tuple[float, ...]:
+    """Parse `0.5,0.8,0.95`.
+
+    Raises:
+        ValueError: A part is no number above 0 and up to 1.
+    """
+    try:
+        parsed = tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        parsed = ()
+    if not parsed or not all(0 < each <= 1 for each in parsed):
+        raise ValueError(
+            f"{name} must be fractions above 0 and up to 1, such as 0.5,0.8,0.95, got {text!r}."
+        )
+    return parsed
+
+
+def names(name: str, text: str) -> frozenset[str]:  # noqa: ARG001  the signature of every parser
+    """Parse `poll_status,wait`."""
+    return frozenset(part.strip() for part in text.split(",") if part.strip())
+
+
+PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "max_cost_usd": usd,
+    "max_duration_seconds": seconds,
+    "max_calls_per_tool": calls_per_tool,
+    **dict.fromkeys(LOOP_LIMITS, switchable),
+}
+"""How a limit is read; a whole number of 1 or more unless told otherwise."""
+
+
+def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
+    text = next(spec for spec in dataclasses.fields(Limits) if spec.name == name).metadata["help"]
+    return Setting(
+        name=prefix + name, parse=PARSERS.get(name, whole_number), default=None, help=note + text
+    )
+
+
+LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
+TREE_SETTINGS: Final = tuple(
+    _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
 )
 
 SETTINGS: Final = (
     *LIMIT_SETTINGS,
+    *TREE_SETTINGS,
     Setting(
         name="action",
         parse=choice(*ACTIONS),
         default="halt",
         help="What is done when a limit is reached: observe (go on, but record it), "
-        "halt (return with the stop reason) or raise (halt, then raise from the call).",
+        "halt (return with the stop reason), wrap_up (one last model call without tools writes "
+        "the answer), raise (halt, then raise from the call) or ask (interrupt for a human).",
+    ),
+    Setting(
+        name="warn_at",
+        parse=fractions,
+        default=(),
+        help="Fractions of a cap at which a warning is given once, such as 0.5,0.8,0.95.",
+    ),
+    Setting(
+        name="tell_model",
+        parse=boolean,
+        default=False,
+        help="Tell the model with each call what is left; never stored in the conversation.",
+    ),
+    Setting(
+        name="nudge_disabled",
+        parse=boolean,
+        default=False,
+        help="Don't tell the model, one repetition before a loop limit, that it repeats itself.",
+    ),
+    Setting(
+        name="exempt_tools",
+        parse=names,
+        default=frozenset(),
+        help="Tools that loop limits don't look at, such as poll_status,wait.",
+    ),
+    Setting(
+        name="unpriced",
+        parse=choice(*UNPRICED),
+        default="warn",
+        help="How a model call without a known price counts against max_cost_usd: warn, or halt.",
     ),
     Setting(
         name="unmeasured",
@@ -176,10 +263,17 @@ SETTINGS: Final = (
         "ignore them, or halt as if every token limit were reached.",
     ),
     Setting(
+        name="policy",
+        parse=plain,
+        default=None,
+        help="Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
+    ),
+    Setting(
         name="preset",
         parse=choice(*PRESETS),
         default="none",
-        help="Limits to start from; recommended sets max_iterations=25.",
+        help="Limits to start from; recommended sets max_iterations=25 and "
+        "max_identical_tool_calls=5.",
     ),
     Setting(
         name="prometheus_port",
@@ -192,28 +286,6 @@ SETTINGS: Final = (
         parse=plain,
         default="127.0.0.1",
         help="Address that /metrics is served on; loopback unless told otherwise.",
-    ),
-    Setting(
-        name="ledger",
-        parse=ledger_address,
-        default=None,
-        help="Where every model call is recorded: a path, sqlite:///PATH or postgresql://…; "
-        "none for no ledger. Unset: none, except in otel-limits run, which keeps one in the "
-        "user's data directory.",
-    ),
-    Setting(
-        name="ledger_sync",
-        parse=choice(*LEDGER_SYNCS),
-        default="invocation",
-        help="When recorded rows are durable: when an invocation returns (invocation), when each "
-        "model call ends (call), or a quarter of a second later (background).",
-    ),
-    Setting(
-        name="audit_keys",
-        parse=audit_keys,
-        default=(),
-        help="Baggage entries and agent trace attributes that become columns of the ledger, "
-        "separated by commas, such as tenant.id,user.id.",
     ),
     Setting(
         name="strict",
@@ -236,12 +308,11 @@ class Settings:
     """Everything that can be set for a process."""
 
     policy: Policy = DEFAULT_POLICY
+    policy_path: str | None = None
+    """Policy file, which wins over `policy`."""
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
-    ledger: Address | None = None
-    ledger_sync: LedgerSync = "invocation"
-    audit_keys: tuple[str, ...] = ()
     strict: bool = False
     disabled: bool = False
 
@@ -274,6 +345,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
             sources[setting.name] = "environment"
         except ValueError as error:
             mistakes.append(str(error))
+            sources[setting.name] = "default, the environment's is invalid"
     mistakes.extend(unknown_variables(environ))
     for name, value in PRESETS[values["preset"]].items():
         if values[name] is None:
@@ -294,9 +366,15 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the OTLP protocol for traces, or `None` when no OTEL_EXPORTER_OTLP_* is set."""
+    """Return the OTLP protocol for traces, or `None` when nothing asks for their export."""
     environ = os.environ if environ is None else environ
-    if not any(name.startswith("OTEL_EXPORTER_OTLP_") and environ[name] for name in environ):
+    exporters = (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+    others = tuple(f"{OTLP_PREFIX}{signal}_" for signal in ("METRICS", "LOGS"))
+    asked = any(
+        name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
+        for name in environ
+    )
+    if not asked or not any(each.strip().startswith("otlp") for each in exporters):
         return None
     return (
         environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
@@ -305,20 +383,30 @@ def otlp_protocol(environ: Mapping[str, str] | None = None) -> str | None:
     )
 
 
+def environment() -> dict[str, str]:
+    """Copy the environment, for a program that is about to be started."""
+    return dict(os.environ)
+
+
 def _settings(values: Mapping[str, Any]) -> Settings:
-    limits = Limits(**{setting.name: values[setting.name] for setting in LIMIT_SETTINGS})
+    limits = Limits(**{name: values[name] for name in LIMIT_NAMES})
+    tree = Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS})
     return Settings(
         policy=Policy(
             limits=limits,
+            tree=tree,
             action=cast("Action", values["action"]),
             unmeasured=cast("Unmeasured", values["unmeasured"]),
+            unpriced=cast("Unpriced", values["unpriced"]),
+            warn_at=values["warn_at"],
+            tell_model=values["tell_model"],
+            nudge=not values["nudge_disabled"],
+            exempt_tools=values["exempt_tools"],
         ),
+        policy_path=values["policy"],
         preset=values["preset"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],
-        ledger=values["ledger"],
-        ledger_sync=cast("LedgerSync", values["ledger_sync"]),
-        audit_keys=values["audit_keys"],
         strict=values["strict"],
         disabled=values["disabled"],
     )

@@ -7,17 +7,26 @@ Exception
 └── LimitReachedError
     ├── MaxIterationsReachedException
     ├── MaxTurnsReachedException
-    └── MaxTokenBudgetReachedException
+    ├── MaxTokenBudgetReachedException
+    ├── MaxInputTokensReachedError
+    ├── MaxOutputTokensReachedError
+    ├── MaxToolCallsReachedError
+    ├── MaxCostReachedError
+    ├── MaxDurationReachedError
+    ├── LoopDetectedError
+    ├── QuotaExceededError
+    └── KilledError
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from otel_limits.facts import Stop
-    from otel_limits.limits import Breach
+    from otel_limits.limits import Number, Verdict
 
 
 class ConfigurationError(ValueError):
@@ -73,7 +82,7 @@ class LimitReachedError(Exception):
     unit: str = ""
     stop: Stop | None = None
 
-    def __init__(self, observed: int, cap: int) -> None:
+    def __init__(self, observed: Number, cap: Number) -> None:
         """Take what was used and what is permitted."""
         super().__init__(observed, cap)
         self.observed = observed
@@ -124,18 +133,110 @@ class MaxTokenBudgetReachedException(LimitReachedError):  # noqa: N818  the name
         self.max_token_budget = max_token_budget
 
 
-BY_LIMIT: Final[dict[str, type[LimitReachedError]]] = {
-    kind.limit: kind
-    for kind in (
-        MaxIterationsReachedException,
-        MaxTurnsReachedException,
-        MaxTokenBudgetReachedException,
-    )
+class MaxInputTokensReachedError(LimitReachedError):
+    """`max_input_tokens` was reached."""
+
+    limit = "max_input_tokens"
+    unit = "input tokens"
+
+
+class MaxOutputTokensReachedError(LimitReachedError):
+    """`max_output_tokens` was reached."""
+
+    limit = "max_output_tokens"
+    unit = "output tokens"
+
+
+class MaxToolCallsReachedError(LimitReachedError):
+    """`max_tool_calls`, or the cap of a single tool, was passed by a call that was refused."""
+
+    limit = "max_tool_calls"
+    unit = "calls"
+
+
+class MaxCostReachedError(LimitReachedError):
+    """`max_cost_usd` was reached."""
+
+    limit = "max_cost_usd"
+    unit = "USD"
+
+
+class MaxDurationReachedError(LimitReachedError):
+    """`max_duration_seconds` was reached."""
+
+    limit = "max_duration_seconds"
+    unit = "seconds"
+
+
+class LoopDetectedError(LimitReachedError):
+    """The agent repeats itself.
+
+    Attributes:
+        tool_name: The tool that it repeats, if it is one.
+        count: How often.
+    """
+
+    limit = "a loop limit"
+
+    def __init__(self, tool_name: str | None, count: int) -> None:
+        """Take the tool and how often it was repeated."""
+        super().__init__(count, count)
+        self.args = (tool_name, count)
+        self.tool_name = tool_name
+        self.count = count
+
+    def __str__(self) -> str:
+        """Name the agent, the tool and how often."""
+        agent = f" by agent {self.stop.agent!r}" if self.stop else ""
+        tool = f" of tool {self.tool_name!r}" if self.tool_name else ""
+        return f"loop detected{agent}: {self.count} repetitions{tool}."
+
+
+class QuotaExceededError(LimitReachedError):
+    """A quota is used up, or a gateway said that its budget is."""
+
+    limit = "quota"
+
+
+class KilledError(LimitReachedError):
+    """An operator ended the invocation."""
+
+    limit = "killed"
+
+    def __init__(self, observed: Number = 1, cap: Number = 0) -> None:
+        """There is nothing to count."""
+        super().__init__(observed, cap)
+
+    def __str__(self) -> str:
+        """Name the agent."""
+        agent = f" of agent {self.stop.agent!r}" if self.stop else ""
+        return f"The invocation{agent} was killed."
+
+
+BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
+    "max_iterations": MaxIterationsReachedException,
+    "max_turns": MaxTurnsReachedException,
+    "max_token_budget": MaxTokenBudgetReachedException,
+    "max_input_tokens": MaxInputTokensReachedError,
+    "max_output_tokens": MaxOutputTokensReachedError,
+    "max_tool_calls": MaxToolCallsReachedError,
+    "max_cost_usd": MaxCostReachedError,
+    "max_duration": MaxDurationReachedError,
+    "quota_exceeded": QuotaExceededError,
 }
 
 
-def limit_reached(breach: Breach, stop: Stop) -> LimitReachedError:
-    """Make the exception that tells of `breach`."""
-    error = BY_LIMIT.get(breach.limit, LimitReachedError)(breach.observed, breach.cap)
+def limit_reached(verdict: Verdict, stop: Stop) -> LimitReachedError:
+    """Make the exception that tells of `verdict`."""
+    breach = verdict.breach
+    error: LimitReachedError
+    if breach is None:
+        error = KilledError()
+    elif breach.reason == "loop_detected":
+        error = LoopDetectedError(breach.subject, int(breach.observed))
+    else:
+        error = BY_REASON.get(breach.reason, LimitReachedError)(
+            *cast("tuple[int, int]", (breach.observed, breach.cap))
+        )
     error.stop = stop
     return error

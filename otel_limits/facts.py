@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from otel_limits.limits import NO_USAGE, Breach, Level, Limits, Usage
+from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Usage
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
@@ -24,19 +26,14 @@ class Invocation:
     agent: str
     id: str
     """Unique over processes and restarts."""
-    trace_id: str | None
-    """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
-    span_id: str | None
-    """16 hexadecimal digits of the `invoke_agent` span."""
+    root_id: str
+    """The outermost invocation of its budget tree; its own id when it is that one."""
     parent_id: str | None = None
-    """Id of the invocation that started this one, `None` at the root of a budget tree."""
-    root_id: str = ""
-    """Id of the root of its budget tree; its own id unless told otherwise."""
-
-    def __post_init__(self) -> None:
-        """An invocation that nobody started is a root."""
-        if not self.root_id:
-            object.__setattr__(self, "root_id", self.id)
+    """The invocation that started it, if one did."""
+    trace_id: str | None = None
+    """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
+    span_id: str | None = None
+    """16 hexadecimal digits of the `invoke_agent` span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +140,16 @@ class Halt:
     """A limit was reached: the agent was stopped, or would have been (`observed`)."""
 
     invocation: Invocation
-    breach: Breach
+    reason: str
+    """The stop reason that it leads to."""
     breaches: tuple[Breach, ...]
+    """Every limit that was reached, the one that decides first; none when it was killed."""
     action: ActionTaken
+
+    @property
+    def breach(self) -> Breach | None:
+        """The limit that decides."""
+        return self.breaches[0] if self.breaches else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +176,13 @@ class Stop:
     seconds: float = 0.0
     """Duration of the invocation."""
     tool_calls: int = 0
-    levels: tuple[Level, ...] = ()
+    cost: Decimal = NO_COST
+    """USD of the model calls with a known price."""
+    unpriced_calls: int = 0
+    """Model calls with tokens but without a known price."""
+    invocation: Invocation | None = field(default=None, compare=False)
+    """Its place in the budget tree; not kept in the conversation."""
+    levels: tuple[Level, ...] = field(default=(), compare=False)
     """How much of each limit that is set had been used."""
 
 
@@ -183,7 +193,18 @@ class Fault:
     component: str
 
 
-Fact: TypeAlias = Started | Cycle | Turn | ModelCall | ToolCall | Warned | Halt | Stop | Fault
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRead:
+    """A new version of the policy file was read."""
+
+    path: str
+    valid: bool
+    """False when it was refused, so that the version before it stays in force."""
+
+
+Fact: TypeAlias = (
+    Started | Cycle | Turn | ModelCall | ToolCall | Warned | Halt | Stop | Fault | PolicyRead
+)
 
 Observer: TypeAlias = Callable[[Fact], None]
 """Anything that is told every fact. It may fail: that is logged, counted and never felt."""

@@ -8,29 +8,32 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import wrapt
+from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config
+from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
-from otel_limits.faults import FAULTS
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
+from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment, make_provider
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from collections.abc import Collection, Sequence
+
     from strands.agent.agent import Agent
 
-    from otel_limits.bindings.strands import Binding
+    from otel_limits.bindings.strands.binding import Binding
     from otel_limits.facts import Observer
-    from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.prometheus import PrometheusObserver
 
 logger = logging.getLogger("otel_limits")
@@ -45,18 +48,28 @@ class Switch:
         """Begin switched off."""
         self._lock = threading.RLock()
         self._settings: config.Settings | None = None
+        self._observers: tuple[Observer, ...] = ()
+        self._policy_file = NO_FILE
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
-        self._ledger: LedgerObserver | None = None
-        self._observers: tuple[Observer, ...] = ()
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
-        self._originals: dict[str, Any] = {}
-        self._waiting_for_strands = False
+        self._watch = Watch(self, LIVE)
+        self._provides = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def on(self, settings: config.Settings, observers: Sequence[Observer] = ()) -> None:
+    @property
+    def is_on(self) -> bool:
+        """Whether every agent of the process is limited."""
+        return self._settings is not None
+
+    def on(
+        self,
+        settings: config.Settings,
+        observers: Sequence[Observer] = (),
+        policy_file: PolicyFile = NO_FILE,
+    ) -> None:
         """Apply `settings` to every agent of the process; again with others replaces them."""
         if settings.disabled:
             logger.info("otel-limits is switched off by OTEL_LIMITS_DISABLED.")
@@ -64,23 +77,26 @@ class Switch:
         with self._lock:
             self._settings = settings
             self._observers = tuple(observers)
-            self._start(settings)
-            self._serve(settings)
+            self._policy_file = policy_file
+            self._start()
+        wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
+        policy_file.announce()
 
     def off(self) -> None:
         """Undo `on` completely. An agent with a plugin of its own keeps it."""
         with self._lock:
             self._settings = None
+            self._provides = False
+            self._policy_file = NO_FILE
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
                 return
-            self._unwatch_agents()
+            self._watch.stop()
             self._attachment.detach()
             LIVE.observers = self._observers = ()
-            self._record(config.Settings())
             if self._prometheus is not None:
                 self._prometheus.close()
                 self._prometheus = None
@@ -91,135 +107,77 @@ class Switch:
         if reading.settings.disabled:
             return
         with self._lock:
-            self._start(self._settings or reading.settings)
+            self._start()
             self._own.add(agent)
             self._bind(agent, limits, action)
 
-    def policy(self, limits: Limits = NO_LIMITS, action: Action | None = None) -> Policy:
-        """What applies now to an agent that sets `limits` and `action` itself."""
+    def provide_when_missing(self) -> None:
+        """Set a tracer provider when an agent is first called and the program has set none."""
+        self._provides = True
+
+    def policy(
+        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+    ) -> Policy:
+        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
-        return Policy(
-            limits=limits.over(base.limits),
-            action=action or base.action,
-            unmeasured=base.unmeasured,
-        )
+        base = self._policy_file.document.effective(agent, base)
+        return replace(base, limits=limits.over(base.limits), action=action or base.action)
 
     # --- observers --------------------------------------------------------------------------------
 
-    def _start(self, settings: config.Settings) -> None:
+    def _start(self) -> None:
         if self._prometheus is None:
-            from otel_limits.observers.prometheus import PrometheusObserver
-
-            self._prometheus = PrometheusObserver()
-            self._prometheus.info(version("otel-limits"))
-        self._record(settings)
-        recorders = (self._ledger,) if self._ledger is not None else ()
-        LIVE.observers = (log, self._prometheus, *self._observers, *recorders)
+            self._prometheus = _make_metrics()
+        counting = () if self._prometheus is None else (self._prometheus,)
+        LIVE.observers = (log, *counting, *self._observers)
         self._attachment.attach()
-        self._watch_agents()
+        self._watch.start()
 
-    def _record(self, settings: config.Settings) -> None:
-        """Keep the ledger that `settings` name, and no other."""
-        LIVE.audit_keys = settings.audit_keys
-        kept = (self._ledger.address, self._ledger.sync) if self._ledger is not None else None
-        if settings.ledger is not None and kept == (settings.ledger, settings.ledger_sync):
-            return
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
-        if settings.ledger is not None:
-            from otel_limits.observers.ledger import LedgerObserver
+    @unfelt("prometheus")
+    def _serve(self) -> None:
+        """Serve /metrics, once Strands is there.
 
-            self._ledger = LedgerObserver(settings.ledger, settings.ledger_sync)
-
-    def _serve(self, settings: config.Settings) -> None:
-        if settings.prometheus_port is None or self._prometheus is None:
-            return
-        try:
-            self._prometheus.serve(settings.prometheus_port, settings.prometheus_host)
-        except OSError as error:
-            logger.error(  # noqa: TRY400  the sentence says it all
-                "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
-                "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
-                settings.prometheus_host,
-                settings.prometheus_port,
-                error.strerror,
-            )
-            LIVE.tell_fault("prometheus")
+        A program without agents leaves the port to the one that has them: a supervisor of workers
+        would take it and count nothing.
+        """
+        with self._lock:
+            settings, metrics = self._settings, self._prometheus
+            if settings is None or settings.prometheus_port is None or metrics is None:
+                return
+            try:
+                metrics.serve(settings.prometheus_port, settings.prometheus_host)
+            except (OSError, UnicodeError) as error:  # taken, or no address at all
+                logger.error(  # noqa: TRY400  the sentence says it all
+                    "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
+                    "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
+                    settings.prometheus_host,
+                    settings.prometheus_port,
+                    getattr(error, "strerror", None) or error,
+                )
+                LIVE.tell_fault("prometheus")
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._policy_file.renew_lock()
         if self._prometheus is not None:
             self._prometheus.renew_locks()
-        if self._ledger is not None:
-            self._ledger.renew()
 
     # --- agents -----------------------------------------------------------------------------------
 
-    def _watch_agents(self) -> None:
-        """See every invocation begin and end, without importing Strands for those who do not."""
-        if self._originals:
+    @unfelt("provider")
+    def prepare(self) -> None:
+        """An agent is about to be called: set a provider where one was promised and none is.
+
+        Tracers that exist already follow it.
+        """
+        if not self._provides:
             return
-        if AGENT_MODULE in sys.modules:
-            self._wrap_agent_class()
-        elif not self._waiting_for_strands:
-            self._waiting_for_strands = True
-            wrapt.register_post_import_hook(lambda _: self._strands_imported(), AGENT_MODULE)
+        self._provides = False
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(make_provider(config.otlp_protocol()))
 
-    def _strands_imported(self) -> None:
-        with self._lock:
-            self._waiting_for_strands = False
-            if self._settings is not None and not self._originals:
-                self._wrap_agent_class()
-
-    def _wrap_agent_class(self) -> None:
-        from strands.agent.agent import Agent
-
-        for name, wrap in (
-            ("_start_agent_trace_span", self._wrap_start),
-            ("_end_agent_trace_span", self._wrap_end),
-        ):
-            self._originals[name] = getattr(Agent, name)
-            setattr(Agent, name, wrap(self._originals[name]))
-
-    def _unwatch_agents(self) -> None:
-        if not self._originals:
-            return
-        from strands.agent.agent import Agent
-
-        for name, original in self._originals.items():
-            setattr(Agent, name, original)
-        self._originals.clear()
-
-    def _wrap_start(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            span = original(agent, *args, **kwargs)
-            binding = self._binding_of(agent)
-            if binding is not None:
-                binding.begin(agent, span)
-            return span
-
-        return start
-
-    def _wrap_end(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def end(
-            agent: Agent,
-            response: Any = None,
-            error: Exception | None = None,
-            cancellation: BaseException | None = None,
-        ) -> Any:
-            try:
-                return original(agent, response, error, cancellation)
-            finally:
-                binding = self._bindings.get(agent)
-                if binding is not None:
-                    binding.end(response, error, cancellation)
-
-        return end
-
-    def _binding_of(self, agent: Agent) -> Binding | None:
+    def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
         binding = self._bindings.get(agent)
         if binding is not None or self._settings is None:
@@ -232,12 +190,29 @@ class Switch:
             return None
 
     def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
-        from otel_limits.bindings.strands import Binding
+        from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits, action))
+        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
         binding.attach(agent)
         self._bindings[agent] = binding
         return binding
+
+
+def _make_metrics() -> PrometheusObserver | None:
+    """Make the metrics, or go without: what limits an agent does not depend on them."""
+    from otel_limits.observers.prometheus import PrometheusObserver
+
+    try:
+        observer = PrometheusObserver()
+        observer.info(version("otel-limits"))
+    except (OSError, ValueError) as error:
+        logger.error(  # noqa: TRY400  the sentence says it all
+            "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
+            "Check PROMETHEUS_MULTIPROC_DIR and the names in the default registry.",
+            error,
+        )
+        return None
+    return observer
 
 
 SWITCH: Final = Switch()
@@ -251,8 +226,9 @@ def enable(
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
 
-    Without arguments the environment decides; an argument wins over it. Calling it again is
-    harmless, and with other arguments replaces what applies to invocations that begin afterwards.
+    Without arguments the environment decides; an argument wins over it. The policy file wins over
+    both, and a `LimitsPlugin` over everything. Calling it again is harmless, and with other
+    arguments replaces what applies to invocations that begin afterwards.
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
@@ -265,7 +241,8 @@ def enable(
             changed. It is a `ValueError`.
     """
     reading = config.read()
-    mistakes = list(reading.mistakes)
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = [*reading.mistakes, *policy_file.mistakes]
     if action is not None:
         try:
             require_choice("action", action, ACTIONS)
@@ -273,7 +250,7 @@ def enable(
             mistakes.append(str(error))
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers)
+    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
 
 
 def disable() -> None:
@@ -286,16 +263,19 @@ def enable_leniently() -> None:
 
     A mistake is logged as an error and counted, and every valid setting is in force all the same;
     with `OTEL_LIMITS_STRICT=true` the process ends with status 2 instead.
-
-    Raises:
-        SystemExit: There is a mistake, and the settings are strict.
     """
     reading = config.read()
-    if reading.mistakes and reading.settings.strict:
-        for mistake in reading.mistakes:
-            sys.stderr.write(f"otel-limits: {mistake}\n")
-        raise SystemExit(2)
-    SWITCH.on(reading.settings)
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = (*reading.mistakes, *policy_file.mistakes)
+    if mistakes and reading.settings.strict:
+        _end_process(mistakes)
+    try:
+        SWITCH.on(reading.settings, policy_file=policy_file)
+    except Exception as error:
+        if reading.settings.strict:
+            _end_process([f"It cannot be switched on ({error!r})."])
+        logger.exception("otel-limits cannot be switched on, so no limit is in force.")
+        return
     for mistake in reading.mistakes:
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
@@ -307,11 +287,29 @@ def enable_leniently() -> None:
         )
 
 
+def enable_for_run() -> None:
+    """Enable in a program that `otel-limits run` started, and provide what it lacks."""
+    if not SWITCH.is_on:
+        enable_leniently()
+    SWITCH.provide_when_missing()
+
+
+def _end_process(mistakes: Sequence[str]) -> NoReturn:
+    """End the process with status 2.
+
+    `SystemExit` would not: while Python starts it leads to a traceback and status 1, and in a
+    thread it ends that thread alone.
+    """
+    for mistake in mistakes:
+        sys.stderr.write(f"otel-limits: {mistake}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
+
+
 def _override(
     settings: config.Settings, limits: Limits | None, action: Action | None
 ) -> config.Settings:
-    from dataclasses import replace
-
     policy = replace(
         settings.policy,
         limits=(limits or NO_LIMITS).over(settings.policy.limits),
@@ -334,7 +332,15 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         disable()
 
 
-def environment_provider() -> TracerProvider:
-    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`."""
-    enable_leniently()
-    return make_provider(config.otlp_protocol())
+def environment_provider() -> trace.TracerProvider:
+    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`.
+
+    What the program enabled in code before it asked for a tracer stays in force.
+    """
+    if not SWITCH.is_on:
+        enable_leniently()
+    try:
+        return make_provider(config.otlp_protocol())
+    except Exception:
+        logger.exception("otel-limits cannot make a tracer provider; limits stay in force.")
+        return trace.NoOpTracerProvider()

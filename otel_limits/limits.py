@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from decimal import Decimal
+from typing import Any, Final, Literal, TypeAlias
+
+from otel_limits.globs import best_match
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
 MAX_TOKEN_BUDGET_STOP_REASON: Final = "max_token_budget"  # noqa: S105  a reason, no password
+MAX_INPUT_TOKENS_STOP_REASON: Final = "max_input_tokens"
+MAX_OUTPUT_TOKENS_STOP_REASON: Final = "max_output_tokens"
+MAX_TOOL_CALLS_STOP_REASON: Final = "max_tool_calls"
+MAX_COST_STOP_REASON: Final = "max_cost_usd"
+MAX_DURATION_STOP_REASON: Final = "max_duration"
+LOOP_DETECTED_STOP_REASON: Final = "loop_detected"
+QUOTA_EXCEEDED_STOP_REASON: Final = "quota_exceeded"
+KILLED_STOP_REASON: Final = "killed"
 
-Action = Literal["observe", "halt", "raise"]
-ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "raise")
+STOP_REASONS: Final = (
+    MAX_ITERATIONS_STOP_REASON,
+    MAX_TURNS_STOP_REASON,
+    MAX_TOKEN_BUDGET_STOP_REASON,
+    MAX_INPUT_TOKENS_STOP_REASON,
+    MAX_OUTPUT_TOKENS_STOP_REASON,
+    MAX_TOOL_CALLS_STOP_REASON,
+    MAX_COST_STOP_REASON,
+    MAX_DURATION_STOP_REASON,
+    LOOP_DETECTED_STOP_REASON,
+    QUOTA_EXCEEDED_STOP_REASON,
+    KILLED_STOP_REASON,
+)
+"""Every stop reason of ours, in the order in which one is chosen out of several."""
+
+Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
+ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")
 
 Unmeasured = Literal["estimate", "ignore", "halt"]
 UNMEASURED: Final[tuple[Unmeasured, ...]] = ("estimate", "ignore", "halt")
+
+Unpriced = Literal["warn", "halt"]
+UNPRICED: Final[tuple[Unpriced, ...]] = ("warn", "halt")
+
+Number: TypeAlias = int | float | Decimal
+"""What is capped: whole turns, tokens and calls, seconds, or exact USD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +80,12 @@ class Usage:
 
 
 NO_USAGE: Final = Usage()
+NO_COST: Final = Decimal(0)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one invocation has used so far."""
+    """What one invocation, or one budget tree, has used so far."""
 
     iterations: int = 0
     """Turns of the current leg; starts again at every leg and after a context overflow."""
@@ -65,6 +99,24 @@ class Tally:
     """Model calls whose provider reported no usage."""
     usage: Usage = NO_USAGE
     """Tokens of every model call, estimates of unmeasured calls included."""
+    cost: Decimal = NO_COST
+    """USD of every model call with a known price."""
+    unpriced_calls: int = 0
+    """Model calls with tokens but without a known price."""
+    tool_calls: int = 0
+    """Tool calls that ran; retries are the same call, refused ones are none."""
+    refused_tool_calls: int = 0
+    """Tool calls that a limit kept from running."""
+    seconds: float = 0.0
+    """Monotonic time since the beginning."""
+    consecutive_same_tool: int = 0
+    """Calls of one tool in a row, in request order, within the leg."""
+    identical_tool_calls: int = 0
+    """Most calls with equal tool, arguments and result among the last 20."""
+    repeated_tool_cycles: int = 0
+    """Repetitions of the pattern of 2 to 5 calls that the last calls follow."""
+    no_progress_turns: int = 0
+    """Turns in a row that added nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +124,13 @@ class Level:
     """How much of one limit has been used."""
 
     limit: str
-    cap: int
-    observed: int
+    cap: Number
+    observed: Number
+
+    @property
+    def ratio(self) -> float:
+        """Fraction of the cap; 1 when it is reached."""
+        return float(self.observed) / float(self.cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +138,34 @@ class Breach:
     """The fact that a limit was reached."""
 
     limit: str
-    """Name of the limit, such as `max_turns`."""
-    cap: int
+    """Name of the limit, such as `max_turns`, or `tree_max_turns` for that of a budget tree."""
+    cap: Number
     """What the limit permits."""
-    observed: int
+    observed: Number
     """What was counted when the limit was found to be reached; never below `cap`."""
     reason: str
     """The stop reason that this breach leads to."""
+    unit: str = ""
+    """What is counted, such as `turns`."""
+    subject: str | None = None
+    """The tool that the breach is about, if it is about one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why an agent is stopped."""
+
+    reason: str
+    breaches: tuple[Breach, ...] = ()
+    """Every limit that was reached, the one that decides first; none when it was killed."""
+
+    @property
+    def breach(self) -> Breach | None:
+        """The limit that decides."""
+        return self.breaches[0] if self.breaches else None
+
+
+KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +175,11 @@ class LimitKind:
     name: str
     reason: str
     unit: str
-    observed: Callable[[Tally], int]
+    observed: Callable[[Tally], Number]
     yields_to_output: bool = False
     """True when the call that only forces structured output is still permitted."""
+    in_tree: bool = True
+    """True when it makes sense for a whole budget tree."""
 
 
 KINDS: Final[tuple[LimitKind, ...]] = (
@@ -109,6 +189,7 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         unit="turns",
         observed=lambda tally: tally.iterations,
         yields_to_output=True,
+        in_tree=False,
     ),
     LimitKind(
         name="max_turns",
@@ -122,74 +203,168 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         unit="tokens",
         observed=lambda tally: tally.usage.total,
     ),
+    LimitKind(
+        name="max_input_tokens",
+        reason=MAX_INPUT_TOKENS_STOP_REASON,
+        unit="input tokens",
+        observed=lambda tally: tally.usage.input,
+    ),
+    LimitKind(
+        name="max_output_tokens",
+        reason=MAX_OUTPUT_TOKENS_STOP_REASON,
+        unit="output tokens",
+        observed=lambda tally: tally.usage.output,
+    ),
+    LimitKind(
+        name="max_cost_usd",
+        reason=MAX_COST_STOP_REASON,
+        unit="USD",
+        observed=lambda tally: tally.cost,
+    ),
+    LimitKind(
+        name="max_duration_seconds",
+        reason=MAX_DURATION_STOP_REASON,
+        unit="seconds",
+        observed=lambda tally: round(tally.seconds, 3),
+    ),
+    LimitKind(
+        name="max_consecutive_same_tool",
+        reason=LOOP_DETECTED_STOP_REASON,
+        unit="calls in a row",
+        observed=lambda tally: tally.consecutive_same_tool,
+        in_tree=False,
+    ),
+    LimitKind(
+        name="max_identical_tool_calls",
+        reason=LOOP_DETECTED_STOP_REASON,
+        unit="identical calls",
+        observed=lambda tally: tally.identical_tool_calls,
+        in_tree=False,
+    ),
+    LimitKind(
+        name="max_repeated_tool_cycles",
+        reason=LOOP_DETECTED_STOP_REASON,
+        unit="repetitions",
+        observed=lambda tally: tally.repeated_tool_cycles,
+        in_tree=False,
+    ),
+    LimitKind(
+        name="max_no_progress_turns",
+        reason=LOOP_DETECTED_STOP_REASON,
+        unit="turns without progress",
+        observed=lambda tally: tally.no_progress_turns,
+        in_tree=False,
+    ),
 )
-"""Every limit, in the order in which one reason is chosen when several are reached at once."""
+"""Every limit that is a comparison of a tally with a cap, in the order of their reasons.
+
+`max_tool_calls` and `max_calls_per_tool` are not among them: a call beyond them is refused before
+it runs, and the refusal is the breach.
+"""
 
 KIND: Final[Mapping[str, LimitKind]] = {kind.name: kind for kind in KINDS}
-STOP_REASONS: Final = tuple(kind.reason for kind in KINDS)
+LOOP_LIMITS: Final = tuple(kind.name for kind in KINDS if kind.reason == LOOP_DETECTED_STOP_REASON)
+TREE_LIMITS: Final = (*(kind.name for kind in KINDS if kind.in_tree), "max_tool_calls")
+TREE_PREFIX: Final = "tree_"
+
+
+def _cap(text: str) -> Any:
+    """Declare a cap that is unset by default."""
+    return field(default=None, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The caps of one agent. `None` means that there is no such cap.
 
+    A limit of N permits exactly N: the N-th response is taken, then the agent is halted. Tokens
+    and cost are known after a call, so they are passed by one call at most.
+
     Raises:
-        ValueError: A cap is not a positive whole number.
+        ValueError: A cap is out of its bounds.
     """
 
-    max_iterations: int | None = field(
-        default=None,
-        metadata={
-            "help": "Turns per leg of an invocation; starts again at every resume leg and after "
-            "a context overflow."
-        },
+    max_iterations: int | None = _cap(
+        "Turns per leg of an invocation; starts again at every resume leg and after a "
+        "context overflow."
     )
-    max_turns: int | None = field(
-        default=None,
-        metadata={
-            "help": "Turns (model responses with their tools) per invocation, over all legs."
-        },
+    max_turns: int | None = _cap(
+        "Turns (model responses with their tools) per invocation, over all legs."
     )
-    max_token_budget: int | None = field(
-        default=None,
-        metadata={"help": "Input and output tokens per invocation, every retry included."},
+    max_token_budget: int | None = _cap(
+        "Input and output tokens per invocation, every retry included."
     )
+    max_input_tokens: int | None = _cap("Input tokens per invocation, cached ones included.")
+    max_output_tokens: int | None = _cap("Output tokens per invocation.")
+    max_tool_calls: int | None = _cap(
+        "Tool calls per invocation; a call beyond them is refused, then the agent is halted."
+    )
+    max_calls_per_tool: Mapping[str, int] | None = _cap(
+        "Calls of single tools per invocation, as search=20,fetch=5."
+    )
+    max_cost_usd: Decimal | None = _cap("USD per invocation, by the price of each model call.")
+    max_duration_seconds: float | None = _cap(
+        "Seconds per invocation; a response or a tool under way is cancelled."
+    )
+    max_consecutive_same_tool: int | None = _cap(
+        "Calls of one tool in a row, per leg; 0 switches it off."
+    )
+    max_identical_tool_calls: int | None = _cap(
+        "Calls with equal tool, arguments and result within the last 20; 0 switches it off."
+    )
+    max_repeated_tool_cycles: int | None = _cap(
+        "Repetitions of a pattern of 2 to 5 calls with the same results; 0 switches it off."
+    )
+    max_no_progress_turns: int | None = _cap(
+        "Turns in a row that added no new tool result and no new text; 0 switches it off."
+    )
+    active: tuple[tuple[LimitKind, Number], ...] = field(
+        init=False, repr=False, compare=False, default=()
+    )
+    """The kinds that are compared with a tally, with their caps."""
 
     def __post_init__(self) -> None:
         """Refuse a value that could quietly mean "no limit"."""
         for name, value in self.items():
-            require_positive_integer(name, value)
+            object.__setattr__(
+                self, name, VALIDATORS.get(name, require_positive_integer)(name, value)
+            )
+        active = tuple((kind, cap) for kind in KINDS if (cap := getattr(self, kind.name)))
+        object.__setattr__(self, "active", active)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """The caps that are set, by name."""
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
+        for name in LIMIT_NAMES:
+            value = getattr(self, name)
             if value is not None:
-                yield spec.name, value
+                yield name, value
 
     def over(self, base: Limits) -> Limits:
-        """These caps, and `base`'s where this one has none."""
-        return dataclasses.replace(base, **dict(self.items()))
+        """These caps, and `base`'s where this one has none; caps of single tools one by one."""
+        caps = {**dict(base.items()), **dict(self.items())}
+        if self.max_calls_per_tool and base.max_calls_per_tool:
+            caps["max_calls_per_tool"] = {**base.max_calls_per_tool, **self.max_calls_per_tool}
+        return Limits(**caps)
 
-    def levels(self, tally: Tally) -> tuple[Level, ...]:
-        """How much of each cap that is set `tally` has used."""
-        return tuple(
-            Level(kind.name, cap, kind.observed(tally))
-            for kind in KINDS
-            if (cap := getattr(self, kind.name)) is not None
+    def levels(self, tally: Tally, prefix: str = "") -> tuple[Level, ...]:
+        """How much of each cap `tally` has used."""
+        levels = tuple(
+            Level(prefix + kind.name, cap, kind.observed(tally)) for kind, cap in self.active
         )
+        if self.max_tool_calls is not None:
+            levels += (Level(prefix + "max_tool_calls", self.max_tool_calls, tally.tool_calls),)
+        return levels
 
-    def breaches(self, tally: Tally) -> tuple[Breach, ...]:
+    def breaches(self, tally: Tally, prefix: str = "") -> tuple[Breach, ...]:
         """Every limit that `tally` has reached, the one that decides the stop reason first."""
         return tuple(
-            Breach(kind.name, cap, observed, kind.reason)
-            for kind in KINDS
-            if (cap := getattr(self, kind.name)) is not None
-            and (observed := kind.observed(tally)) >= cap
+            Breach(prefix + kind.name, cap, observed, kind.reason, kind.unit)
+            for kind, cap in self.active
+            if (observed := kind.observed(tally)) >= cap
         )
 
 
-NO_LIMITS: Final = Limits()
+LIMIT_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Limits) if spec.init)
 
 
 def require_positive_integer(name: str, value: object) -> int:
@@ -206,30 +381,66 @@ def require_positive_integer(name: str, value: object) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What applies to one agent: its limits, and what is done when one is reached."""
+def require_switchable(name: str, value: object) -> int:
+    """Return `value`, which may be 0 to switch the limit off.
 
-    limits: Limits = NO_LIMITS
-    action: Action = "halt"
-    unmeasured: Unmeasured = "estimate"
+    Raises:
+        ValueError: `value` is no whole number of 0 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(
+            f"{name} must be a whole number of 1 or more, or 0 to switch it off, got {value!r}."
+        )
+    return value
 
-    def breaches(self, tally: Tally) -> tuple[Breach, ...]:
-        """Every limit that `tally` has reached, the one that decides the stop reason first.
 
-        With `unmeasured="halt"`, one call of unknown size breaches every limit on tokens.
-        """
-        breaches = self.limits.breaches(tally)
-        if self.unmeasured == "halt" and tally.unmeasured_calls:
-            named = {breach.limit for breach in breaches}
-            breaches += tuple(
-                Breach(kind.name, cap, kind.observed(tally), kind.reason)
-                for kind in KINDS
-                if kind.unit == "tokens"
-                and kind.name not in named
-                and (cap := getattr(self.limits, kind.name)) is not None
-            )
-        return breaches
+def require_seconds(name: str, value: object) -> float:
+    """Return `value` as seconds.
+
+    Raises:
+        ValueError: `value` is no finite number above 0.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
+        raise ValueError(f"{name} must be a number of seconds above 0, got {value!r}.")
+    return value  # type: ignore[return-value]
+
+
+def require_usd(name: str, value: object) -> Decimal:
+    """Return `value` as an exact amount.
+
+    Raises:
+        ValueError: `value` is no finite amount above 0. A float is refused: it is not exact.
+    """
+    exact = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+    if not exact or not Decimal(value).is_finite() or value <= 0:  # type: ignore[arg-type,operator]
+        raise ValueError(
+            f"{name} must be a Decimal of USD above 0, such as Decimal('0.50'), got {value!r}."
+        )
+    return Decimal(value)  # type: ignore[arg-type]
+
+
+def require_calls_per_tool(name: str, value: object) -> Mapping[str, int]:
+    """Return `value` as caps by tool name.
+
+    Raises:
+        ValueError: `value` is no mapping of tool names to whole numbers of 1 or more.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(tool, str) for tool in value):
+        raise ValueError(
+            f"{name} must map tool names to whole numbers, such as {{'search': 20}}, got {value!r}."
+        )
+    return {tool: require_positive_integer(f"{name}[{tool!r}]", cap) for tool, cap in value.items()}
+
+
+VALIDATORS: Final[Mapping[str, Callable[[str, object], Any]]] = {
+    "max_cost_usd": require_usd,
+    "max_duration_seconds": require_seconds,
+    "max_calls_per_tool": require_calls_per_tool,
+    **dict.fromkeys(LOOP_LIMITS, require_switchable),
+}
+
+NO_LIMITS: Final = Limits()
 
 
 def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
@@ -241,3 +452,59 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
     return str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What applies to one agent: its limits, and what is done when one is reached."""
+
+    limits: Limits = NO_LIMITS
+    tree: Limits = NO_LIMITS
+    """Caps for an invocation and everything that it starts, held by the outermost one."""
+    action: Action = "halt"
+    unmeasured: Unmeasured = "estimate"
+    unpriced: Unpriced = "warn"
+    warn_at: tuple[float, ...] = ()
+    """Soft thresholds, as fractions of a cap."""
+    tell_model: bool = False
+    """Tell the model with each call what is left."""
+    nudge: bool = True
+    """Tell the model once, one repetition before a loop limit, that it is repeating itself."""
+    exempt_tools: frozenset[str] = frozenset()
+    """Tools that loop limits don't look at: names or globs."""
+    watched_tools: frozenset[str] = frozenset()
+    """Names or globs of tools that loop limits look at where a wider glob exempts them."""
+
+    def exempts(self, tool: str) -> bool:
+        """Tell whether loop limits don't look at `tool`; the most specific glob decides."""
+        glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
+        return glob in self.exempt_tools
+
+    def breaches(self, tally: Tally) -> tuple[Breach, ...]:
+        """Every limit that `tally` has reached, the one that decides the stop reason first.
+
+        With `unmeasured="halt"` a call of unknown size breaches every limit on tokens, with
+        `unpriced="halt"` a call of unknown price breaches that on cost.
+        """
+        breaches = self.limits.breaches(tally)
+        if tally.unmeasured_calls and self.unmeasured == "halt":
+            breaches += self._unknown(tally, breaches, "token")
+        if tally.unpriced_calls and self.unpriced == "halt":
+            breaches += self._unknown(tally, breaches, "USD")
+        return breaches
+
+    def _unknown(self, tally: Tally, known: tuple[Breach, ...], unit: str) -> tuple[Breach, ...]:
+        named = {breach.limit for breach in known}
+        return tuple(
+            Breach(kind.name, cap, kind.observed(tally), kind.reason, kind.unit)
+            for kind, cap in self.limits.active
+            if unit in kind.unit and kind.name not in named
+        )
+
+
+def verdict_of(breaches: tuple[Breach, ...]) -> Verdict | None:
+    """Decide on one stop reason; `None` when nothing was breached."""
+    if not breaches:
+        return None
+    ordered = tuple(sorted(breaches, key=lambda breach: STOP_REASONS.index(breach.reason)))
+    return Verdict(ordered[0].reason, ordered)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.sdk.trace import SpanProcessor
@@ -13,6 +12,8 @@ from otel_limits.faults import unfelt
 from otel_limits.limits import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
@@ -26,7 +27,7 @@ class LimitsSpanProcessor(SpanProcessor):
     """Turns agent, cycle and chat spans into facts.
 
     It never raises, never blocks and does no I/O. Only the name, the parent and the scope of a
-    span are known when it starts: Strands sets attributes afterwards.
+    span are known when Strands starts it: its attributes are set afterwards.
     """
 
     def __init__(self, runs: Runs) -> None:
@@ -35,39 +36,41 @@ class LimitsSpanProcessor(SpanProcessor):
 
     @unfelt("processor")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
-        """Note the agent spans that reach us, and which run a cycle belongs to."""
-        scope = span.instrumentation_scope
-        if scope is None or scope.name != semconv.STRANDS_SCOPE:
-            return
-        if span.name == semconv.CYCLE_SPAN:
-            if span.parent is not None:
-                self._runs.cycle(span.context.span_id, span.parent.span_id)
-        elif span.name == semconv.CHAT_SPAN:
-            if span.parent is not None:
-                self._runs.chat(span.context.span_id, span.parent.span_id)
-        elif span.name.startswith(semconv.AGENT_SPAN_PREFIX):
-            self._runs.sight(span.context.span_id)
+        """Note the agent spans that reach us, and which run everything below them belongs to."""
+        name, span_id = span.name, span.context.span_id
+        is_ours = _is_strands(span)
+        if is_ours and name.startswith(semconv.AGENT_SPAN_PREFIX):
+            self._runs.sight(span_id)
+        elif span.parent is not None:
+            is_chat = name.startswith(semconv.MODEL_CALL_PREFIXES)
+            run = self._runs.begin_span(span_id, span.parent.span_id, is_chat=is_chat)
+            if run is not None and is_ours and name == semconv.CYCLE_SPAN:
+                run.cycle()
+            elif run is not None and is_ours and is_chat and run.call is not None:
+                run.call.span_id = format_span_id(span_id)
 
     @unfelt("processor")
     def on_end(self, span: ReadableSpan) -> None:
-        """Book the tokens of a chat span that carries some."""
-        scope = span.instrumentation_scope
-        if scope is None or scope.name != semconv.STRANDS_SCOPE:
-            return
-        if span.name == semconv.CHAT_SPAN:
+        """Book the tokens of a model call's span that carries some."""
+        if span.name.startswith(semconv.MODEL_CALL_PREFIXES):
             self._book(span)
-        elif span.name == semconv.CYCLE_SPAN:
-            self._runs.end_span(span.context.span_id)
+        self._runs.end_span(span.context.span_id)
 
     def _book(self, span: ReadableSpan) -> None:
-        """Settle a measured call; one without tokens is left to the hook, which knows more."""
-        run = self._runs.of_span(span.parent.span_id) if span.parent is not None else None
-        usage = usage_of(span.attributes or {})
-        if run is not None and usage is not None and usage.total:
+        """Settle a measured call.
+
+        A span of Strands without tokens is left to the hook, which knows more. A span within that
+        of another model call is that same call, seen by another instrumentation.
+        """
+        run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
+        attributes = span.attributes or {}
+        usage = usage_of(attributes)
+        if run is not None and not in_chat and usage is not None and usage.total:
             run.settle(
                 usage,
-                model=_model_of(span.attributes or {}),
+                model=_model_of(attributes),
                 span_id=format_span_id(span.context.span_id),
+                apart=not _is_strands(span),
             )
 
 
@@ -99,6 +102,11 @@ def token_count(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
         return None
     return value
+
+
+def _is_strands(span: ReadableSpan) -> bool:
+    scope = span.instrumentation_scope
+    return scope is not None and scope.name == semconv.STRANDS_SCOPE
 
 
 def _model_of(attributes: Mapping[str, Any]) -> str | None:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import contextvars
+import fnmatch
 import os
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from otel_limits import facts
-from otel_limits.facts import ActionTaken, Fact, Invocation, ModelCall, Observer, Stop
-from otel_limits.faults import FAULTS
-from otel_limits.limits import NO_USAGE, Breach, Policy, Tally, Usage
+from otel_limits.deadlines import Deadlines
+from otel_limits.facts import ActionTaken, Fact, Invocation, ModelCall, Observer, Stop, ToolCall
+from otel_limits.faults import FAULTS, unfelt
+from otel_limits.limits import (
+    KILLED,
+    LOOP_DETECTED_STOP_REASON,
+    LOOP_LIMITS,
+    MAX_TOOL_CALLS_STOP_REASON,
+    NO_USAGE,
+    TREE_PREFIX,
+    Breach,
+    Level,
+    Limits,
+    Policy,
+    Tally,
+    Usage,
+    Verdict,
+    verdict_of,
+)
+from otel_limits.loops import Call, LoopState
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""
@@ -21,10 +44,20 @@ MAX_LIVE: Final = 10_000
 MAX_AGE_SECONDS: Final = 24 * 60 * 60.0
 """After this, an invocation that never ended is settled."""
 
-TAKEN: Final[dict[str, ActionTaken]] = {"observe": "observed", "halt": "halted", "raise": "raised"}
+TAKEN: Final[dict[str, ActionTaken]] = {
+    "observe": "observed",
+    "halt": "halted",
+    "wrap_up": "wrapped_up",
+    "raise": "raised",
+    "ask": "halted",
+}
+"""What an action is called once it was taken."""
 
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
+
+PriceOf = Callable[[str, Usage], "Decimal | None"]
+"""Model id and usage → USD, or `None` when the price is unknown."""
 
 
 class OpenCall:
@@ -61,6 +94,32 @@ class OpenCall:
         self.usage_total: int | None = None
 
 
+class Tree:
+    """What an invocation and everything that it started have used together."""
+
+    __slots__ = ("limits", "started", "tally")
+
+    def __init__(self, limits: Limits, started: float) -> None:
+        """Begin with nothing used."""
+        self.limits = limits
+        self.started = started
+        self.tally = Tally()
+
+
+class Group:
+    """What agents belong to that work together without one that started them, such as a graph."""
+
+    __slots__ = ("finished", "invocation", "tree")
+
+    def __init__(self, name: str, tree: Tree | None, parent: Run | Group | None) -> None:
+        """Begin a tree, or a branch of the parent's."""
+        identity = uuid.uuid4().hex
+        root_id = parent.invocation.root_id if parent else identity
+        self.invocation: Invocation = Invocation(agent=name, id=identity, root_id=root_id)
+        self.tree = tree
+        self.finished = False
+
+
 class Run:
     """One live invocation: its tally, and how it is going to end.
 
@@ -71,46 +130,77 @@ class Run:
 
     __slots__ = (
         "__weakref__",
+        "_deadline",
+        "_nudged",
+        "_refusals",
         "_runs",
+        "_warned",
         "action",
         "blind",
-        "breach",
-        "breaches",
         "call",
+        "calls_by_tool",
+        "cancel",
         "finished",
         "invocation",
+        "killed",
+        "loops",
+        "parent",
         "policy",
         "reason",
         "span_ids",
         "started",
         "started_wall",
         "tally",
+        "tree",
+        "verdict",
+        "wrapped_up",
     )
 
-    def __init__(self, runs: Runs, invocation: Invocation, policy: Policy, *, blind: bool) -> None:
+    def __init__(
+        self, runs: Runs, invocation: Invocation, policy: Policy, tree: Tree | None, *, blind: bool
+    ) -> None:
         """Begin with an empty tally; `Runs.start` is the way to make one."""
         self._runs = runs
         self.invocation = invocation
         self.policy = policy
+        self.parent: Run | Group | None = current()
+        """What started it: a live invocation, or a group of agents."""
+        self.tree = tree
         self.blind = blind
         self.tally = Tally()
+        self.calls_by_tool: dict[str, int] = {}
+        self.loops = LoopState() if has_loop_limit(policy.limits) else None
         self.call: OpenCall | None = None
+        self.cancel: Callable[[Verdict], None] | None = None
+        """Ends the invocation from any thread, where the framework can."""
         self.started = runs.now()
         self.started_wall = time.time()
         self.reason: str | None = None
         """Stop reason of the last leg that came to an end."""
         self.action: ActionTaken = "none"
-        self.breach: Breach | None = None
-        self.breaches: tuple[Breach, ...] = ()
+        self.verdict: Verdict | None = None
+        """Why it was halted, or would have been."""
+        self.killed = False
+        self.wrapped_up = False
+        """True when the model was asked for its last answer."""
         self.span_ids: set[int] = set()
         self.finished = False
+        self._refusals: dict[str, Breach] = {}
+        self._warned: set[tuple[str, float]] = set()
+        self._nudged = False
+        self._deadline: int | None = None
+
+    # --- what happens -----------------------------------------------------------------------------
 
     def leg(self) -> None:
         """A pass of the agent loop begins: iterations start again."""
-        self.tally.iterations = 0
+        self.recover()
         self.reason = None
+        if self.loops is not None:
+            self.loops.leg()
+            self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
         if self.action != "observed":
-            self.action, self.breach, self.breaches = "none", None, ()
+            self.action, self.verdict = "none", None
 
     def recover(self) -> None:
         """The context overflowed and was reduced: iterations start again."""
@@ -124,7 +214,9 @@ class Run:
     def turn(self) -> None:
         """A model response was taken into the conversation."""
         self.tally.iterations += 1
-        self.tally.turns += 1
+        with self._runs.lock:
+            for tally in self._tallies():
+                tally.turns += 1
         self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
     def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> None:
@@ -133,45 +225,54 @@ class Run:
             self.settle(None, failed=True)
         self.call = OpenCall(model, input_estimate, self._runs.now(), provider)
 
-    def settle(
+    def settle(  # noqa: PLR0913  every one is a different fact about the call
         self,
         usage: Usage | None,
         *,
         failed: bool = False,
+        aborted: bool = False,
         output_estimate: int = 0,
         model: str | None = None,
         span_id: str | None = None,
+        apart: bool = False,
     ) -> None:
         """The end of a model call was seen: count it.
 
         Args:
             usage: What the provider reported; `None` when it reported nothing that can be used.
             failed: The call ended without a response.
+            aborted: Nobody waited for the response, so that it is billed all the same.
             output_estimate: Tokens that the response is estimated to have, if any.
             model: Model id, where the opened call does not know it.
             span_id: Id of its `chat` span.
+            apart: It is not the call that is open, but one beside it, such as one of a tool.
         """
-        call, self.call = self.call, None
+        call = None if apart else self.call
+        self.call = self.call if apart else None
         kind = call_kind(usage, call, failed=failed)
-        estimated = kind == "unmeasured" or (
-            kind == "failed" and call is not None and call.streamed
-        )
+        billed = aborted or (call is not None and call.streamed)
+        estimated = kind == "unmeasured" or (kind == "failed" and billed)
         if estimated and self.policy.unmeasured != "ignore":
             usage = Usage(input=call.input_estimate if call else 0, output=output_estimate)
+        model = model or (call.model if call else "unknown")
+        counted = usage or NO_USAGE
+        price = self._runs.price_of(model, counted)
         with self._runs.lock:
-            self.tally.model_calls += 1
-            self.tally.unmeasured_calls += estimated
-            self.tally.usage += usage or NO_USAGE
+            for tally in self._tallies():
+                add_call(tally, counted, price, estimated=estimated)
         self._runs.tell(
             ModelCall(
                 invocation=self.invocation,
                 number=self.tally.model_calls,
-                model=model or (call.model if call else "unknown"),
+                model=model,
                 kind=kind,
-                usage=usage or NO_USAGE,
+                usage=counted,
                 estimated=estimated,
                 span_id=span_id or (call.span_id if call else None),
                 seconds=self._runs.now() - call.started if call else None,
+                price=price,
+                price_source=self._runs.price_source if price is not None else None,
+                price_version=self._runs.price_version if price is not None else None,
                 provider=call.provider if call else "unknown",
                 reported=call.usage if call else None,
                 reported_total=call.usage_total if call else None,
@@ -180,33 +281,133 @@ class Run:
             )
         )
 
-    def breached(self) -> tuple[Breach, ...]:
-        """Every limit that has been reached by now."""
-        return self.policy.breaches(self.tally)
+    def admit_tool(self, tool: str) -> Breach | None:
+        """The model asks for a call of `tool`: count it, or say which limit refuses it."""
+        with self._runs.lock:
+            breach = self._refusal(tool)
+            if breach is not None:
+                self._refusals[breach.limit] = breach
+                if self.policy.action != "observe":
+                    self.tally.refused_tool_calls += 1
+                    return breach
+            self._count_tool(tool, 1)
+        return None
 
-    def halt(self, breaches: tuple[Breach, ...]) -> None:
-        """The agent is stopped because of `breaches`; an observed breach is told once."""
-        if self.action == "observed":
+    def return_tool(self, tool: str) -> None:
+        """A tool call that was admitted did not run after all."""
+        with self._runs.lock:
+            self._count_tool(tool, -1)
+
+    def tool_called(
+        self,
+        tool: str,
+        status: Literal["success", "error", "refused"],
+        seconds: float | None,
+        fingerprint: str | None,
+    ) -> None:
+        """A tool call is over, in its final attempt."""
+        self._runs.tell(
+            ToolCall(
+                invocation=self.invocation,
+                number=self.tally.tool_calls,
+                tool=tool,
+                status=status,
+                seconds=seconds,
+                fingerprint=fingerprint,
+            )
+        )
+
+    def repeat(self, calls: Sequence[Call], text: str | None) -> None:
+        """A turn is over: look whether it repeats earlier ones."""
+        if self.loops is None:
             return
-        self.action = TAKEN[self.policy.action]
-        self.breaches = breaches
-        self.breach = breaches[0]
+        self.loops.turn(calls, text)
+        self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
+        self.tally.identical_tool_calls = self.loops.identical_tool_calls
+        self.tally.repeated_tool_cycles = self.loops.repeated_tool_cycles
+        self.tally.no_progress_turns = self.loops.no_progress_turns
+
+    # --- what follows from it ---------------------------------------------------------------------
+
+    def judge(self) -> Verdict | None:
+        """Decide whether the agent may go on; `None` when it may."""
+        self._measure_time()
+        if self.killed:
+            return KILLED
+        breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
+        if self.tree is not None:
+            breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
+        return verdict_of(tuple(self._with_subject(breach) for breach in breaches))
+
+    def levels(self) -> tuple[Level, ...]:
+        """How much of each limit has been used."""
+        self._measure_time()
+        levels = self.policy.limits.levels(self.tally)
+        if self.tree is not None:
+            levels += self.tree.limits.levels(self.tree.tally, TREE_PREFIX)
+        return levels
+
+    def warn(self) -> tuple[facts.Warned, ...]:
+        """Tell each soft threshold that was passed since the last time."""
+        if not self.policy.warn_at:
+            return ()
+        passed = [
+            facts.Warned(invocation=self.invocation, threshold=threshold, level=level)
+            for level in self.levels()
+            for threshold in self.policy.warn_at
+            if level.ratio >= threshold and (level.limit, threshold) not in self._warned
+        ]
+        for warning in passed:
+            self._warned.add((warning.level.limit, warning.threshold))
+            self._runs.tell(warning)
+        return tuple(passed)
+
+    def nudge(self) -> bool:
+        """Tell whether the model is to be told, this once, that it repeats itself."""
+        if self._nudged or self.loops is None or not self.policy.nudge:
+            return False
+        self._nudged = any(
+            cap > 1 and kind.observed(self.tally) == cap - 1
+            for kind, cap in self.policy.limits.active
+            if kind.name in LOOP_LIMITS
+        )
+        return self._nudged
+
+    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
+        """The agent is stopped because of `verdict`; an observed one is told once."""
+        if self.action == "observed" and action == "observed":
+            return
+        self.action = action
+        self.verdict = verdict
         self._runs.tell(
             facts.Halt(
                 invocation=self.invocation,
-                breach=self.breach,
-                breaches=breaches,
-                action=self.action,
+                reason=verdict.reason,
+                breaches=verdict.breaches,
+                action=action,
             )
         )
+
+    def limit_time(self) -> None:
+        """Have the invocation cancelled when its time is up."""
+        caps = [
+            cap - (self._runs.now() - since)
+            for cap, since in (
+                (self.policy.limits.max_duration_seconds, self.started),
+                (self.tree.limits.max_duration_seconds, self.tree.started) if self.tree else NEVER,
+            )
+            if cap is not None
+        ]
+        if caps and self.policy.action != "observe":
+            self._deadline = self._runs.deadlines.after(max(0.0, min(caps)), self._time_is_up)
 
     def stop(self, reason: str) -> Stop:
         """How the invocation ends, or would end now."""
         return Stop(
             reason=reason,
             action=self.action,
-            breach=self.breach,
-            breaches=self.breaches,
+            breach=self.verdict.breach if self.verdict else None,
+            breaches=self.verdict.breaches if self.verdict else (),
             turns=self.tally.turns,
             usage=self.tally.usage,
             agent=self.invocation.agent,
@@ -216,16 +417,85 @@ class Run:
             model_calls=self.tally.model_calls,
             started=self.started_wall,
             seconds=self._runs.now() - self.started,
-            levels=self.policy.limits.levels(self.tally),
+            tool_calls=self.tally.tool_calls,
+            levels=self.levels(),
+            cost=self.tally.cost,
+            unpriced_calls=self.tally.unpriced_calls,
+            invocation=self.invocation,
         )
 
     def finish(self, reason: str) -> None:
         """The invocation is over: settle what is open, tell it once, and forget it."""
         if not self._runs.forget(self):
             return
+        if self._deadline is not None:
+            self._runs.deadlines.cancel(self._deadline)
         if self.call is not None:
-            self.settle(None, failed=True)
+            self.settle(None, failed=True, aborted=True)
         self._runs.tell(self.stop(reason))
+
+    # --- how --------------------------------------------------------------------------------------
+
+    def _tallies(self) -> tuple[Tally, ...]:
+        return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)
+
+    def _measure_time(self) -> None:
+        now = self._runs.now()
+        self.tally.seconds = now - self.started
+        if self.tree is not None:
+            self.tree.tally.seconds = now - self.tree.started
+
+    def _refusal(self, tool: str) -> Breach | None:
+        """Which limit has no call of `tool` left."""
+        per_tool = (self.policy.limits.max_calls_per_tool or {}).get(tool)
+        scopes = [
+            ("max_calls_per_tool", per_tool, self.calls_by_tool.get(tool, 0), tool),
+            ("max_tool_calls", self.policy.limits.max_tool_calls, self.tally.tool_calls, None),
+        ]
+        if self.tree is not None:
+            used = self.tree.tally.tool_calls
+            scopes.append(
+                (TREE_PREFIX + "max_tool_calls", self.tree.limits.max_tool_calls, used, None)
+            )
+        for limit, cap, used, subject in scopes:
+            if cap is not None and used >= cap:
+                return Breach(limit, cap, used + 1, MAX_TOOL_CALLS_STOP_REASON, "calls", subject)
+        return None
+
+    def _count_tool(self, tool: str, change: int) -> None:
+        self.calls_by_tool[tool] = self.calls_by_tool.get(tool, 0) + change
+        for tally in self._tallies():
+            tally.tool_calls += change
+
+    def _with_subject(self, breach: Breach) -> Breach:
+        if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:
+            return replace(breach, subject=self.loops.blame(breach.limit))
+        return breach
+
+    @unfelt("deadlines")
+    def _time_is_up(self) -> None:
+        verdict = self.judge()
+        if verdict is not None and self.cancel is not None:
+            self.cancel(verdict)
+
+
+NEVER: Final[tuple[None, float]] = (None, 0.0)
+
+
+def has_loop_limit(limits: Limits) -> bool:
+    """Tell whether repetitions have to be followed at all."""
+    return any(kind.name in LOOP_LIMITS for kind, _ in limits.active)
+
+
+def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bool) -> None:
+    """Add one model call to a tally."""
+    tally.model_calls += 1
+    tally.unmeasured_calls += estimated
+    tally.usage += usage
+    if price is not None:
+        tally.cost += price
+    elif usage.total:
+        tally.unpriced_calls += 1
 
 
 def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> facts.CallKind:
@@ -235,6 +505,18 @@ def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> fa
     if usage is not None and usage.total:
         return "measured"
     return "zero_token" if call is not None and call.reported else "unmeasured"
+
+
+CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.ContextVar(
+    "otel_limits_run", default=None
+)
+"""The invocation that the present task works for: what it starts belongs to it."""
+
+
+def current() -> Run | Group | None:
+    """Whatever live thing the present task works for."""
+    scope = CURRENT.get()
+    return None if scope is None or scope.finished else scope
 
 
 class Runs:
@@ -252,14 +534,18 @@ class Runs:
         """Begin with no invocation and no observer."""
         self.lock = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
+        self.prices: PriceOf | None = None
+        self.price_source: str | None = None
+        self.price_version: str | None = None
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
+        self.deadlines = Deadlines()
         self.clock = clock
         self._last_time = 0.0
         self._max_live = max_live
         self._max_age = max_age_seconds
         self._live: OrderedDict[str, Run] = OrderedDict()
-        self._by_span: dict[int, Run] = {}
+        self._by_span: dict[int, tuple[Run, bool]] = {}
         self._sighted: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -274,6 +560,11 @@ class Runs:
             FAULTS.report("clock", error)
         return self._last_time
 
+    @unfelt("prices")
+    def price_of(self, model: str, usage: Usage) -> Decimal | None:
+        """USD of a model call, or `None` when nobody knows."""
+        return self.prices(model, usage) if self.prices is not None and usage.total else None
+
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to every observer; one that fails does not keep it from the others."""
         for observer in self.observers:
@@ -287,6 +578,33 @@ class Runs:
         """Tell every observer that `component` failed."""
         self.tell(facts.Fault(component=component))
 
+    def kill(
+        self,
+        *,
+        agent: str | None = None,
+        trace_id: str | None = None,
+        all: bool = False,  # noqa: A002  the word that says it
+    ) -> int:
+        """End live invocations at once; returns how many.
+
+        Args:
+            agent: Name of the agents, `*` and `?` stand for any characters.
+            trace_id: Trace whose invocations are ended.
+            all: End every one.
+        """
+        matching = [
+            run
+            for run in list(self._live.values())
+            if all
+            or (agent is not None and fnmatch.fnmatchcase(run.invocation.agent, agent))
+            or (trace_id is not None and run.invocation.trace_id == trace_id)
+        ]
+        for run in matching:
+            run.killed = True
+            if run.cancel is not None:
+                run.cancel(KILLED)
+        return len(matching)
+
     def sight(self, span_id: int) -> None:
         """The `invoke_agent` span `span_id` reached the span processor."""
         with self.lock:
@@ -298,28 +616,35 @@ class Runs:
         self,
         agent: str,
         policy: Policy,
-        trace_id: int,
-        span_id: int,
+        trace_id: int = 0,
+        span_id: int = 0,
         *,
+        direct: bool = False,
         session_id: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Run:
-        """An agent begins an invocation whose span has these ids, 0 for none."""
+        """An agent begins an invocation whose span has these ids, 0 for none.
+
+        A direct one is never blind: it has no span that could be missed.
+        """
         with self.lock:
-            blind = span_id not in self._sighted
+            blind = not direct and span_id not in self._sighted
             self._sighted.pop(span_id, None)
+        parent = current()
+        identity = uuid.uuid4().hex
         invocation = Invocation(
             agent=agent,
-            id=uuid.uuid4().hex,
+            id=identity,
+            root_id=parent.invocation.root_id if parent else identity,
+            parent_id=parent.invocation.id if parent else None,
             trace_id=f"{trace_id:032x}" if trace_id else None,
             span_id=f"{span_id:016x}" if span_id else None,
         )
-        run = Run(self, invocation, policy, blind=blind)
+        run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
-            self._live[invocation.id] = run
-            if not blind:
-                self._by_span[span_id] = run
-                run.span_ids.add(span_id)
+            self._live[identity] = run
+            if not blind and span_id:
+                self._adopt(span_id, run, in_chat=False)
         self._evict()
         self.tell(
             facts.Started(
@@ -333,32 +658,31 @@ class Runs:
         )
         return run
 
-    def cycle(self, span_id: int, parent_id: int) -> None:
-        """A cycle span of the run that owns `parent_id` began."""
-        with self.lock:
-            run = self._by_span.get(parent_id)
-            if run is None:
-                return
-            self._by_span[span_id] = run
-            run.span_ids.add(span_id)
-        run.cycle()
+    def group(self, name: str, policy: Policy) -> Group:
+        """Several agents begin to work together."""
+        parent = current()
+        return Group(name, self._tree(parent, policy), parent)
 
-    def chat(self, span_id: int, parent_id: int) -> None:
-        """The span of the model call that is open began under the cycle `parent_id`."""
-        run = self._by_span.get(parent_id)
-        if run is not None and run.call is not None:
-            run.call.span_id = f"{span_id:016x}"
+    def begin_span(self, span_id: int, parent_id: int, *, is_chat: bool) -> Run | None:
+        """A span began under `parent_id`; returns the run that both belong to, if one does."""
+        owner = self._by_span.get(parent_id)
+        if owner is None:
+            return None
+        run, in_chat = owner
+        with self.lock:
+            self._adopt(span_id, run, in_chat=in_chat or is_chat)
+        return run
 
     def end_span(self, span_id: int) -> None:
         """A span of a run ended: nothing will hang under it any more."""
         with self.lock:
-            run = self._by_span.pop(span_id, None)
-            if run is not None:
-                run.span_ids.discard(span_id)
+            owner = self._by_span.pop(span_id, None)
+            if owner is not None:
+                owner[0].span_ids.discard(span_id)
 
-    def of_span(self, span_id: int) -> Run | None:
-        """The run that owns a span, if it is live."""
-        return self._by_span.get(span_id)
+    def of_span(self, span_id: int) -> tuple[Run | None, bool]:
+        """The live run that owns a span, and whether the span is within a model call."""
+        return self._by_span.get(span_id, (None, False))
 
     def forget(self, run: Run) -> bool:
         """Drop a run; False when that had been done before."""
@@ -375,9 +699,19 @@ class Runs:
     def reset_after_fork(self) -> None:
         """Start afresh in a child: its parent's invocations go on in the parent."""
         self.lock = threading.Lock()
+        self.deadlines.reset_after_fork()
         self._live.clear()
         self._by_span.clear()
         self._sighted.clear()
+
+    def _tree(self, parent: Run | Group | None, policy: Policy) -> Tree | None:
+        if parent is not None and parent.tree is not None:
+            return parent.tree
+        return Tree(policy.tree, self.now()) if any(policy.tree.items()) else None
+
+    def _adopt(self, span_id: int, run: Run, *, in_chat: bool) -> None:
+        self._by_span[span_id] = (run, in_chat)
+        run.span_ids.add(span_id)
 
     def _evict(self) -> None:
         while self._live:
@@ -397,6 +731,34 @@ def component_name(observer: Observer) -> str:
 
 LIVE: Final = Runs()
 """The runs of this process."""
+
+
+def kill(
+    *,
+    agent: str | None = None,
+    trace_id: str | None = None,
+    all: bool = False,  # noqa: A002  the word that says it
+) -> int:
+    """End live invocations of this process at once; the next ones are untouched.
+
+    A response that is being streamed is broken off, tools that run are waited for. The stop
+    reason is `killed`, whatever the action.
+
+    Args:
+        agent: Name of the agents; `*` and `?` stand for any characters.
+        trace_id: Trace whose invocations are ended, as 32 hexadecimal digits.
+        all: End every one.
+
+    Returns:
+        How many invocations were ended.
+
+    Raises:
+        ValueError: Nothing says which.
+    """
+    if agent is None and trace_id is None and not all:
+        raise ValueError("kill() needs agent=…, trace_id=… or all=True to know what to end.")
+    return LIVE.kill(agent=agent, trace_id=trace_id, all=all)
+
 
 FAULTS.tell = LIVE.tell_fault
 if hasattr(os, "register_at_fork"):

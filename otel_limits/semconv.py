@@ -11,12 +11,21 @@ STRANDS_SCOPE: Final = "strands.telemetry.tracer"
 
 AGENT_SPAN_PREFIX: Final = "invoke_agent"
 CYCLE_SPAN: Final = "execute_event_loop_cycle"
-CHAT_SPAN: Final = "chat"
-TOOL_SPAN_PREFIX: Final = "execute_tool"
+MODEL_CALL_PREFIXES: Final = ("chat", "text_completion", "generate_content")
+"""Begin of the name of every span of a model call, whoever emits it."""
 
 REQUEST_MODEL: Final = "gen_ai.request.model"
-INPUT_TOKENS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-OUTPUT_TOKENS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+INPUT_TOKENS: Final = (
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.prompt_tokens",
+    "llm.token_count.prompt",
+)
+OUTPUT_TOKENS: Final = (
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.completion_tokens",
+    "llm.token_count.completion",
+)
+"""Names of one number each, the current one first: aliases, never to be added."""
 CACHE_READ_TOKENS: Final = (
     "gen_ai.usage.cache_read.input_tokens",
     "gen_ai.usage.cache_read_input_tokens",
@@ -34,5 +43,7 @@ LIMIT_VALUE: Final = "otel_limits.limit.value"
 LIMIT_CONSUMED: Final = "otel_limits.limit.consumed"
 MESSAGE_SYNTHETIC: Final = "otel_limits.message.synthetic"
 HALT_EVENT: Final = "otel_limits.halt"
+WARNING_EVENT: Final = "otel_limits.warning"
+WARNING_THRESHOLD: Final = "otel_limits.warning.threshold"
 
 ERROR_TYPE: Final = "error.type"

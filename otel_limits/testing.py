@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from strands.models import Model
 
+from otel_limits.limits import Limits
+
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
+
     from strands.types.content import Messages
     from strands.types.streaming import StreamEvent
     from strands.types.tools import ToolSpec
@@ -59,6 +62,11 @@ def fails(error: BaseException) -> Answer:
 def endless(answer: Answer) -> Iterator[Answer]:
     """Script the same response for ever."""
     return itertools.repeat(answer)
+
+
+def only(name: str, cap: Any) -> Limits:
+    """Set the one limit `name`."""
+    return Limits(**{name: cap})
 
 
 def tokens(total: int) -> dict[str, int]:

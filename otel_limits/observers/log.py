@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import logging
 
-from otel_limits.facts import Fact, Halt
-from otel_limits.limits import KIND
+from otel_limits.facts import Fact, Halt, Warned
 
 logger = logging.getLogger("otel_limits")
 
 CONSEQUENCES = {
     "observed": "it goes on, because the action is observe",
     "halted": "it was halted",
+    "wrapped_up": "it wrote a last answer without tools",
     "raised": "it was halted and the call raises",
 }
 
 
 def log(fact: Fact) -> None:
-    """Log a halt as a warning; other facts are metrics' business."""
+    """Log a halt and a soft threshold as warnings; other facts are metrics' business."""
     if isinstance(fact, Halt):
+        _log_halt(fact)
+    elif isinstance(fact, Warned):
         logger.warning(
-            "%s cap reached by agent %r: %s of %s %s used; %s.",
-            fact.breach.limit,
+            "%s is used to %.0f %% by agent %r: %s of %s.",
+            fact.level.limit,
+            fact.level.ratio * 100,
             fact.invocation.agent,
-            fact.breach.observed,
-            fact.breach.cap,
-            KIND[fact.breach.limit].unit,
-            CONSEQUENCES.get(fact.action, fact.action),
+            fact.level.observed,
+            fact.level.cap,
         )
+
+
+def _log_halt(fact: Halt) -> None:
+    consequence = CONSEQUENCES.get(fact.action, fact.action)
+    if fact.breach is None:
+        logger.warning("%s: agent %r; %s.", fact.reason, fact.invocation.agent, consequence)
+        return
+    logger.warning(
+        "%s cap reached by agent %r: %s of %s %s used%s; %s.",
+        fact.breach.limit,
+        fact.invocation.agent,
+        fact.breach.observed,
+        fact.breach.cap,
+        fact.breach.unit,
+        f" by tool {fact.breach.subject!r}" if fact.breach.subject else "",
+        consequence,
+    )

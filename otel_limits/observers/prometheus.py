@@ -22,6 +22,7 @@ from otel_limits.facts import (
     Fault,
     Halt,
     ModelCall,
+    PolicyRead,
     Started,
     Stop,
     Turn,
@@ -110,6 +111,13 @@ METRICS: Final = (
         name="otel_limits_internal_errors_total",
         labels=("component",),
         help="Failures inside otel-limits that were kept away from the agent.",
+    ),
+    MetricSpec(
+        name="otel_limits_policy_valid",
+        labels=(),
+        help="1 unless the newest version of the policy file was refused, so that the version "
+        "before it stays in force.",
+        kind=Gauge,
     ),
     MetricSpec(
         name="otel_limits_build_info",
@@ -208,8 +216,10 @@ class PrometheusObserver:
             Halt: self._halt,
             Stop: self._stop,
             Fault: self._fault,
+            PolicyRead: self._policy_read,
         }
         self._server: Server | None = None
+        self._policy_read(PolicyRead(path="", valid=True))
 
     def __call__(self, fact: Fact) -> None:
         """Count one fact."""
@@ -256,9 +266,9 @@ class PrometheusObserver:
         """
         for metric in self._metrics.values():
             metric._lock = threading.Lock()  # noqa: SLF001
-            for child in list(metric._metrics.values()):  # noqa: SLF001
-                value = child._value  # type: ignore[attr-defined]  # noqa: SLF001
-                if hasattr(value, "_lock"):
+            for child in (metric, *getattr(metric, "_metrics", {}).values()):
+                value = getattr(child, "_value", None)
+                if value is not None and hasattr(value, "_lock"):
                     value._lock = threading.Lock()  # noqa: SLF001
 
     def _agent(self, name: str) -> AgentCounters:
@@ -306,12 +316,15 @@ class PrometheusObserver:
     def _halt(self, fact: Halt) -> None:
         if fact.action in ("halted", "raised"):
             agent = self._agent(fact.invocation.agent).agent
-            self.counter("otel_limits_synthetic_messages_total", agent, fact.breach.reason).inc()
+            self.counter("otel_limits_synthetic_messages_total", agent, fact.reason).inc()
 
     def _stop(self, fact: Stop) -> None:
         reason = fact.breach.reason if fact.breach else fact.reason
         agent = self._agent(fact.agent).agent
         self.counter("otel_limits_stops_total", agent, reason_label(reason), fact.action).inc()
+
+    def _policy_read(self, fact: PolicyRead) -> None:
+        self._metrics["otel_limits_policy_valid"].set(fact.valid)  # type: ignore[union-attr]
 
     def _fault(self, fact: Fault) -> None:
         self.counter(

@@ -1,0 +1,249 @@
+"""What every test stands on: a clean process, a real SDK provider, agents with scripted models."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
+from strands import Agent, tool
+from strands.telemetry import tracer as strands_tracer
+
+import otel_limits
+from otel_limits.faults import FAULTS
+from otel_limits.instrumentor import SWITCH
+from otel_limits.runs import LIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from opentelemetry.context import Context
+    from strands.agent import AgentResult
+    from strands.models import Model
+
+
+class Call(Protocol):
+    """One way to invoke an agent."""
+
+    def __call__(self, agent: Agent, prompt: Any = "go", **arguments: Any) -> AgentResult:
+        """Invoke `agent` and return its result."""
+
+
+class MakeAgent(Protocol):
+    """Makes an agent with the tool `search`."""
+
+    def __call__(self, model: Model, **arguments: Any) -> Agent:
+        """Make it; arguments go to `Agent`."""
+
+
+class Metric(Protocol):
+    """Reads one sample of the default registry."""
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """Return its value, 0 where there is none."""
+
+
+class OpenSpans(SpanProcessor):
+    """Names of the spans that began and have not ended."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
+        """Note that it began."""
+        self.names[span.context.span_id] = span.name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Note that it ended."""
+        self.names.pop(span.context.span_id, None)
+
+
+OPEN_SPANS = OpenSpans()
+
+
+@pytest.fixture(scope="session")
+def exporter() -> InMemorySpanExporter:
+    """Every span that the process' one real provider exports."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider.add_span_processor(OPEN_SPANS)
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture(scope="session")
+def tracers(exporter: InMemorySpanExporter) -> dict[str, strands_tracer.Tracer]:
+    """Strands' own tracer: over the real provider, and as it is where no provider is set.
+
+    The framework makes one tracer per process, so that a second one has to be put in its place.
+    """
+    with_provider = strands_tracer.get_tracer()
+    without = strands_tracer.Tracer()
+    without.tracer = trace.NoOpTracerProvider().get_tracer("strands.telemetry.tracer")
+    return {"spans": with_provider, "hooks": without}
+
+
+@pytest.fixture(autouse=True)
+def clean(
+    monkeypatch: pytest.MonkeyPatch,
+    tracers: dict[str, strands_tracer.Tracer],
+    exporter: InMemorySpanExporter,
+) -> Iterator[None]:
+    """No variable from outside, spans on; afterwards everything off and nothing left alive."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers["spans"])
+    exporter.clear()
+    FAULTS._logged.clear()
+    yield
+    if len(SWITCH._own):
+        gc.collect()
+    otel_limits.disable()
+    alive = len(LIVE)
+    LIVE.reset_after_fork()
+    assert alive == 0, f"{alive} invocations are still live"
+
+
+@pytest.fixture(autouse=True)
+def no_fault(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test in which otel-limits logs an error fails, unless it asks for `faulty`."""
+    errors: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("otel_limits")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if "faulty" not in request.fixturenames:
+        assert errors == []
+
+
+@pytest.fixture
+def faulty() -> None:
+    """Permit errors of otel-limits in the log: the test provokes them."""
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter) -> InMemorySpanExporter:
+    """Exported spans of this test alone."""
+    return exporter
+
+
+@pytest.fixture
+def open_spans() -> Callable[[], list[str]]:
+    """Names of the spans of this test that began and have not ended."""
+    OPEN_SPANS.names.clear()
+    return lambda: list(OPEN_SPANS.names.values())
+
+
+@pytest.fixture
+def hooks_only(monkeypatch: pytest.MonkeyPatch, tracers: dict[str, strands_tracer.Tracer]) -> None:
+    """No SDK provider: agents made from now on have no recorded spans."""
+    monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers["hooks"])
+
+
+@pytest.fixture(params=["spans", "hooks"])
+def source(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tracers: dict[str, strands_tracer.Tracer],
+) -> str:
+    """Where an invocation is followed: through its spans, or through hooks alone."""
+    name = str(request.param)
+    monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers[name])
+    return name
+
+
+def call_sync(agent: Agent, prompt: Any = "go", **arguments: Any) -> AgentResult:
+    """Invoke with `agent(…)`."""
+    return agent(prompt, **arguments)
+
+
+def call_async(agent: Agent, prompt: Any = "go", **arguments: Any) -> AgentResult:
+    """Invoke with `invoke_async`."""
+    return asyncio.run(agent.invoke_async(prompt, **arguments))
+
+
+def call_stream(agent: Agent, prompt: Any = "go", **arguments: Any) -> AgentResult:
+    """Invoke with `stream_async` and read it to its end."""
+
+    async def read() -> AgentResult:
+        results = [
+            event["result"]
+            async for event in agent.stream_async(prompt, **arguments)
+            if "result" in event
+        ]
+        result: AgentResult = results[-1]
+        return result
+
+    return asyncio.run(read())
+
+
+@pytest.fixture(params=[call_sync, call_async, call_stream], ids=["sync", "async", "stream"])
+def call(request: pytest.FixtureRequest) -> Call:
+    """Every way to invoke an agent."""
+    way: Call = request.param
+    return way
+
+
+@pytest.fixture
+def tool_runs() -> list[str]:
+    """Queries that the tool `search` ran with."""
+    return []
+
+
+@pytest.fixture
+def make_agent(tool_runs: list[str]) -> MakeAgent:
+    """Make agents named `tester` that are silent and have the tool `search`."""
+
+    @tool
+    def search(query: str = "") -> str:
+        """Search for a query."""
+        tool_runs.append(query)
+        return "nothing found"
+
+    def make(model: Model, **arguments: Any) -> Agent:
+        defaults: dict[str, Any] = {"tools": [search], "name": "tester", "callback_handler": None}
+        return Agent(model=model, **(defaults | arguments))
+
+    return make
+
+
+@pytest.fixture
+def facts() -> list[otel_limits.Fact]:
+    """Every fact that was told, when `facts.append` is among the observers."""
+    return []
+
+
+@pytest.fixture
+def warnings_logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Warnings that otel-limits has logged in this test so far."""
+
+    def read() -> list[str]:
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if record.name.startswith("otel_limits") and record.levelno == logging.WARNING
+        ]
+
+    return read
+
+
+@pytest.fixture
+def metric() -> Metric:
+    """Read a sample of the default registry."""
+
+    def read(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    return read
