@@ -269,6 +269,19 @@ SETTINGS: Final = (
         help="Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
     ),
     Setting(
+        name="tool_log_dir",
+        parse=plain,
+        default=None,
+        help="Directory of the tool log: tool calls with arguments and results, for post-mortems. "
+        "Unset: none is written.",
+    ),
+    Setting(
+        name="tool_log_interval",
+        parse=whole_number,
+        default=1,
+        help="Of every so many tool calls of an invocation, the last is written to the tool log.",
+    ),
+    Setting(
         name="preset",
         parse=choice(*PRESETS),
         default="none",
@@ -310,6 +323,8 @@ class Settings:
     policy: Policy = DEFAULT_POLICY
     policy_path: str | None = None
     """Policy file, which wins over `policy`."""
+    tool_log_dir: str | None = None
+    tool_log_interval: int = 1
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
@@ -404,6 +419,8 @@ def _settings(values: Mapping[str, Any]) -> Settings:
             exempt_tools=values["exempt_tools"],
         ),
         policy_path=values["policy"],
+        tool_log_dir=values["tool_log_dir"],
+        tool_log_interval=values["tool_log_interval"],
         preset=values["preset"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],

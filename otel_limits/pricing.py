@@ -143,6 +143,12 @@ class Prices:
         return "+".join(filter(None, (policy, package)))
 
     @unfelt("pricing")
+    def load(self) -> None:
+        """Import the package ahead of the first look-up, which is within a model call."""
+        if self._catalogue is not None:
+            self._catalogue.info("gpt-4o")
+
+    @unfelt("pricing")
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
         """USD for one model call.
 

@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -52,6 +52,23 @@ TAKEN: Final[dict[str, ActionTaken]] = {
     "ask": "halted",
 }
 """What an action is called once it was taken."""
+
+
+class ToolLog(Protocol):
+    """Keeps tool calls with their contents, where a user asked for it."""
+
+    def write(
+        self,
+        invocation: Invocation,
+        number: int,
+        tool: str,
+        arguments: object,
+        result_text: str,
+        *,
+        trigger: bool,
+    ) -> None:
+        """Keep one finished call; `trigger` is the one that caused the halt."""
+
 
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
@@ -116,6 +133,8 @@ class Run:
         "_nudged",
         "_refusals",
         "_runs",
+        "_tools_kept",
+        "_tools_told",
         "_warned",
         "action",
         "blind",
@@ -170,6 +189,8 @@ class Run:
         self._refusals: dict[str, Breach] = {}
         self._warned: set[tuple[str, float]] = set()
         self._nudged = False
+        self._tools_told = 0
+        self._tools_kept = 0
         self._deadline: int | None = None
 
     # --- what happens -----------------------------------------------------------------------------
@@ -281,16 +302,25 @@ class Run:
         fingerprint: str | None,
     ) -> None:
         """A tool call is over, in its final attempt."""
+        self._tools_told += 1
         self._runs.tell(
             ToolCall(
                 invocation=self.invocation,
-                number=self.tally.tool_calls,
+                number=self._tools_told,
                 tool=tool,
                 status=status,
                 seconds=seconds,
                 fingerprint=fingerprint,
             )
         )
+
+    def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
+        """Keep a call that ran with its contents, where a user asked for that."""
+        if self._runs.tool_log is not None:
+            self._tools_kept += 1
+            self._runs.tool_log.write(
+                self.invocation, self._tools_kept, tool, arguments, result, trigger=trigger
+            )
 
     def repeat(self, calls: Sequence[Call], text: str | None) -> None:
         """A turn is over: look whether it repeats earlier ones."""
@@ -510,6 +540,7 @@ class Runs:
         self.lock = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
         self.prices: PriceOf | None = None
+        self.tool_log: ToolLog | None = None
         self.deadlines = Deadlines()
         self.clock = clock
         self._last_time = 0.0

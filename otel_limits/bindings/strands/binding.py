@@ -47,6 +47,7 @@ from otel_limits.bindings.strands.reading import (
     model_id,
     note_chunk,
     status_of,
+    text_of,
     usage_of,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
@@ -73,7 +74,7 @@ from otel_limits.messages import (
 from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
@@ -342,9 +343,10 @@ class Binding:
         if live is None:
             return
         run = live.run
-        _close_batch(live, event)
+        ran = _close_batch(live, event)
         write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
+        _keep(run, ran, halts=verdict is not None)
         if verdict is None or _ends_anyway(live, event):
             return
         if _ends_loop(live, verdict):
@@ -454,12 +456,12 @@ def _turn(agent: Agent, live: Live, message: Message) -> None:
         _perform(agent, live, message, live.wrapping, "wrapped_up")
 
 
-def _close_batch(live: Live, event: AfterToolsEvent) -> None:
-    """Tell the calls that ran, in request order, and look for repetitions."""
+def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]:
+    """Tell the calls that ran, in request order, and look for repetitions; returns them."""
     run, batch, live.batch = live.run, live.batch, None
     if batch is None:
-        return
-    calls = []
+        return []
+    ran, calls = [], []
     for request in batch.requests:
         done = batch.results.get(request["toolUseId"])
         if request["toolUseId"] in batch.refusals:
@@ -470,9 +472,22 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> None:
             call = call_of(run, done)
             run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
             calls.append(call)
+            ran.append(done)
     run.repeat(calls, live.text)
     if run.nudge():
         append_nudge(event.message)
+    return ran
+
+
+def _keep(run: Run, ran: Sequence[AfterToolCallEvent], *, halts: bool) -> None:
+    """Keep the calls of a turn in the tool log; the last one is what halts."""
+    for number, done in enumerate(ran, start=1):
+        run.keep_tool(
+            done.tool_use["name"],
+            done.tool_use["input"],
+            text_of(done.result),
+            trigger=halts and number == len(ran),
+        )
 
 
 def _ends_anyway(live: Live, event: AfterToolsEvent) -> bool:

@@ -85,3 +85,11 @@ def call_of(run: Run, done: AfterToolCallEvent) -> Call:
         result=fingerprint(done.result.get("status"), done.result.get("content")),
         exempt=run.policy.exempts(name),
     )
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """Return what a tool answered, as text."""
+    return "\n".join(
+        str(part["text"]) if "text" in part else json.dumps(part, default=str, ensure_ascii=False)
+        for part in result.get("content", ())
+    )
