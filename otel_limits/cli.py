@@ -12,7 +12,6 @@ from argparse import (
     Namespace,
     RawDescriptionHelpFormatter,
 )
-from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +19,8 @@ from otel_limits import config
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.table import Table
 
 BROKEN_PIPE: Final = 141

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import sys
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from otel_limits.ledger.address import Address, parse
+from otel_limits.ledger.rows import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.limits import (
     ACTIONS,
     LIMIT_NAMES,
@@ -45,6 +50,8 @@ PRESETS: Final[Mapping[str, Limits]] = {
 DEFAULT_POLICY: Final = Policy()
 
 MAX_PORT: Final = 65_535
+
+AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +216,49 @@ def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
     )
 
 
+def data_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user's programs keep their data, by the custom of the platform."""
+    environ = os.environ if environ is None else environ
+    if sys.platform == "win32":
+        base = environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Application Support")
+    else:
+        base = environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "otel-limits"
+
+
+def default_ledger() -> str:
+    """The ledger of `otel-limits run` and of the questions, where none is named."""
+    return str(data_directory() / "ledger.db")
+
+
+def ledger_address(name: str, text: str) -> Address | None:
+    """Parse the address of a ledger; `none` is no ledger.
+
+    Raises:
+        ValueError: It is no address, or the driver of its server is not installed.
+    """
+    return None if text.lower() == "none" else parse(name, text, data_directory())
+
+
+def audit_keys(name: str, text: str) -> tuple[str, ...]:
+    """Parse names of baggage entries and trace attributes, separated by commas.
+
+    Raises:
+        ValueError: One is no such name, or is what a column of the ledger is called.
+    """
+    keys = tuple(dict.fromkeys(key.strip() for key in text.split(",") if key.strip()))
+    for key in keys:
+        if not AUDIT_KEY.fullmatch(key):
+            raise ValueError(
+                f"{name} must be names such as tenant.id, separated by commas, got {key!r}."
+            )
+        if key in OWN_NAMES:
+            raise ValueError(f"{name} cannot contain {key!r}: the ledger has that already.")
+    return keys
+
+
 LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
 TREE_SETTINGS: Final = tuple(
     _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
@@ -269,6 +319,19 @@ SETTINGS: Final = (
         help="Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
     ),
     Setting(
+        name="tool_log_dir",
+        parse=plain,
+        default=None,
+        help="Directory of the tool log: tool calls with arguments and results, for post-mortems. "
+        "Unset: none is written.",
+    ),
+    Setting(
+        name="tool_log_interval",
+        parse=whole_number,
+        default=1,
+        help="Of every so many tool calls of an invocation, the last is written to the tool log.",
+    ),
+    Setting(
         name="preset",
         parse=choice(*PRESETS),
         default="none",
@@ -286,6 +349,28 @@ SETTINGS: Final = (
         parse=plain,
         default="127.0.0.1",
         help="Address that /metrics is served on; loopback unless told otherwise.",
+    ),
+    Setting(
+        name="ledger",
+        parse=ledger_address,
+        default=None,
+        help="Where every model call is recorded: a path, sqlite:///PATH or postgresql://…; "
+        "none for no ledger. Unset: none, except in otel-limits run, which keeps one in the "
+        "user's data directory.",
+    ),
+    Setting(
+        name="ledger_sync",
+        parse=choice(*LEDGER_SYNCS),
+        default="invocation",
+        help="When recorded rows are durable: when an invocation returns (invocation), when each "
+        "model call ends (call), or a quarter of a second later (background).",
+    ),
+    Setting(
+        name="audit_keys",
+        parse=audit_keys,
+        default=(),
+        help="Baggage entries and agent trace attributes that become columns of the ledger, "
+        "separated by commas, such as tenant.id,user.id.",
     ),
     Setting(
         name="strict",
@@ -310,9 +395,14 @@ class Settings:
     policy: Policy = DEFAULT_POLICY
     policy_path: str | None = None
     """Policy file, which wins over `policy`."""
+    tool_log_dir: str | None = None
+    tool_log_interval: int = 1
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
+    ledger: Address | None = None
+    ledger_sync: LedgerSync = "invocation"
+    audit_keys: tuple[str, ...] = ()
     strict: bool = False
     disabled: bool = False
 
@@ -404,9 +494,14 @@ def _settings(values: Mapping[str, Any]) -> Settings:
             exempt_tools=values["exempt_tools"],
         ),
         policy_path=values["policy"],
+        tool_log_dir=values["tool_log_dir"],
+        tool_log_interval=values["tool_log_interval"],
         preset=values["preset"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],
+        ledger=values["ledger"],
+        ledger_sync=cast("LedgerSync", values["ledger_sync"]),
+        audit_keys=values["audit_keys"],
         strict=values["strict"],
         disabled=values["disabled"],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -23,18 +24,24 @@ from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
+from otel_limits.policy.document import NO_DOCUMENT, Document
+from otel_limits.pricing import Prices
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment, make_provider
-from otel_limits.runs import LIVE
+from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
+    from decimal import Decimal
 
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
     from otel_limits.facts import Observer
+    from otel_limits.limits import Usage
+    from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.prometheus import PrometheusObserver
+    from otel_limits.observers.toollog import ToolLog
 
 logger = logging.getLogger("otel_limits")
 
@@ -50,8 +57,10 @@ class Switch:
         self._settings: config.Settings | None = None
         self._observers: tuple[Observer, ...] = ()
         self._policy_file = NO_FILE
+        self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
+        self._ledger: LedgerObserver | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._watch = Watch(self, LIVE)
@@ -97,6 +106,8 @@ class Switch:
             self._watch.stop()
             self._attachment.detach()
             LIVE.observers = self._observers = ()
+            LIVE.prices = LIVE.price_origin = LIVE.tool_log = None
+            self._record(config.Settings())
             if self._prometheus is not None:
                 self._prometheus.close()
                 self._prometheus = None
@@ -106,6 +117,9 @@ class Switch:
         reading = config.read()
         if reading.settings.disabled:
             return
+        mistakes = price_mistakes([limits], self._policy_file.document)
+        if mistakes:
+            raise ConfigurationError(mistakes)
         with self._lock:
             self._start()
             self._own.add(agent)
@@ -130,9 +144,28 @@ class Switch:
         if self._prometheus is None:
             self._prometheus = _make_metrics()
         counting = () if self._prometheus is None else (self._prometheus,)
-        LIVE.observers = (log, *counting, *self._observers)
+        self._record(self._settings or config.read().settings)
+        recording = () if self._ledger is None else (self._ledger,)
+        LIVE.observers = (log, *counting, *self._observers, *recording)
+        LIVE.prices, LIVE.price_origin = self._price_of, self._price_origin
+        LIVE.tool_log = _make_tool_log(self._settings)
+        threading.Thread(target=self._current_prices().load, daemon=True).start()
         self._attachment.attach()
         self._watch.start()
+
+    def _record(self, settings: config.Settings) -> None:
+        """Keep the ledger that `settings` name, and no other."""
+        LIVE.audit_keys = settings.audit_keys
+        kept = (self._ledger.address, self._ledger.sync) if self._ledger is not None else None
+        if settings.ledger is not None and kept == (settings.ledger, settings.ledger_sync):
+            return
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+        if settings.ledger is not None:
+            from otel_limits.observers.ledger import LedgerObserver
+
+            self._ledger = LedgerObserver(settings.ledger, settings.ledger_sync)
 
     @unfelt("prometheus")
     def _serve(self) -> None:
@@ -157,11 +190,29 @@ class Switch:
                 )
                 LIVE.tell_fault("prometheus")
 
+    def _price_of(self, model: str, usage: Usage) -> Decimal | None:
+        return self._current_prices().price(model, usage)
+
+    def _price_origin(self) -> tuple[str, str]:
+        prices = self._current_prices()
+        return prices.source, prices.version
+
+    def _current_prices(self) -> Prices:
+        """Return the prices by the policy file that is in force."""
+        document, prices = self._prices
+        if document is not self._policy_file.document:
+            document = self._policy_file.document
+            prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+            self._prices = (document, prices)
+        return prices
+
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         self._policy_file.renew_lock()
         if self._prometheus is not None:
             self._prometheus.renew_locks()
+        if self._ledger is not None:
+            self._ledger.renew()
 
     # --- agents -----------------------------------------------------------------------------------
 
@@ -215,6 +266,34 @@ def _make_metrics() -> PrometheusObserver | None:
     return observer
 
 
+def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
+    """Make the tool log where one was asked for."""
+    if settings is None or settings.tool_log_dir is None:
+        return None
+    from pathlib import Path
+
+    from otel_limits.observers.toollog import ToolLog
+
+    return ToolLog(Path(settings.tool_log_dir), settings.tool_log_interval)
+
+
+def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
+    """Say that a limit on cost is asked for where no price can be known."""
+    capped = any(each.max_cost_usd is not None for each in limits) or any(
+        name.endswith("max_cost_usd")
+        for values in (document.defaults, *document.agents.values())
+        for name in values
+    )
+    prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+    if not capped or prices.available:
+        return []
+    sentence = (
+        "max_cost_usd needs prices, and there are none. Run: pip install 'otel-limits[prices]' "
+        "(Python 3.11 or newer), or give them in the policy file under models."
+    )
+    return [sentence]
+
+
 SWITCH: Final = Switch()
 
 
@@ -248,6 +327,10 @@ def enable(
             require_choice("action", action, ACTIONS)
         except ValueError as error:
             mistakes.append(str(error))
+    policy = reading.settings.policy
+    mistakes += price_mistakes(
+        [limits or NO_LIMITS, policy.limits, policy.tree], policy_file.document
+    )
     if mistakes:
         raise ConfigurationError(mistakes)
     SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
@@ -266,7 +349,9 @@ def enable_leniently() -> None:
     """
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
-    mistakes = (*reading.mistakes, *policy_file.mistakes)
+    policy = reading.settings.policy
+    unpriced = price_mistakes([policy.limits, policy.tree], policy_file.document)
+    mistakes = (*reading.mistakes, *policy_file.mistakes, *unpriced)
     if mistakes and reading.settings.strict:
         _end_process(mistakes)
     try:
@@ -276,7 +361,7 @@ def enable_leniently() -> None:
             _end_process([f"It cannot be switched on ({error!r})."])
         logger.exception("otel-limits cannot be switched on, so no limit is in force.")
         return
-    for mistake in reading.mistakes:
+    for mistake in (*reading.mistakes, *unpriced):
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
     if reading.settings.preset != "none":
@@ -292,6 +377,21 @@ def enable_for_run() -> None:
     if not SWITCH.is_on:
         enable_leniently()
     SWITCH.provide_when_missing()
+    _kill_on_signal()
+
+
+def _kill_on_signal() -> None:
+    """End every live invocation on SIGUSR2, unless the program uses the signal itself.
+
+    A handler runs between two instructions of whatever the main thread does, locks included, so
+    that the work is left to a thread.
+    """
+    name = getattr(signal, "SIGUSR2", None)
+    if name is None or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(name) is signal.SIG_DFL:
+        end_all = functools.partial(kill, all=True)
+        signal.signal(name, lambda *_: threading.Thread(target=end_all).start())
 
 
 def _end_process(mistakes: Sequence[str]) -> NoReturn:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 STARTUP: Final = str(Path(__file__).with_name("startup"))
 """Directory of the `sitecustomize` that Python imports by itself."""

@@ -128,6 +128,7 @@ class Prices:
         installed = _installed_version()
         self._catalogue = Catalogue(installed) if installed else None
         named = {"policy": self._overrides, PACKAGE: self._catalogue}
+        self._policy_version = fingerprint(self._overrides)[:8] if self._overrides else ""
         self.source = "+".join(name for name, prices in named.items() if prices) or "none"
 
     @property
@@ -138,9 +139,14 @@ class Prices:
     @property
     def version(self) -> str:
         """Tells the prices of one time from those of another, in the order of `source`."""
-        policy = fingerprint(self._overrides)[:8] if self._overrides else ""
         package = self._catalogue.version if self._catalogue is not None else ""
-        return "+".join(filter(None, (policy, package)))
+        return "+".join(filter(None, (self._policy_version, package)))
+
+    @unfelt("pricing")
+    def load(self) -> None:
+        """Import the package ahead of the first look-up, which is within a model call."""
+        if self._catalogue is not None:
+            self._catalogue.info("gpt-4o")
 
     @unfelt("pricing")
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:

@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -52,6 +52,23 @@ TAKEN: Final[dict[str, ActionTaken]] = {
     "ask": "halted",
 }
 """What an action is called once it was taken."""
+
+
+class ToolLog(Protocol):
+    """Keeps tool calls with their contents, where a user asked for it."""
+
+    def write(
+        self,
+        invocation: Invocation,
+        number: int,
+        tool: str,
+        arguments: object,
+        result_text: str,
+        *,
+        trigger: bool,
+    ) -> None:
+        """Keep one finished call; `trigger` is the one that caused the halt."""
+
 
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
@@ -134,6 +151,8 @@ class Run:
         "_nudged",
         "_refusals",
         "_runs",
+        "_tools_kept",
+        "_tools_told",
         "_warned",
         "action",
         "blind",
@@ -188,6 +207,8 @@ class Run:
         self._refusals: dict[str, Breach] = {}
         self._warned: set[tuple[str, float]] = set()
         self._nudged = False
+        self._tools_told = 0
+        self._tools_kept = 0
         self._deadline: int | None = None
 
     # --- what happens -----------------------------------------------------------------------------
@@ -257,6 +278,7 @@ class Run:
         model = model or (call.model if call else "unknown")
         counted = usage or NO_USAGE
         price = self._runs.price_of(model, counted)
+        source, version = self._runs.origin_of(price)
         with self._runs.lock:
             for tally in self._tallies():
                 add_call(tally, counted, price, estimated=estimated)
@@ -271,8 +293,8 @@ class Run:
                 span_id=span_id or (call.span_id if call else None),
                 seconds=self._runs.now() - call.started if call else None,
                 price=price,
-                price_source=self._runs.price_source if price is not None else None,
-                price_version=self._runs.price_version if price is not None else None,
+                price_source=source,
+                price_version=version,
                 provider=call.provider if call else "unknown",
                 reported=call.usage if call else None,
                 reported_total=call.usage_total if call else None,
@@ -306,16 +328,25 @@ class Run:
         fingerprint: str | None,
     ) -> None:
         """A tool call is over, in its final attempt."""
+        self._tools_told += 1
         self._runs.tell(
             ToolCall(
                 invocation=self.invocation,
-                number=self.tally.tool_calls,
+                number=self._tools_told,
                 tool=tool,
                 status=status,
                 seconds=seconds,
                 fingerprint=fingerprint,
             )
         )
+
+    def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
+        """Keep a call that ran with its contents, where a user asked for that."""
+        if self._runs.tool_log is not None:
+            self._tools_kept += 1
+            self._runs.tool_log.write(
+                self.invocation, self._tools_kept, tool, arguments, result, trigger=trigger
+            )
 
     def repeat(self, calls: Sequence[Call], text: str | None) -> None:
         """A turn is over: look whether it repeats earlier ones."""
@@ -535,8 +566,9 @@ class Runs:
         self.lock = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
         self.prices: PriceOf | None = None
-        self.price_source: str | None = None
-        self.price_version: str | None = None
+        self.price_origin: Callable[[], tuple[str, str]] | None = None
+        """Where prices come from, and the version of that source."""
+        self.tool_log: ToolLog | None = None
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
         self.deadlines = Deadlines()
@@ -564,6 +596,12 @@ class Runs:
     def price_of(self, model: str, usage: Usage) -> Decimal | None:
         """USD of a model call, or `None` when nobody knows."""
         return self.prices(model, usage) if self.prices is not None and usage.total else None
+
+    def origin_of(self, price: Decimal | None) -> tuple[str | None, str | None]:
+        """Source of a price, and its version; neither for a price that is unknown."""
+        if price is None or self.price_origin is None:
+            return None, None
+        return self.price_origin()
 
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to every observer; one that fails does not keep it from the others."""
@@ -612,7 +650,7 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(
+    def start(  # noqa: PLR0913  each is a different fact about the invocation
         self,
         agent: str,
         policy: Policy,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,8 @@ from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from strands import Agent
 
     from otel_limits.testing import Answer

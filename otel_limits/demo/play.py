@@ -11,10 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -24,6 +22,9 @@ from otel_limits.launch import environment_for
 from otel_limits.messages import MARKER, is_synthetic
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
     from typing_extensions import Self
 
 AGENT_PROGRAM: Final = ("-m", "otel_limits.demo.agent")

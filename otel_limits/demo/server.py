@@ -14,13 +14,14 @@ import socketserver
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
     from typing_extensions import Self
 
 CHARACTERS_PER_TOKEN: Final = 4

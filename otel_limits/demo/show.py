@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from otel_limits.config import PREFIX
 from otel_limits.demo.play import Errand, Outcome, command_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
     from rich.console import Console

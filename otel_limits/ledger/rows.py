@@ -80,8 +80,11 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
 
 def stopped_row(stop: Stop) -> Row:
     """The row of an invocation whose beginning was not seen, because recording began later."""
-    invocation = Invocation(
-        agent=stop.agent, id=stop.invocation_id, trace_id=stop.trace_id, span_id=None
+    invocation = stop.invocation or Invocation(
+        agent=stop.agent,
+        id=stop.invocation_id,
+        root_id=stop.invocation_id,
+        trace_id=stop.trace_id,
     )
     started = Started(
         invocation=invocation, limits=Limits(), action="none", blind=False, at=stop.started
@@ -105,6 +108,8 @@ def _ending(stop: Stop | None) -> Row:
         "output_tokens": stop.usage.output,
         "cache_read_tokens": stop.usage.cache_read,
         "cache_write_tokens": stop.usage.cache_write,
+        "price_pico": picodollars(stop.cost),
+        "unpriced_calls": stop.unpriced_calls,
     }
 
 
@@ -133,6 +138,8 @@ ENDING: Final = (
     "output_tokens",
     "cache_read_tokens",
     "cache_write_tokens",
+    "price_pico",
+    "unpriced_calls",
 )
 """Columns that are known when an invocation has ended."""
 

@@ -55,6 +55,8 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("output_tokens", BIG),
     sa.Column("cache_read_tokens", BIG),
     sa.Column("cache_write_tokens", BIG),
+    sa.Column("price_pico", BIG),
+    sa.Column("unpriced_calls", BIG),
 )
 
 MODEL_CALL_TABLE: Final = sa.Table(

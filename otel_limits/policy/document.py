@@ -8,7 +8,6 @@ agent's name, that of the most specific one; of two that are equally specific th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,8 @@ from otel_limits.globs import matching, specificity
 from otel_limits.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from otel_limits.policy.yaml_tree import Node
     from otel_limits.pricing import Price
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.facts import PolicyRead
 from otel_limits.faults import unfelt
 from otel_limits.policy.document import NO_DOCUMENT, Document
 from otel_limits.policy.reader import parse
 from otel_limits.runs import LIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logging.getLogger("otel_limits")
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits import config
 from otel_limits.limits import LIMIT_NAMES, TREE_LIMITS, Limits
@@ -26,6 +25,9 @@ from otel_limits.policy.kinds import (
     WHOLE_NUMBER,
     cap_kind,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 PATH: Final = Path(__file__).parent.parent / "policy.schema.json"
 """Where it is shipped."""
