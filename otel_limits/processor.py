@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import format_span_id
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
     from otel_limits.runs import Runs
-
-
-MAX_TOKENS: Final = 2**53
 
 
 class LimitsSpanProcessor(SpanProcessor):
@@ -93,13 +90,10 @@ def usage_of(attributes: Mapping[str, Any]) -> Usage | None:
 
 
 def token_count(value: object) -> int | None:
-    """Return a number of tokens, or `None` for anything that is none (NaN, negative, text).
-
-    What is past 2**53 is no count either: a metric would lose its last digit.
-    """
+    """Return a number of tokens, or `None` for anything that is none (NaN, negative, text)."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return None
     return value
 

@@ -12,7 +12,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.facts import Invocation, ModelCall, Started, Stop, ToolCall
-from otel_limits.limits import Breach, Limits
+from otel_limits.limits import Breach, Limits, Usage
 from otel_limits.names import clean
 
 LedgerSync = Literal["invocation", "call", "background"]
@@ -41,7 +41,8 @@ MAX_NAME: Final = 256
 MICROSECONDS: Final = 1_000_000
 PICODOLLARS: Final = 10**12
 """Prices are stored in whole millionths of a millionth of a dollar, which databases add exactly."""
-MAX_PICODOLLARS: Final = 2**63 - 1
+MAX_INTEGER: Final = 2**63 - 1
+"""What a column can hold. A provider that reports more tokens than that is beside itself."""
 
 
 def started_rows(fact: Started) -> Rows:
@@ -104,10 +105,7 @@ def _ending(stop: Stop | None) -> Row:
         "cycles": stop.cycles,
         "tool_calls": stop.tool_calls,
         "model_calls": stop.model_calls,
-        "input_tokens": stop.usage.input,
-        "output_tokens": stop.usage.output,
-        "cache_read_tokens": stop.usage.cache_read,
-        "cache_write_tokens": stop.usage.cache_write,
+        **_tokens(stop.usage),
         "price_pico": picodollars(stop.cost),
         "unpriced_calls": stop.unpriced_calls,
     }
@@ -146,7 +144,7 @@ ENDING: Final = (
 
 def model_call_row(fact: ModelCall) -> Row:
     """The row of one model call: its tokens as counted, and as reported."""
-    invocation, usage, reported = fact.invocation, fact.usage, fact.reported
+    invocation = fact.invocation
     return {
         "at_us": microseconds(fact.at),
         "duration_us": _duration(fact.seconds),
@@ -160,15 +158,9 @@ def model_call_row(fact: ModelCall) -> Row:
         "provider": name(fact.provider),
         "turn": fact.turn,
         "iteration": fact.iteration,
-        "input_tokens": usage.input,
-        "output_tokens": usage.output,
-        "cache_read_tokens": usage.cache_read,
-        "cache_write_tokens": usage.cache_write,
-        "reported_input_tokens": reported.input if reported else None,
-        "reported_output_tokens": reported.output if reported else None,
-        "reported_cache_read_tokens": reported.cache_read if reported else None,
-        "reported_cache_write_tokens": reported.cache_write if reported else None,
-        "reported_total_tokens": fact.reported_total,
+        **_tokens(fact.usage),
+        **_tokens(fact.reported, "reported_"),
+        "reported_total_tokens": _bounded(fact.reported_total),
         "state": state_of(fact),
         "estimated": fact.estimated,
         "price_pico": picodollars(fact.price),
@@ -194,6 +186,17 @@ def tool_call_row(fact: ToolCall) -> Row:
         "fingerprint": fact.fingerprint,
         "source": "live",
     }
+
+
+def _tokens(usage: Usage | None, prefix: str = "") -> Row:
+    return {
+        f"{prefix}{part}_tokens": _bounded(getattr(usage, part)) if usage else None
+        for part in ("input", "output", "cache_read", "cache_write")
+    }
+
+
+def _bounded(count: int | None) -> int | None:
+    return None if count is None else min(count, MAX_INTEGER)
 
 
 def state_of(fact: ModelCall) -> State:
@@ -222,7 +225,7 @@ def picodollars(price: Decimal | None) -> int | None:
     if price is None or not price.is_finite() or price < 0:
         return None
     whole = int((price * PICODOLLARS).to_integral_value(ROUND_HALF_EVEN))
-    return whole if whole <= MAX_PICODOLLARS else None
+    return whole if whole <= MAX_INTEGER else None
 
 
 def dollars(pico: int | None) -> Decimal | None:
