@@ -212,7 +212,10 @@ PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
 def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
     text = next(spec for spec in dataclasses.fields(Limits) if spec.name == name).metadata["help"]
     return Setting(
-        name=prefix + name, parse=PARSERS.get(name, whole_number), default=None, help=note + text
+        name=prefix + name,
+        parse=PARSERS.get(name, whole_number),
+        default=None,
+        help=note + (text[:1].lower() + text[1:] if note else text),
     )
 
 
