@@ -236,6 +236,20 @@ def default_ledger() -> str:
     return str(data_directory() / "ledger.db")
 
 
+def audited_ledger(option: str | None) -> Address:
+    """The ledger that questions go to: an option's, the environment's, or the user's own.
+
+    Raises:
+        ValueError: The option, or the environment, names none that can be used.
+    """
+    text = os.environ.get(PREFIX + "LEDGER", "").strip()
+    if option is not None:
+        return parse("--ledger", option, data_directory())
+    if text and text.lower() != "none":
+        return parse(PREFIX + "LEDGER", text, data_directory())
+    return parse("The ledger", default_ledger(), data_directory())
+
+
 def ledger_address(name: str, text: str) -> Address | None:
     """Parse the address of a ledger; `none` is no ledger.
 

@@ -30,6 +30,11 @@ ATTRIBUTES: Final = "otel_limits_attributes"
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
 STATES: Final[tuple[State, ...]] = ("measured", "zero", "unmeasured", "estimated", "failed")
 
+HALTED: Final = ("halted", "raised", "wrapped_up")
+"""Actions by which a limit ended an invocation."""
+UNKNOWN_SIZE: Final = ("unmeasured", "estimated")
+"""States of a call whose provider reported no usage."""
+
 OWN_NAMES: Final = (
     "agent", "model", "provider", "session", "state",
     "hour", "day", "week", "month",
@@ -105,7 +110,7 @@ def _ending(stop: Stop | None) -> Row:
         "cycles": stop.cycles,
         "tool_calls": stop.tool_calls,
         "model_calls": stop.model_calls,
-        **_tokens(stop.usage),
+        **tokens(stop.usage),
         "price_pico": picodollars(stop.cost),
         "unpriced_calls": stop.unpriced_calls,
     }
@@ -158,8 +163,8 @@ def model_call_row(fact: ModelCall) -> Row:
         "provider": name(fact.provider),
         "turn": fact.turn,
         "iteration": fact.iteration,
-        **_tokens(fact.usage),
-        **_tokens(fact.reported, "reported_"),
+        **tokens(fact.usage),
+        **tokens(fact.reported, "reported_"),
         "reported_total_tokens": _bounded(fact.reported_total),
         "state": state_of(fact),
         "estimated": fact.estimated,
@@ -188,7 +193,8 @@ def tool_call_row(fact: ToolCall) -> Row:
     }
 
 
-def _tokens(usage: Usage | None, prefix: str = "") -> Row:
+def tokens(usage: Usage | None, prefix: str = "") -> Row:
+    """The columns of a usage; all unknown where there is none."""
     return {
         f"{prefix}{part}_tokens": _bounded(getattr(usage, part)) if usage else None
         for part in ("input", "output", "cache_read", "cache_write")

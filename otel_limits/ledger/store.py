@@ -65,8 +65,11 @@ class Store:
         self._engine: Engine | None = None
         self._identity: tuple[int, int] | None = None
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: Rows) -> dict[str, int]:
         """Write `rows` in one transaction; one that is there already changes nothing.
+
+        Returns:
+            How many rows changed each table.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: The database refused, and nothing was written.
@@ -74,24 +77,27 @@ class Store:
             NewerLedgerError: A newer program wrote it.
         """
         try:
-            self._write(rows)
+            changed = self._write(rows)
             if self._has_moved():
                 self._reopen()
-                self._write(rows)
+                changed = self._write(rows)
         except BaseException:
             self.close()
             raise
+        return changed
 
-    def _write(self, rows: Rows) -> None:
+    def _write(self, rows: Rows) -> dict[str, int]:
         if self._has_moved():
             self._reopen()
+        changed = {}
         with self.changing() as connection:
             for table in TABLES:
                 chosen = [row for name, row in rows if name == table.name]
                 if table is INVOCATION_TABLE:
                     chosen = latest(chosen)
                 if chosen:
-                    insert(connection, table, chosen, self)
+                    changed[table.name] = insert(connection, table, chosen, self)
+        return changed
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -165,14 +171,15 @@ def latest(rows: list[Row]) -> list[Row]:
     return list({row["id"]: row for row in rows}.values())
 
 
-def insert(connection: Connection, table: sa.Table, rows: list[Row], store: Store) -> None:
+def insert(connection: Connection, table: sa.Table, rows: list[Row], store: Store) -> int:
     """Insert the rows that are not there yet; an invocation that has ended ends its row."""
     inserted = execute(connection, table, rows)
     if table is MODEL_CALL_TABLE and inserted < len(rows):
         again = collisions(connection, rows)
         store.collisions += len(again)
         if again:
-            execute(connection, table, again)
+            inserted += execute(connection, table, again)
+    return inserted
 
 
 def execute(connection: Connection, table: sa.Table, rows: list[Row]) -> int:
@@ -295,6 +302,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of use to a new file alone
     _use_write_ahead_log(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA journal_size_limit = 67108864")

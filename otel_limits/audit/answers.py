@@ -1,0 +1,94 @@
+"""What an answer is made of: tables and charts of exact values, however they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["text", "id", "count", "money", "share", "time", "seconds"]
+"""How a value is written: `money` is a `Decimal` in USD, `share` a part of 1, `time` microseconds
+since the epoch, `id` something to copy. Any value can be `None`: it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    title: str
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under columns."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    total: Sequence[Any] | None = None
+    """A last row over all of them."""
+    note: str = ""
+    """What a reader has to know to read it rightly."""
+    levels: Sequence[int] = ()
+    """How deep each row is indented, where the rows are a tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One colour of a chart: values, one per label."""
+
+    name: str
+    values: Sequence[float]
+    tone: str = ""
+    """`halted` for what a limit ended; a colour of its own otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line across a chart, such as a cap."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Series over labels, stacked on each other."""
+
+    name: str
+    title: str
+    labels: Sequence[str]
+    series: Sequence[Series]
+    kind: Kind = "count"
+    horizontal: bool = False
+    """Bars from left to right, for labels that are names."""
+    wide: bool = False
+    """Twice as wide as others, for many labels."""
+    axis: str = ""
+    """What the labels are."""
+    marks: Sequence[Mark] = ()
+    """Across the label axis, in labels as numbers."""
+    note: str = ""
+    """What is not in the picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a question."""
+
+    question: str
+    """Such as `spend`."""
+    title: str
+    about: str
+    """Which part of which ledger was asked."""
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    text: str = ""
+    """An answer that is no table, such as a policy file."""
+    status: int = 0
+    """Exit status of the command that asked."""
+    totals: Sequence[tuple[str, Kind, Any]] = field(default=())
+    """The few numbers that matter most, with their titles."""

@@ -1,0 +1,162 @@
+"""What the charts of a report show: spend over time, by agent and model, stops, and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.answers import Chart, Kind, Mark, Series
+from otel_limits.audit.spend import Groups, Sums, fold, merge
+from otel_limits.audit.stops import UNFINISHED
+from otel_limits.ledger.rows import HALTED
+
+if TYPE_CHECKING:
+    from otel_limits.audit.spend import Rows
+
+COLOURED: Final = 5
+"""Series with a colour of their own; the others are shown together."""
+LONGEST: Final = 12
+"""Bars of a chart; the others are shown together."""
+OTHERS: Final = "others"
+SINGLE_TURNS: Final = 40
+"""Up to so many turns, a distribution has one bar for each number."""
+MAX_MARKS: Final = 3
+
+
+def spend_charts(rows: Rows) -> list[Chart]:
+    """Spend per day by agent, and in all by agent and by model; in tokens where no price is known.
+
+    `rows` are grouped by at least day, agent and model.
+    """
+    rows = list(rows)
+    days = fold(rows, ("day", "agent"))
+    has_price = any(sums.has_price for sums in days.values())
+    return [
+        over_time(days, has_price=has_price),
+        by_name("agents", "Spend by agent", fold(rows, ("agent",)), has_price=has_price),
+        by_name("models", "Spend by model", fold(rows, ("model",)), has_price=has_price),
+    ]
+
+
+def over_time(days: Groups, *, has_price: bool) -> Chart:
+    """One column per day, every day between the first and the last, coloured by agent."""
+    agents = leading(days, 1, has_price=has_price)
+    unpriced = sum(sums.unpriced_tokens for sums in days.values()) if has_price else 0
+    labels = every_day(sorted({str(day) for day, _ in days}))
+    values: dict[str, list[float]] = {name: [0.0] * len(labels) for name in agents}
+    index = {label: position for position, label in enumerate(labels)}
+    for (day, agent), sums in days.items():
+        name = agent if agent in values else OTHERS
+        values[name][index[str(day)]] += size(sums, has_price=has_price)
+    return Chart(
+        name="over_time",
+        title=f"Spend per day, in {unit(has_price=has_price)}",
+        labels=labels,
+        series=[Series(name, values[name]) for name in agents],
+        kind=kind(has_price=has_price),
+        wide=True,
+        axis="day (UTC)",
+        note=f"{unpriced:,} tokens have no known price and are not in here." if unpriced else "",
+    )
+
+
+def by_name(name: str, title: str, groups: Groups, *, has_price: bool) -> Chart:
+    """One bar per name, the largest first."""
+    known = {str(key[0]): sums for key, sums in groups.items() if sums.has_price or not has_price}
+    unknown = sorted(str(key[0]) for key in groups if str(key[0]) not in known)
+    ranked = sorted(
+        ((label, size(sums, has_price=has_price)) for label, sums in known.items()),
+        key=lambda each: (-each[1], each[0]),
+    )
+    rest = sum(value for _, value in ranked[LONGEST:])
+    left = len(ranked) - LONGEST
+    shown = ranked[:LONGEST] + ([(f"{left} {OTHERS}", rest)] if left > 0 else [])
+    return Chart(
+        name=name,
+        title=f"{title}, in {unit(has_price=has_price)}",
+        labels=[label for label, _ in shown],
+        series=[Series("spend", [value for _, value in shown])],
+        kind=kind(has_price=has_price),
+        horizontal=True,
+        note=f"Without any known price: {', '.join(unknown)}." if unknown else "",
+    )
+
+
+def stops_chart(rows: Iterable[Any]) -> Chart:
+    """One bar per reason, in two colours: halted by a limit, and ended otherwise."""
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        of_reason = counts.setdefault(row.reason or UNFINISHED, [0, 0])
+        of_reason[row.action in HALTED] += row.invocations
+    ranked = sorted(counts.items(), key=lambda each: (-sum(each[1]), each[0]))
+    return Chart(
+        name="stops",
+        title="Stops by reason, in invocations",
+        labels=[reason for reason, _ in ranked],
+        series=[
+            Series("ended by itself", [float(ended) for _, (ended, _) in ranked]),
+            Series("halted by a limit", [float(halted) for _, (_, halted) in ranked], "halted"),
+        ],
+        horizontal=True,
+    )
+
+
+def turns_chart(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Chart:
+    """How many invocations had how many turns, with the caps that were in force drawn in.
+
+    `turns` has, by number of turns, the invocations that ended by themselves and the halted ones.
+    """
+    marks = sorted(set(caps))[:MAX_MARKS]
+    highest = max([*turns, *marks], default=0)
+    width = max(1, -(-highest // SINGLE_TURNS))
+    lowest = 0 if 0 in turns else 1
+    bins = [range(low, low + width) for low in range(lowest, highest + 1, width)]
+    return Chart(
+        name="turns",
+        title="Turns per invocation",
+        labels=[str(each[0]) if width == 1 else f"{each[0]}-{each[-1]}" for each in bins],
+        series=[
+            Series(
+                name, [float(sum(turns.get(n, (0, 0))[part] for n in each)) for each in bins], tone
+            )
+            for part, (name, tone) in enumerate(
+                (("ended by itself", ""), ("halted by a limit", "halted"))
+            )
+        ],
+        axis="turns",
+        marks=[Mark(cap, f"max_turns {cap}") for cap in marks],
+    )
+
+
+def leading(days: Groups, position: int, *, has_price: bool) -> list[str]:
+    """The names that spent most, and `others` where there are more."""
+    totals: dict[str, Sums] = {}
+    for key, sums in days.items():
+        merge(totals.setdefault(str(key[position]), Sums()), sums)
+    ranked = sorted(totals, key=lambda name: (-size(totals[name], has_price=has_price), name))
+    return ranked if len(ranked) <= COLOURED else [*ranked[:COLOURED], OTHERS]
+
+
+def every_day(days: Sequence[str]) -> list[str]:
+    """All days from the first to the last, so that a day without spend leaves a gap."""
+    from datetime import date, timedelta
+
+    if not days:
+        return []
+    first, last = date.fromisoformat(days[0]), date.fromisoformat(days[-1])
+    return [(first + timedelta(days=n)).isoformat() for n in range((last - first).days + 1)]
+
+
+def size(sums: Sums, *, has_price: bool) -> float:
+    """What a bar stands for: USD, or tokens."""
+    return float(sums.cost or 0) if has_price else float(sums.tokens)
+
+
+def unit(*, has_price: bool) -> str:
+    """Name it."""
+    return "USD" if has_price else "tokens"
+
+
+def kind(*, has_price: bool) -> Kind:
+    """How it is written."""
+    return "money" if has_price else "count"

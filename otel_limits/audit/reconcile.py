@@ -1,0 +1,198 @@
+"""The ledger against Prometheus: the same window, counted twice."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.spend import Sums, fold
+from otel_limits.errors import LedgerError
+from otel_limits.ledger.rows import MICROSECONDS
+from otel_limits.names import clean
+
+if TYPE_CHECKING:
+    from otel_limits.audit.questions import Inquiry
+
+DAY_SECONDS: Final = 24 * 60 * 60
+STEP_SECONDS: Final = 6 * 60 * 60
+"""How much of the window is fetched at once: every sample of every counter comes over."""
+LOOK_BACK_SECONDS: Final = 5 * 60
+"""Where the last sample before the window is looked for."""
+TIMEOUT_SECONDS: Final = 30
+OTHER: Final = "_other"
+"""What metrics call the names beyond their number of labels."""
+
+Pair = tuple[str, str]
+"""Agent and model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One thing that both have counted."""
+
+    title: str
+    metric: str
+    of: str
+    """Which figure of the ledger."""
+
+
+MEASURES: Final = (
+    Measure("model calls", "otel_limits_model_calls_total", "calls"),
+    Measure("input tokens", 'otel_limits_tokens_total{type="input"}', "input"),
+    Measure("output tokens", 'otel_limits_tokens_total{type="output"}', "output"),
+)
+
+
+def reconcile(inquiry: Inquiry, url: str, tolerance: float) -> Answer:
+    """Compare, per agent and model.
+
+    Raises:
+        LedgerError: Prometheus cannot be asked.
+    """
+    from otel_limits.ledger import queries
+
+    now = time.time()
+    until = _seconds(inquiry.selection.until_us, now)
+    since = _seconds(inquiry.selection.since_us, until - DAY_SECONDS)
+    if since >= until:
+        raise LedgerError("The window is empty: --since must be before --until.")
+    since_us, until_us = round(since * MICROSECONDS), round(until * MICROSECONDS)
+    window = replace(inquiry.selection, since_us=since_us, until_us=until_us)
+    groups = fold(queries.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model"))
+    ledger = {(str(agent), str(model)): sums for (agent, model), sums in groups.items()}
+    counted = {measure.title: counters(url, measure.metric, since, until) for measure in MEASURES}
+    table = comparison(ledger, counted, tolerance)
+    is_off = any(row[-1] == "no" for row in table.rows)
+    return Answer(
+        question="reconcile",
+        title="Ledger and Prometheus",
+        about=f"{replace(inquiry, selection=window).about}, against {url}",
+        tables=[table],
+        status=int(is_off),
+    )
+
+
+def _seconds(microseconds: int | None, otherwise: float) -> float:
+    return otherwise if microseconds is None else microseconds / MICROSECONDS
+
+
+def comparison(
+    ledger: Mapping[Pair, Sums], counted: Mapping[str, Mapping[Pair, float]], tolerance: float
+) -> Table:
+    """One row per agent, model and measure, the largest difference first."""
+    series = {pair for each in counted.values() for pair in each}
+    folded = as_labels(ledger, series)
+    rows = []
+    for measure in MEASURES:
+        metric = counted[measure.title]
+        for pair in sorted(set(folded) | set(metric)):
+            ours = folded.get(pair, {}).get(measure.of, 0)
+            theirs = round(metric.get(pair, 0.0))
+            difference = theirs - ours
+            share = abs(difference) / ours if ours else float(bool(difference))
+            rows.append((*pair, measure.title, ours, theirs, difference, share,
+                         "yes" if share <= tolerance else "no"))  # fmt: skip
+    rows.sort(key=lambda row: (-row[6], row[0], row[1], row[2]))
+    return Table(
+        name="reconcile",
+        title="Ledger and Prometheus",
+        columns=(
+            Column("agent", "Agent"),
+            Column("model", "Model"),
+            Column("measure", "Counted"),
+            Column("ledger", "Ledger", "count"),
+            Column("prometheus", "Prometheus", "count"),
+            Column("difference", "Difference", "count"),
+            Column("difference_share", "Of the ledger", "share"),
+            Column("accepted", "Within tolerance"),
+        ),
+        rows=rows,
+        note="Prometheus knows the time of a scrape, not of a call: at both ends of the window up "
+        "to one scrape interval can be counted on the other side. What was not scraped before a "
+        "process ended is missing there.",
+    )
+
+
+def as_labels(ledger: Mapping[Pair, Sums], series: set[Pair]) -> dict[Pair, dict[str, int]]:
+    """Sum the ledger under the labels that the metrics use: cleaned, and `_other` beyond a cap."""
+    folded: dict[Pair, dict[str, int]] = {}
+    for (agent, model), sums in ledger.items():
+        pair = (clean(agent), clean(model))
+        if pair not in series:
+            pair = next((p for p in _others(pair) if p in series), pair)
+        figures = folded.setdefault(pair, {"calls": 0, "input": 0, "output": 0})
+        figures["calls"] += sums.calls
+        figures["input"] += sums.input
+        figures["output"] += sums.output
+    return folded
+
+
+def _others(pair: Pair) -> tuple[Pair, ...]:
+    agent, model = pair
+    return ((agent, OTHER), (OTHER, model), (OTHER, OTHER))
+
+
+# --- Prometheus -----------------------------------------------------------------------------------
+
+
+def counters(url: str, metric: str, since: float, until: float) -> dict[Pair, float]:
+    """What counters grew by within a window, per agent and model.
+
+    `increase()` would extrapolate to the edges of the window; the samples themselves are added up
+    here instead. A counter that falls has started again, and one that appears began at 0.
+
+    Raises:
+        LedgerError: Prometheus does not answer, or not as it should.
+    """
+    grown: dict[str, float] = {}
+    last: dict[str, float] = {}
+    pairs: dict[str, Pair] = {}
+    for start, end in _steps(since, until):
+        for series in query(url, f"{metric}[{round((end - start) * 1000)}ms]", end):
+            key = json.dumps(series["metric"], sort_keys=True)
+            pairs[key] = (series["metric"].get("agent", ""), series["metric"].get("model", ""))
+            for at, text in series["values"]:
+                value, before = float(text), last.get(key, 0.0)
+                if at >= since:
+                    growth = value - before if value >= before else value
+                    grown[key] = grown.get(key, 0.0) + growth
+                last[key] = value
+    by_pair: dict[Pair, float] = {}
+    for key, growth in grown.items():
+        by_pair[pairs[key]] = by_pair.get(pairs[key], 0.0) + growth
+    return by_pair
+
+
+def _steps(since: float, until: float) -> Iterator[tuple[float, float]]:
+    start = since - LOOK_BACK_SECONDS
+    while start < until:
+        end = min(start + STEP_SECONDS, until)
+        yield start, end
+        start = end
+
+
+def query(url: str, expression: str, at: float) -> list[dict[str, Any]]:
+    """Ask Prometheus for the samples of an expression.
+
+    Raises:
+        LedgerError: It does not answer, or not as it should.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise LedgerError(f"--prometheus must be http://… or https://…, got {url!r}.")
+    asked = urllib.parse.urlencode({"query": expression, "time": f"{at:.3f}"})
+    try:
+        with urllib.request.urlopen(  # noqa: S310  the scheme was looked at
+            f"{url.rstrip('/')}/api/v1/query?{asked}", timeout=TIMEOUT_SECONDS
+        ) as response:
+            found: list[dict[str, Any]] = json.load(response)["data"]["result"]
+            return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise LedgerError(f"Prometheus at {url} cannot be asked: {reason}.") from None

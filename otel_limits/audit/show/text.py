@@ -1,0 +1,90 @@
+"""An answer on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.table import Table as Grid
+from rich.text import Text
+from rich.tree import Tree
+
+from otel_limits.audit.show.words import written
+from otel_limits.terminal import console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from otel_limits.audit.answers import Answer, Table
+
+NUMBERS: Final = ("count", "money", "share", "seconds")
+FILE_WIDTH: Final = 220
+"""Columns where there is no terminal, so that nothing is folded in a file."""
+
+
+def show(answer: Answer) -> None:
+    """Print an answer."""
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = FILE_WIDTH
+    if answer.text:
+        screen.out(answer.text, end="")
+        return
+    for table in answer.tables:
+        screen.print(Text(table.title, style="bold"))
+        screen.print(_tree(table) if table.levels else _grid(table))
+        _note(screen, table)
+    screen.print(Text(answer.about, style="dim"))
+
+
+def _note(screen: Console, table: Table) -> None:
+    if table.note:
+        screen.print(Text(table.note, style="dim italic"))
+    screen.print()
+
+
+def _grid(table: Table) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=table.total is not None)
+    for index, column in enumerate(table.columns):
+        is_number = column.kind in NUMBERS
+        total = table.total[index] if table.total is not None else ""
+        grid.add_column(
+            column.title,
+            footer=Text(written(total, column.kind) if total != "" else ""),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_number,
+        )
+    for row in table.rows:
+        grid.add_row(*cells(table, row))
+    return grid
+
+
+def cells(table: Table, row: Sequence[object]) -> list[Text]:
+    """Every value of a row, as text that no markup in it can change."""
+    return [
+        Text(written(value, column.kind)) for column, value in zip(table.columns, row, strict=True)
+    ]
+
+
+def _tree(table: Table) -> Tree:
+    """Draw rows with levels: a line per row, its first value in bold, the others after it."""
+    root = Tree("", hide_root=True)
+    path: list[Tree] = [root]
+    for level, row in zip(table.levels, table.rows, strict=True):
+        del path[level + 1 :]
+        path.append(path[-1].add(_line(table, row)))
+    return root
+
+
+def _line(table: Table, row: Sequence[object]) -> Text:
+    line = Text(str(row[0]), style="bold")
+    for column, value in list(zip(table.columns, row, strict=True))[1:]:
+        if value in (None, ""):
+            continue
+        style = "red" if column.name == "halt" else ""
+        line.append(f"  {column.title.lower()} ", style="dim not bold")
+        line.append(written(value, column.kind), style=style or "not bold")
+    return line

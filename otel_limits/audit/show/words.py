@@ -1,0 +1,55 @@
+"""Values as a reader wants them: grouped digits, dollars, percentages, UTC."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from otel_limits.audit.answers import Kind
+
+UNKNOWN: Final = "–"  # noqa: RUF001  a dash, as tables have it
+CENTS: Final = Decimal("0.01")
+SMALL: Final = Decimal("0.000001")
+
+
+def written(value: Any, kind: Kind) -> str:
+    """Write a value; a dash where it is not known."""
+    if value is None:
+        return UNKNOWN
+    if kind == "money":
+        return money(Decimal(value))
+    if kind == "share":
+        return f"{value:.1%}"
+    if kind == "time":
+        return f"{moment(value):%Y-%m-%d %H:%M:%S}"
+    if kind == "seconds":
+        return f"{value:,.1f} s"
+    return f"{value:,}" if kind == "count" and value != "" else str(value)
+
+
+def money(amount: Decimal) -> str:
+    """Write USD: cents, and down to a millionth below one dollar."""
+    if amount == 0 or abs(amount) >= 1:
+        return f"${amount.quantize(CENTS):,}"
+    if abs(amount) < SMALL:
+        return "< $0.000001"
+    return f"${amount.quantize(SMALL).normalize():f}"
+
+
+def exact(value: Any, kind: Kind) -> Any:
+    """A value for a program: money as exact text, times in ISO 8601, nothing rounded."""
+    if value is None:
+        return None
+    if kind == "money":
+        return f"{Decimal(value):f}"
+    if kind == "time":
+        return moment(value).isoformat()
+    return value
+
+
+def moment(microseconds: int) -> datetime:
+    """A time in UTC."""
+    seconds, rest = divmod(int(microseconds), 1_000_000)
+    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)

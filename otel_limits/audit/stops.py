@@ -1,0 +1,122 @@
+"""How invocations ended: by reason and agent, and the halted ones that had cost most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from otel_limits.audit.answers import Column, Table
+from otel_limits.ledger.rows import dollars
+
+SYNTHETIC: Final = ("halted", "raised")
+"""Actions that leave a message which no model wrote."""
+
+UNFINISHED: Final = "(unfinished)"
+
+
+@dataclass(slots=True)
+class Ended:
+    """Invocations that ended alike."""
+
+    invocations: int = 0
+    tokens: int = 0
+    pico: int = 0
+    synthetic: int = 0
+    zero_calls: int = 0
+    unmeasured_calls: int = 0
+
+
+COLUMNS: Final = (
+    Column("reason", "Reason"),
+    Column("agent", "Agent"),
+    Column("action", "Action"),
+    Column("invocations", "Invocations", "count"),
+    Column("synthetic_halts", "Synthetic halts", "count"),
+    Column("zero_token_calls", "Zero-token calls", "count"),
+    Column("unmeasured_calls", "Unmeasured calls", "count"),
+    Column("tokens", "Tokens", "count"),
+    Column("cost_usd", "Cost", "money"),
+)
+
+
+def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
+    """One row per reason, agent and action, the most frequent first."""
+    groups: dict[tuple[str, str, str], Ended] = {}
+    for row in stops:
+        ended = groups.setdefault(_key(row), Ended())
+        ended.invocations += row.invocations
+        ended.tokens += int(row.tokens or 0)
+        ended.pico += int(row.price_pico or 0)
+        ended.synthetic += row.invocations if row.action in SYNTHETIC else 0
+    for row in odd_calls:
+        ended = groups.setdefault(_key(row), Ended())
+        if row.state == "zero":
+            ended.zero_calls += row.calls
+        else:
+            ended.unmeasured_calls += row.calls
+    in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
+    rows = [(*key, *_figures(ended)) for key, ended in in_order]
+    figures = [sum(row[index] for row in rows) for index in range(3, 8)]
+    cost = dollars(sum(ended.pico for ended in groups.values()))
+    return Table(
+        name="stops",
+        title="Stops by reason and agent",
+        columns=COLUMNS,
+        rows=rows,
+        total=("total", "", "", *figures, cost),
+        note="A synthetic halt left a message that no model wrote. A zero-token call is a real one "
+        "for which the provider reported zero; an unmeasured call is one for which it reported "
+        "nothing.",
+    )
+
+
+def _key(row: Any) -> tuple[str, str, str]:
+    return (row.reason or UNFINISHED, row.agent, row.action or "")
+
+
+def _figures(ended: Ended) -> tuple[Any, ...]:
+    return (
+        ended.invocations,
+        ended.synthetic,
+        ended.zero_calls,
+        ended.unmeasured_calls,
+        ended.tokens,
+        dollars(ended.pico),
+    )
+
+
+def costliest_table(rows: Iterable[Any]) -> Table:
+    """The halted invocations that had cost most, with what it takes to find them in a trace."""
+    return Table(
+        name="costliest_halted",
+        title="Most expensive halted invocations",
+        columns=(
+            Column("trace_id", "Trace", "id"),
+            Column("agent", "Agent"),
+            Column("started", "Started", "time"),
+            Column("reason", "Reason"),
+            Column("limit", "Limit"),
+            Column("cap", "Cap"),
+            Column("observed", "Observed"),
+            Column("turns", "Turns", "count"),
+            Column("tokens", "Tokens", "count"),
+            Column("cost_usd", "Cost", "money"),
+        ),
+        rows=[
+            (
+                row.trace_id or row.id,
+                row.agent,
+                row.started_us,
+                row.reason,
+                row.breach_limit,
+                row.breach_cap,
+                row.breach_observed,
+                row.turns,
+                row.input_tokens + row.output_tokens,
+                dollars(row.price_pico),
+            )
+            for row in rows
+        ],
+        note="An invocation without a trace id stands with its own id; audit show takes both.",
+    )

@@ -1,0 +1,83 @@
+"""Limits from evidence: what the successful invocations of each agent needed, and some room."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from otel_limits.audit.backtest import is_success
+
+ROUND_TO: Final = 2
+"""Digits of a suggested number of tokens: more would claim a precision that is not there."""
+
+
+@dataclass(slots=True)
+class Needs:
+    """What the successful invocations of one agent used."""
+
+    turns: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+
+def collect(rows: Iterable[Any]) -> dict[str, Needs]:
+    """Gather what successful invocations used, by agent."""
+    needs: dict[str, Needs] = {}
+    for row in rows:
+        if is_success(row):
+            each = needs.setdefault(row.agent, Needs())
+            each.turns.append(row.turns)
+            each.tokens.append(row.input_tokens + row.output_tokens)
+    return needs
+
+
+def percentile(values: Sequence[int], share: float) -> int:
+    """The smallest value that at least `share` of all values do not exceed."""
+    return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
+
+
+def with_room(value: int, head_room: float, digits: int | None = None) -> int:
+    """Add head-room, and round up: to whole numbers, or to so many digits."""
+    roomy = math.ceil(round(value * (1 + head_room), 6))
+    if digits is None or roomy < 10**digits:
+        return max(1, roomy)
+    unit = int(10 ** (len(str(roomy)) - digits))
+    return -(-roomy // unit) * unit
+
+
+def policy_file(
+    needs: Mapping[str, Needs], *, share: float, head_room: float, enough: int, about: str
+) -> str:
+    """Write a policy file with limits for each agent that succeeded often enough."""
+    lines = [
+        f"# Suggested by otel-limits from {about}:",
+        f"# {share:.0%} of an agent's successful invocations kept within these, less the",
+        f"# {head_room:.0%} of head-room.",
+    ]
+    lines += [
+        f"# {json.dumps(agent)}: {len(each.turns)} successful invocations are too few, {enough} "
+        f"are enough."
+        for agent, each in sorted(needs.items())
+        if len(each.turns) < enough
+    ]
+    agents = [
+        line
+        for agent, each in sorted(needs.items())
+        if len(each.turns) >= enough
+        for line in _entry(agent, each, share, head_room)
+    ]
+    lines += ["agents:", *agents] if agents else ["agents: {}"]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(agent: str, needs: Needs, share: float, head_room: float) -> list[str]:
+    turns = with_room(percentile(needs.turns, share), head_room)
+    tokens = with_room(percentile(needs.tokens, share), head_room, ROUND_TO)
+    seen = f"{len(needs.turns)} invocations, up to {max(needs.turns)} turns and {max(needs.tokens)}"
+    return [
+        f"  {json.dumps(glob.escape(agent))}:  # from {seen} tokens",
+        f"    limits: {{max_turns: {turns}, max_token_budget: {tokens}}}",
+    ]

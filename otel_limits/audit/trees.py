@@ -1,0 +1,121 @@
+"""One budget tree: what each branch spent, and where it was halted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.spend import Sums, merge
+from otel_limits.audit.stops import UNFINISHED
+
+HALTS: Final[Mapping[str, str]] = {
+    "halted": "halted",
+    "raised": "halted and raised",
+    "wrapped_up": "halted after a last answer",
+    "observed": "would have been halted",
+}
+
+COLUMNS: Final = (
+    Column("agent", "Agent"),
+    Column("reason", "Ended"),
+    Column("halt", "Halt"),
+    Column("turns", "Turns", "count"),
+    Column("calls", "Calls", "count"),
+    Column("tokens", "Tokens", "count"),
+    Column("branch_tokens", "Tokens of the branch", "count"),
+    Column("branch_cost_usd", "Cost of the branch", "money"),
+    Column("unpriced_tokens", "Unpriced tokens", "count"),
+    Column("tools", "Tools"),
+    Column("seconds", "Duration", "seconds"),
+    Column("started", "Started", "time"),
+    Column("invocation_id", "Invocation", "id"),
+    Column("trace_id", "Trace", "id"),
+)
+
+
+@dataclass(slots=True)
+class Branch:
+    """An invocation with everything below it."""
+
+    row: Any
+    own: Sums = field(default_factory=Sums)
+    whole: Sums = field(default_factory=Sums)
+    tools: list[str] = field(default_factory=list)
+    children: list[Branch] = field(default_factory=list)
+
+
+def grow(invocations: Sequence[Any], calls: Iterable[Any], tools: Iterable[Any]) -> list[Branch]:
+    """Build the trees; an invocation whose parent is not recorded stands at the top."""
+    branches = {row.id: Branch(row) for row in invocations}
+    for invocation_id, _model, *sums in calls:
+        branches[invocation_id].own.add(sums)
+    for row in tools:
+        failed = "" if row.status == "success" else f" {row.status}"
+        branches[row.invocation_id].tools.append(f"{row.calls} {row.tool}{failed}")
+    tops: list[Branch] = []
+    for branch in branches.values():
+        parent = branches.get(branch.row.parent_id)
+        (tops if parent is None else parent.children).append(branch)
+    for top in tops:
+        _sum_up(top)
+    return tops
+
+
+def _sum_up(branch: Branch) -> None:
+    merge(branch.whole, branch.own)
+    for child in branch.children:
+        _sum_up(child)
+        merge(branch.whole, child.whole)
+
+
+def tree_table(tops: Sequence[Branch]) -> Table:
+    """One row per invocation, below the one that started it."""
+    rows = [(level, _row(branch)) for top in tops for level, branch in walk(top)]
+    return Table(
+        name="tree",
+        title="Budget tree",
+        columns=COLUMNS,
+        rows=[row for _, row in rows],
+        levels=[level for level, _ in rows],
+        note="A branch is an invocation with everything that it started.",
+    )
+
+
+def walk(branch: Branch, level: int = 0) -> Iterator[tuple[int, Branch]]:
+    """Every branch from here on, with its depth."""
+    yield level, branch
+    for child in branch.children:
+        yield from walk(child, level + 1)
+
+
+def halt_of(row: Any) -> str | None:
+    """Where and how an invocation was halted, in words."""
+    taken = HALTS.get(row.action or "")
+    if taken is None:
+        return None
+    if row.breach_limit is None:
+        return taken
+    return f"{taken} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
+
+
+def _row(branch: Branch) -> tuple[Any, ...]:
+    row = branch.row
+    ended = row.ended_us is not None
+    return (
+        row.agent,
+        row.reason or UNFINISHED,
+        halt_of(row),
+        row.turns,
+        branch.own.calls,
+        branch.own.tokens,
+        branch.whole.tokens,
+        branch.whole.cost,
+        branch.whole.unpriced_tokens,
+        ", ".join(branch.tools),
+        (row.ended_us - row.started_us) / 1_000_000 if ended else None,
+        row.started_us,
+        row.id,
+        row.trace_id,
+    )

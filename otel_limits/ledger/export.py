@@ -1,0 +1,208 @@
+"""Writes a ledger to a file that other programs read: CSV, JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+import sqlalchemy as sa
+
+from otel_limits.errors import LedgerError
+from otel_limits.ledger.queries import Selection, Source, audit_keys
+from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from otel_limits.audit.progress import Work
+
+What = Literal["calls", "invocations", "tools"]
+TABLES: Final = {
+    "calls": MODEL_CALL_TABLE,
+    "invocations": INVOCATION_TABLE,
+    "tools": TOOL_CALL_TABLE,
+}
+LEFT_OUT: Final = ("day",)
+"""Columns that follow from others."""
+
+PORTION: Final = 10_000
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is written, and where."""
+
+    what: What
+    form: Literal["parquet", "csv", "jsonl"]
+    output: str | None
+    """A file, or standard output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of the file."""
+
+    name: str
+    kind: Literal["text", "integer", "boolean", "time", "money"]
+    column: Any
+
+
+def write(connection: Connection, selection: Selection, chosen: Export, work: Work) -> None:
+    """Write the rows of a selection, in the order in which they were recorded.
+
+    Raises:
+        LedgerError: The file cannot be written, or the means are not installed.
+    """
+    source = Source(TABLES[chosen.what])
+    fields = fields_of(source, TABLES[chosen.what], audit_keys(connection))
+    conditions = source.conditions(selection)
+    statement = (
+        sa.select(*(each.column for each in fields)).select_from(source.tables).where(*conditions)
+    )
+    rows = connection.execute(statement, execution_options={"yield_per": PORTION})
+    writers: dict[str, Callable[..., None]] = {
+        "csv": write_csv,
+        "jsonl": write_json_lines,
+        "parquet": write_parquet,
+    }
+    try:
+        writers[chosen.form](fields, work.through(rows), chosen.output)
+    except OSError as error:
+        raise LedgerError(f"{chosen.output} cannot be written: {error.strerror}.") from None
+
+
+def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Field]:
+    """The columns of a table, and one per audit key."""
+    own = [
+        field_of(column)
+        for column in table.columns
+        if column.name not in LEFT_OUT and column is not table.autoincrement_column
+    ]
+    taken = {each.name for each in own}
+    audited = [Field(key, "text", source.column(key)) for key in keys if key not in taken]
+    return own + audited
+
+
+def field_of(column: Any) -> Field:
+    """How a column is written: times and money under a name that has no odd unit."""
+    if column.name in ("at_us", "started_us", "ended_us"):
+        return Field(column.name.removesuffix("_us"), "time", column)
+    if column.name == "price_pico":
+        return Field("price_usd", "money", column)
+    if isinstance(column.type, sa.Boolean):
+        return Field(column.name, "boolean", column)
+    is_text = isinstance(column.type, sa.Text)
+    return Field(column.name, "text" if is_text else "integer", column)
+
+
+def value_of(field: Field, value: Any) -> Any:
+    """A value as text files have it: ISO 8601 in UTC, and exact decimals."""
+    if value is None:
+        return None
+    if field.kind == "time":
+        return when(value).isoformat()
+    return f"{dollars(value):f}" if field.kind == "money" else value
+
+
+def when(microseconds: int) -> datetime:
+    """A time in UTC, to the microsecond."""
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)
+
+
+def write_csv(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str | None) -> None:
+    """Write comma-separated values; what is not known is empty."""
+    with _opened(output) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields])
+        writer.writerows(map(value_of, fields, row) for row in rows)
+
+
+def write_json_lines(
+    fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str | None
+) -> None:
+    """Write one JSON object per line."""
+    with _opened(output) as file:
+        for row in rows:
+            pairs = zip(fields, row, strict=True)
+            values = {field.name: value_of(field, each) for field, each in pairs}
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+
+
+def write_parquet(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str) -> None:
+    """Write a Parquet file with exact types.
+
+    Raises:
+        LedgerError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise LedgerError(
+            "Parquet needs pyarrow. Run: pip install 'otel-limits[parquet]'"
+        ) from None
+    types = {
+        "text": pa.string(),
+        "integer": pa.int64(),
+        "boolean": pa.bool_(),
+        "time": pa.timestamp("us", tz="UTC"),
+        "money": pa.decimal128(38, 12),
+    }
+    schema = pa.schema([(field.name, types[field.kind]) for field in fields])
+    with _beside(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
+        for portion in _portions(rows):
+            columns = [
+                pa.array([_typed(field, value) for value in values], types[field.kind])
+                for field, values in zip(fields, zip(*portion, strict=True), strict=True)
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _typed(field: Field, value: Any) -> Any:
+    if value is None:
+        return None
+    if field.kind == "money":
+        return dollars(value)
+    return bool(value) if field.kind == "boolean" else value
+
+
+def _portions(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    portion: list[Sequence[Any]] = []
+    for row in rows:
+        portion.append(tuple(row))
+        if len(portion) == PORTION:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+@contextmanager
+def _opened(output: str | None) -> Iterator[IO[str]]:
+    if output is None:
+        yield sys.stdout
+        return
+    with _beside(Path(output)) as path, path.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Write beside the file, and put it in its place once it is whole."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,169 @@
+"""Spans from OTLP JSON lines, reduced to what a ledger may know of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from otel_limits import semconv
+
+TRACE_BYTES: Final = 16
+SPAN_BYTES: Final = 8
+ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
+
+AGENT_NAME: Final = "gen_ai.agent.name"
+OPERATION: Final = "gen_ai.operation.name"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_STATUS: Final = "gen_ai.tool.status"
+PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system")
+SESSIONS: Final = ("session.id", "gen_ai.conversation.id")
+CHOICE_EVENT: Final = "gen_ai.choice"
+FINISH_REASON: Final = "finish_reason"
+
+KEPT: Final = frozenset(
+    {
+        AGENT_NAME,
+        OPERATION,
+        TOOL_NAME,
+        TOOL_STATUS,
+        *PROVIDERS,
+        *SESSIONS,
+        semconv.REQUEST_MODEL,
+        *semconv.INPUT_TOKENS,
+        *semconv.OUTPUT_TOKENS,
+        *semconv.CACHE_READ_TOKENS,
+        *semconv.CACHE_WRITE_TOKENS,
+        semconv.STOP_REASON,
+        semconv.STOP_ACTION,
+        semconv.LIMIT_NAME,
+        semconv.LIMIT_VALUE,
+        semconv.LIMIT_CONSUMED,
+    }
+)
+"""Attributes that are looked at. Prompts, arguments and results are in others."""
+
+Key = tuple[str, str]
+"""Trace id and span id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What is kept of a span."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    is_strands: bool
+    start_us: int
+    end_us: int
+    is_error: bool
+    attributes: Mapping[str, Any]
+    finish_reason: str | None
+
+    @property
+    def key(self) -> Key:
+        """What identifies it."""
+        return (self.trace_id, self.span_id)
+
+    @property
+    def parent(self) -> Key | None:
+        """What identifies the span that it is under."""
+        return (self.trace_id, self.parent_id) if self.parent_id is not None else None
+
+    @property
+    def is_agent(self) -> bool:
+        """Tell whether it is an invocation."""
+        return self.attributes.get(OPERATION) == "invoke_agent" or self.name.startswith(
+            semconv.AGENT_SPAN_PREFIX
+        )
+
+    @property
+    def is_model_call(self) -> bool:
+        """Tell whether it is a request to a provider, whoever saw it."""
+        return not self.is_agent and self.name.startswith(semconv.MODEL_CALL_PREFIXES)
+
+    @property
+    def is_tool(self) -> bool:
+        """Tell whether it is a tool call of an agent of Strands."""
+        return self.is_strands and self.attributes.get(OPERATION) == "execute_tool"
+
+    def first(self, names: Sequence[str]) -> str | None:
+        """The first of some attributes that is text."""
+        found = (self.attributes.get(name) for name in names)
+        return next((value for value in found if isinstance(value, str)), None)
+
+
+def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
+    """Read the spans of one line; a line of metrics or logs has none.
+
+    Args:
+        line: What an OTLP JSON file exporter writes at once.
+        keys: Attributes chosen for audit.
+
+    Raises:
+        ValueError: It is no OTLP JSON.
+    """
+    wanted = KEPT.union(keys)
+    try:
+        for resource in json.loads(line).get("resourceSpans", ()):
+            for scope in resource.get("scopeSpans", ()):
+                is_strands = scope.get("scope", {}).get("name") == semconv.STRANDS_SCOPE
+                for span in scope.get("spans", ()):
+                    yield _span(span, wanted, is_strands=is_strands)
+    except (AttributeError, KeyError, TypeError, binascii.Error) as error:
+        raise ValueError(f"This is no OTLP JSON ({type(error).__name__}).") from None
+
+
+def _span(span: Mapping[str, Any], wanted: frozenset[str], *, is_strands: bool) -> Span:
+    parent = span.get("parentSpanId") or None
+    return Span(
+        trace_id=_identity(span["traceId"], TRACE_BYTES),
+        span_id=_identity(span["spanId"], SPAN_BYTES),
+        parent_id=_identity(parent, SPAN_BYTES) if parent else None,
+        name=str(span.get("name", "")),
+        is_strands=is_strands,
+        start_us=int(span["startTimeUnixNano"]) // 1_000,
+        end_us=int(span["endTimeUnixNano"]) // 1_000,
+        is_error=span.get("status", {}).get("code") in ERROR_CODES,
+        attributes=_attributes(span.get("attributes", ()), wanted),
+        finish_reason=_finish_reason(span.get("events", ())),
+    )
+
+
+def _identity(text: str, size: int) -> str:
+    """An id in hexadecimal; some exporters write base64, as other OTLP fields have it."""
+    if re.fullmatch(rf"[0-9a-fA-F]{{{2 * size}}}", text):
+        return text.lower()
+    raw = base64.b64decode(text, validate=True)
+    if len(raw) != size:
+        raise ValueError(f"{text!r} is no id of {size} bytes.")
+    return raw.hex()
+
+
+def _attributes(listed: Sequence[Mapping[str, Any]], wanted: frozenset[str]) -> dict[str, Any]:
+    return {each["key"]: _scalar(each["value"]) for each in listed if each["key"] in wanted}
+
+
+def _scalar(value: Mapping[str, Any]) -> Any:
+    if "intValue" in value:
+        return int(value["intValue"])
+    return next((value[kind] for kind in SCALARS if kind in value), None)
+
+
+SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
+
+
+def _finish_reason(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """How the agent loop ended, as Strands says it in an event of the agent's span."""
+    for event in events:
+        if event.get("name") == CHOICE_EVENT:
+            found = _attributes(event.get("attributes", ()), frozenset({FINISH_REASON}))
+            if isinstance(reason := found.get(FINISH_REASON), str):
+                return reason
+    return None

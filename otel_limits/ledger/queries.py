@@ -1,0 +1,370 @@
+"""What a ledger is asked: statements whose rows the questions of an audit are answered from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.errors import LedgerError
+from otel_limits.ledger.rows import HALTED, OWN_NAMES, UNKNOWN_SIZE
+from otel_limits.ledger.schema import (
+    ATTRIBUTE_TABLE,
+    DAY_MICROSECONDS,
+    INVOCATION_TABLE,
+    MODEL_CALL_TABLE,
+    TOOL_CALL_TABLE,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.sql.elements import ColumnElement
+    from sqlalchemy.sql.selectable import FromClause
+
+CALLS: Final = MODEL_CALL_TABLE.c
+RUNS: Final = INVOCATION_TABLE.c
+TOOLS: Final = TOOL_CALL_TABLE.c
+ATTRIBUTES: Final = ATTRIBUTE_TABLE.c
+
+HOUR_MICROSECONDS: Final = DAY_MICROSECONDS // 24
+DAYS: Final = ("day", "week", "month")
+"""Ways to group that follow from the day of a call."""
+
+FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
+"""Ways to group that the index on spending answers without touching the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which part of a ledger a question is about."""
+
+    since_us: int | None = None
+    until_us: int | None = None
+    where: tuple[tuple[str, str], ...] = ()
+    """Names and values; one name can stand there several times, for any of its values. In a value,
+    `*` stands for any characters."""
+
+
+class Source:
+    """The tables that a statement needs, joined one by one as columns are asked for."""
+
+    def __init__(self, base: sa.Table) -> None:
+        """Begin with the table that is counted: model calls, tool calls, or invocations."""
+        self.tables: FromClause = base
+        self._base = base
+        self._owner = base.c.id if base is INVOCATION_TABLE else base.c.invocation_id
+        self._time = base.c.started_us if base is INVOCATION_TABLE else base.c.at_us
+        self._has_invocations = base is INVOCATION_TABLE
+        self._attributes: dict[str, ColumnElement[Any]] = {}
+
+    def column(self, name: str) -> ColumnElement[Any]:
+        """The column that an auditor calls `name`: one of ours, or an audit key."""
+        if name not in OWN_NAMES:
+            return self._attribute(name)
+        if name == "hour":
+            return self._time // HOUR_MICROSECONDS
+        if name in DAYS:
+            return CALLS.day if self._base is MODEL_CALL_TABLE else self._time // DAY_MICROSECONDS
+        if name in NAMED_RUNS:
+            self._join_invocations()
+            return NAMED_RUNS[name]
+        columns = NAMED[self._base.name]
+        if name not in columns:
+            raise LedgerError(f"{name} is no property of what this question counts.")
+        return columns[name]
+
+    def conditions(self, selection: Selection) -> list[ColumnElement[bool]]:
+        """What restricts the rows to a selection."""
+        wanted: dict[str, list[ColumnElement[bool]]] = {}
+        for name, value in selection.where:
+            wanted.setdefault(name, []).append(matches(self.column(name), value))
+        conditions = [sa.or_(*alternatives) for alternatives in wanted.values()]
+        on_calls = self._base is MODEL_CALL_TABLE
+        if selection.since_us is not None:
+            conditions.append(self._time >= selection.since_us)
+            if on_calls:
+                conditions.append(CALLS.day >= selection.since_us // DAY_MICROSECONDS)
+        if selection.until_us is not None:
+            conditions.append(self._time < selection.until_us)
+            if on_calls:
+                conditions.append(CALLS.day <= selection.until_us // DAY_MICROSECONDS)
+        return conditions
+
+    def _join_invocations(self) -> None:
+        if not self._has_invocations:
+            self._has_invocations = True
+            self.tables = self.tables.outerjoin(INVOCATION_TABLE, RUNS.id == self._owner)
+
+    def _attribute(self, key: str) -> ColumnElement[Any]:
+        """An audited attribute: the invocation's own, or else that of the root of its tree."""
+        if key not in self._attributes:
+            values = []
+            for identity in (self._owner, self._base.c.root_id):
+                table = ATTRIBUTE_TABLE.alias()
+                self.tables = self.tables.outerjoin(
+                    table, (table.c.invocation_id == identity) & (table.c.key == key)
+                )
+                values.append(table.c.value)
+            self._attributes[key] = sa.func.coalesce(*values)
+        return self._attributes[key]
+
+
+NAMED: Final[dict[str, dict[str, ColumnElement[Any]]]] = {
+    MODEL_CALL_TABLE.name: {
+        "agent": CALLS.agent,
+        "model": CALLS.model,
+        "provider": CALLS.provider,
+        "state": CALLS.state,
+        "trace": CALLS.trace_id,
+        "invocation": CALLS.invocation_id,
+        "root": CALLS.root_id,
+    },
+    TOOL_CALL_TABLE.name: {
+        "agent": TOOLS.agent,
+        "tool": TOOLS.tool,
+        "trace": TOOLS.trace_id,
+        "invocation": TOOLS.invocation_id,
+        "root": TOOLS.root_id,
+    },
+    INVOCATION_TABLE.name: {
+        "agent": RUNS.agent,
+        "trace": RUNS.trace_id,
+        "invocation": RUNS.id,
+        "root": RUNS.root_id,
+    },
+}
+NAMED_RUNS: Final[dict[str, ColumnElement[Any]]] = {
+    "session": RUNS.session_id,
+    "reason": RUNS.reason,
+    "action": RUNS.action,
+    "limit": RUNS.breach_limit,
+}
+
+
+def matches(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+    """Compare with a value in which `*` stands for any characters."""
+    if "*" not in value:
+        return column == value
+    pattern = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return column.like(pattern.replace("*", "%"), escape="\\")
+
+
+def audit_keys(connection: Connection) -> list[str]:
+    """Every audit key that the ledger has a value of."""
+    return list(connection.scalars(sa.select(ATTRIBUTES.key).distinct().order_by(ATTRIBUTES.key)))
+
+
+# --- spend ----------------------------------------------------------------------------------------
+
+SUMS: Final = (
+    sa.func.count(),
+    sa.func.sum(CALLS.input_tokens),
+    sa.func.sum(CALLS.output_tokens),
+    sa.func.sum(CALLS.cache_read_tokens),
+    sa.func.sum(CALLS.price_pico),
+    sa.func.sum(
+        sa.case((CALLS.price_pico.is_(None), CALLS.input_tokens + CALLS.output_tokens), else_=0)
+    ),
+    sa.func.sum(sa.case((CALLS.state.in_(UNKNOWN_SIZE), 1), else_=0)),
+)
+
+
+def spend(
+    connection: Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], tuple[Any, ...]]]:
+    """Sums of model calls, finer than `by` where that is quicker.
+
+    Yields:
+        The properties of a group, `day` as days and `hour` as hours since the epoch; and its calls,
+        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls.
+    """
+    source = Source(MODEL_CALL_TABLE)
+    named = {*by, *(name for name, _ in selection.where)}
+    names = ["day", "agent", "model"] if named <= FROM_INDEX else columns_for(by)
+    columns = [source.column(name) for name in names]
+    conditions = source.conditions(selection)
+    statement = (
+        sa.select(*(column.label(f"k{n}") for n, column in enumerate(columns)), *SUMS)
+        .select_from(source.tables)
+        .where(*conditions)
+        .group_by(*columns)
+    )
+    for row in connection.execute(statement):
+        keys = dict(zip(names, row[: len(names)], strict=True))
+        yield keys, tuple(row[len(names) :])
+
+
+def columns_for(by: Sequence[str]) -> list[str]:
+    """The columns to group by for `by`: weeks and months are made of days."""
+    return list(dict.fromkeys("day" if name in DAYS else name for name in by))
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens
+
+
+def stops(connection: Connection, selection: Selection) -> Iterator[Any]:
+    """Invocations by agent, reason and action, with their tokens and picodollars."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    keys = (RUNS.agent, RUNS.reason, RUNS.action)
+    statement = (
+        sa.select(
+            *keys,
+            sa.func.count().label("invocations"),
+            sa.func.sum(TOKENS).label("tokens"),
+            sa.func.sum(RUNS.price_pico).label("price_pico"),
+            sa.func.sum(RUNS.unpriced_calls).label("unpriced_calls"),
+        )
+        .select_from(source.tables)
+        .where(*conditions)
+        .group_by(*keys)
+    )
+    yield from connection.execute(statement)
+
+
+def odd_calls(connection: Connection, selection: Selection) -> Iterator[Any]:
+    """Model calls without a measured size, by agent, reason and action of their invocation."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    keys = (RUNS.agent, RUNS.reason, RUNS.action)
+    statement = (
+        sa.select(*keys, CALLS.state, sa.func.count().label("calls"))
+        .select_from(source.tables.join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id))
+        .where(CALLS.state.in_(("zero", *UNKNOWN_SIZE)), *conditions)
+        .group_by(*keys, CALLS.state)
+    )
+    yield from connection.execute(statement)
+
+
+def costliest_halted(connection: Connection, selection: Selection, top: int) -> Iterator[Any]:
+    """The halted invocations that had cost most, by price and then by tokens."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    statement = (
+        sa.select(INVOCATION_TABLE)
+        .select_from(source.tables)
+        .where(RUNS.action.in_(HALTED), *conditions)
+        .order_by(sa.func.coalesce(RUNS.price_pico, 0).desc(), TOKENS.desc())
+        .limit(top)
+    )
+    yield from connection.execute(statement)
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+def tree(connection: Connection, identity: str) -> list[Any]:
+    """Every invocation of the budget trees that a trace, or an invocation, belongs to.
+
+    `identity` is the beginning of a trace id or of an invocation id, both hexadecimal.
+    """
+    beyond = identity + "g"
+    roots = sa.select(RUNS.root_id).where(
+        sa.or_(RUNS.trace_id.between(identity, beyond), RUNS.id.between(identity, beyond))
+    )
+    statement = (
+        sa.select(INVOCATION_TABLE)
+        .where(RUNS.root_id.in_(roots))
+        .order_by(RUNS.started_us, RUNS.id)
+    )
+    return list(connection.execute(statement))
+
+
+def calls_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Sums of the model calls of some invocations, by invocation and model."""
+    statement = (
+        sa.select(CALLS.invocation_id, CALLS.model, *SUMS)
+        .where(CALLS.invocation_id.in_(ids))
+        .group_by(CALLS.invocation_id, CALLS.model)
+    )
+    yield from connection.execute(statement)
+
+
+def tools_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Tool calls of some invocations, by invocation, tool and status."""
+    keys = (TOOLS.invocation_id, TOOLS.tool, TOOLS.status)
+    statement = (
+        sa.select(*keys, sa.func.count().label("calls"))
+        .where(TOOLS.invocation_id.in_(ids))
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    yield from connection.execute(statement)
+
+
+# --- backtest and suggest -------------------------------------------------------------------------
+
+
+def invocations(connection: Connection, selection: Selection) -> Iterator[Any]:
+    """Every invocation of a selection: how it ended and what it used."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    statement = (
+        sa.select(
+            RUNS.id,
+            RUNS.agent,
+            RUNS.trace_id,
+            RUNS.limits,
+            RUNS.started_us,
+            RUNS.ended_us,
+            RUNS.reason,
+            RUNS.action,
+            RUNS.turns,
+            RUNS.input_tokens,
+            RUNS.output_tokens,
+            RUNS.price_pico,
+        )
+        .select_from(source.tables)
+        .where(*conditions)
+    )
+    yield from connection.execute(statement, execution_options={"yield_per": 5_000})
+
+
+def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
+    """Select the ids of invocations that used at least one of `totals`, or have not ended."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    reached = [
+        (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
+    ]
+    return (
+        sa.select(RUNS.id)
+        .select_from(source.tables)
+        .where(sa.or_(RUNS.ended_us.is_(None), *reached), *conditions)
+    )
+
+
+def count_using(connection: Connection, selection: Selection, totals: Mapping[str, int]) -> int:
+    """How many invocations used at least one of `totals`."""
+    chosen = using(selection, totals).subquery()
+    return int(connection.execute(sa.select(sa.func.count()).select_from(chosen)).scalar_one())
+
+
+def calls_in_order(
+    connection: Connection, selection: Selection, totals: Mapping[str, int]
+) -> Iterator[Any]:
+    """The model calls of invocations that used `totals`, by invocation and in order."""
+    statement = (
+        sa.select(
+            CALLS.invocation_id,
+            CALLS.turn,
+            CALLS.iteration,
+            CALLS.input_tokens,
+            CALLS.output_tokens,
+            CALLS.price_pico,
+        )
+        .where(CALLS.invocation_id.in_(using(selection, totals)))
+        .order_by(CALLS.invocation_id, CALLS.number, CALLS.at_us)
+    )
+    yield from connection.execute(statement, execution_options={"yield_per": 20_000})
+
+
+def caps_of(row: Any) -> dict[str, Any]:
+    """The caps that were in force for an invocation."""
+    caps: dict[str, Any] = json.loads(row.limits) if row.limits else {}
+    return caps

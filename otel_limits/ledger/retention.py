@@ -1,0 +1,91 @@
+"""Forgets what ended long ago: whole budget trees, with everything that belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+
+from otel_limits.ledger.schema import (
+    ATTRIBUTE_TABLE,
+    INVOCATION_TABLE,
+    MODEL_CALL_TABLE,
+    TOOL_CALL_TABLE,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from otel_limits.ledger.store import Store
+
+RUNS: Final = INVOCATION_TABLE.c
+LAST_SEEN: Final = sa.func.coalesce(RUNS.ended_us, RUNS.started_us)
+
+PORTION: Final = 500
+"""Invocations per transaction: whoever records meanwhile waits for no more than that."""
+
+FREE_PAGES: Final = 2_000
+"""Pages of an SQLite file that are given back at once."""
+
+
+def prune(store: Store, before_us: int) -> Iterator[int]:
+    """Delete budget trees of which nothing is younger than `before_us`.
+
+    Yields:
+        Invocations deleted, portion by portion.
+    """
+    while True:
+        with store.changing() as connection:
+            ids = _oldest(connection, before_us)
+            _delete(connection, ids)
+        if not ids:
+            break
+        yield len(ids)
+    while _delete_orphans(store, before_us):
+        yield 0
+    if store.address.file is not None:
+        _shrink(store)
+
+
+def _oldest(connection: Connection, before_us: int) -> list[str]:
+    younger = INVOCATION_TABLE.alias()
+    last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
+    has_younger = sa.exists().where(younger.c.root_id == RUNS.root_id, last_seen >= before_us)
+    statement = (
+        sa.select(RUNS.id)
+        .where(RUNS.started_us < before_us, before_us > LAST_SEEN, ~has_younger)
+        .limit(PORTION)
+    )
+    return list(connection.scalars(statement))
+
+
+def _delete(connection: Connection, ids: list[str]) -> None:
+    for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
+        connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
+    connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
+
+
+def _delete_orphans(store: Store, before_us: int) -> int:
+    """Delete a portion of the old calls whose invocation was never recorded."""
+    gone = 0
+    with store.changing() as connection:
+        for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
+            has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
+            old = sa.select(table.c.id).where(table.c.at_us < before_us, ~has_owner).limit(PORTION)
+            result = connection.execute(table.delete().where(table.c.id.in_(old)))
+            gone += result.rowcount
+    return gone
+
+
+def _shrink(store: Store) -> None:
+    """Give free pages back to the file system, a few at a time."""
+    with store.reading() as connection:
+        while True:
+            free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+            if not free:
+                return
+            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+            connection.commit()
+            if connection.exec_driver_sql("PRAGMA freelist_count").scalar_one() >= free:
+                return  # a file that was made without the means to shrink
