@@ -334,6 +334,7 @@ def enable(
     if mistakes:
         raise ConfigurationError(mistakes)
     SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
+    _announce_preset(reading)
 
 
 def disable() -> None:
@@ -364,12 +365,17 @@ def enable_leniently() -> None:
     for mistake in (*reading.mistakes, *unpriced):
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
-    if reading.settings.preset != "none":
-        logger.warning(
-            "otel-limits: preset %r sets %s.",
-            reading.settings.preset,
-            ", ".join(f"{k}={v}" for k, v in config.PRESETS[reading.settings.preset].items()),
-        )
+    _announce_preset(reading)
+
+
+def _announce_preset(reading: config.Reading) -> None:
+    """Say which limits nobody has set one by one."""
+    preset = f"preset {reading.settings.preset}"
+    caps = [
+        f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
+    ]
+    if caps:
+        logger.warning("otel-limits: preset %r sets %s.", reading.settings.preset, ", ".join(caps))
 
 
 def enable_for_run() -> None:

@@ -89,8 +89,11 @@ def otlp_exporter(protocol: str) -> SpanExporter | None:
         exporter: SpanExporter = importlib.import_module(module).OTLPSpanExporter()
     except ImportError:
         logger.error(  # noqa: TRY400  the traceback would not help
-            "OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no spans are "
-            "exported. Run: pip install 'otel-limits[otlp]'"
+            "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
+            "spans are exported. Run: pip install 'otel-limits[otlp]'"
         )
+        return None
+    except Exception:
+        logger.exception("otel-limits cannot make the OTLP exporter, so no spans are exported.")
         return None
     return exporter

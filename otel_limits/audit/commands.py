@@ -402,11 +402,9 @@ def _opened(options: Namespace, *, create: bool = False) -> Iterator[Store]:
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
     from otel_limits.ledger.spill import Spill
-    from otel_limits.ledger.store import Store
-    from otel_limits.ledger.writer import taking_back
+    from otel_limits.ledger.store import DatabaseError, Store
+    from otel_limits.ledger.writer import reason_of, taking_back
 
     address = _address(options.ledger)
     store = Store(address)
@@ -416,9 +414,8 @@ def _opened(options: Namespace, *, create: bool = False) -> Iterator[Store]:
         for _ in taking_back(store, Spill(address)):
             pass
         yield store
-    except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
-        raise LedgerError(f"The ledger {address} cannot be used: {reason}.") from None
+    except (DatabaseError, OSError) as error:
+        raise LedgerError(f"The ledger {address} cannot be used: {reason_of(error)}.") from None
     finally:
         store.close()
 

@@ -44,6 +44,9 @@ WRITES: Final = "otel_limits_writes"
 COLLISION_MICROSECONDS: Final = 60_000_000
 """Two calls with one span id that are further apart than this are two calls."""
 
+DatabaseError = sa.exc.SQLAlchemyError
+"""Whatever a database refuses with."""
+
 ABANDONED: Final[list[Engine]] = []
 """Engines of a parent process. They are never closed: that could do harm to the parent's."""
 

@@ -282,8 +282,13 @@ def taking_back(store: Store, spill: Spill) -> Iterator[int]:
 
 def outage(store: Store, error: Exception) -> str:
     """Say what is wrong with the database, and where the rows are."""
-    reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
     return (
-        f"the ledger {store.address} cannot be written ({reason}); its rows go to "
+        f"the ledger {store.address} cannot be written ({reason_of(error)}); its rows go to "
         f"{store.address.spills[0]}{MARK}* and are taken back later"
     )
+
+
+def reason_of(error: Exception) -> str:
+    """What the driver or the system says, in one line."""
+    said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
+    return str(said).strip().partition("\n")[0].rstrip(".") or type(error).__name__
