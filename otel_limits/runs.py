@@ -282,6 +282,7 @@ class Run:
         with self._runs.lock:
             for tally in self._tallies():
                 add_call(tally, counted, price, estimated=estimated)
+        # long because every field of the fact is known here alone
         self._runs.tell(
             ModelCall(
                 invocation=self.invocation,
@@ -684,6 +685,7 @@ class Runs:
             if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
         self._evict()
+        # long because every field of the fact is known here alone
         self.tell(
             facts.Started(
                 invocation=invocation,
