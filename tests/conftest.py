@@ -97,11 +97,13 @@ def clean(
     monkeypatch: pytest.MonkeyPatch,
     tracers: dict[str, strands_tracer.Tracer],
     exporter: InMemorySpanExporter,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """No variable from outside, spans on; afterwards everything off and nothing left alive."""
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "data"))
     monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers["spans"])
     exporter.clear()
     FAULTS._logged.clear()

@@ -167,7 +167,7 @@ def model_call_row(fact: ModelCall) -> Row:
         **tokens(fact.reported, "reported_"),
         "reported_total_tokens": _bounded(fact.reported_total),
         "state": state_of(fact),
-        "estimated": fact.estimated,
+        "estimated": is_estimate(fact),
         "price_pico": picodollars(fact.price),
         "price_source": fact.price_source,
         "price_version": fact.price_version,
@@ -205,10 +205,15 @@ def _bounded(count: int | None) -> int | None:
     return None if count is None else min(count, MAX_INTEGER)
 
 
+def is_estimate(fact: ModelCall) -> bool:
+    """Tell whether tokens were estimated, and not left out."""
+    return fact.estimated and fact.usage.total > 0
+
+
 def state_of(fact: ModelCall) -> State:
     """How much is known of a call; a failed one can be estimated too, which its column says."""
     if fact.kind == "unmeasured":
-        return "estimated" if fact.estimated else "unmeasured"
+        return "estimated" if is_estimate(fact) else "unmeasured"
     return "zero" if fact.kind == "zero_token" else fact.kind
 
 

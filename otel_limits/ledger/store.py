@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sqlite3
 import time
@@ -60,7 +61,9 @@ class Store:
     """
 
     def __init__(self, address: Address, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
-        """Open nothing yet."""
+        """Open nothing yet; but import what opening needs, before any fork can fall into that."""
+        if address.file is None:
+            importlib.import_module("psycopg")
         self.address = address
         self.collisions = 0
         """Calls whose span id another call already had, and that were stored without it."""

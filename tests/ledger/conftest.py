@@ -1,0 +1,106 @@
+"""Ledgers in a file of the test's own, and how their rows are read."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_limits.ledger.address import Address, parse
+
+
+class LedgerFile:
+    """An SQLite ledger, read with nothing but sqlite3."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def address(self) -> Address:
+        """Where it is, as the library has it."""
+        return parse("test", str(self.path), self.path.parent / "data")
+
+    def rows(self, table: str, where: str = "1") -> list[dict[str, Any]]:
+        """Rows of a table, in the order of their insertion, once none waits in a spill file."""
+        eventually(lambda: self.path.exists() and not self.spills())
+        connection = sqlite3.connect(self.path)
+        connection.row_factory = sqlite3.Row
+        try:
+            query = f"SELECT * FROM otel_limits_{table} WHERE {where} ORDER BY rowid"  # noqa: S608
+            return [dict(row) for row in connection.execute(query)]
+        finally:
+            connection.close()
+
+    def calls(self, where: str = "1") -> list[dict[str, Any]]:
+        """Model calls."""
+        return self.rows("model_calls", where)
+
+    def invocations(self, where: str = "1") -> list[dict[str, Any]]:
+        """Invocations."""
+        return self.rows("invocations", where)
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Tool calls."""
+        return self.rows("tool_calls")
+
+    def attributes(self) -> dict[tuple[str, str], str]:
+        """Audited attributes, by invocation and key."""
+        return {(r["invocation_id"], r["key"]): r["value"] for r in self.rows("attributes")}
+
+    def tokens(self) -> int:
+        """Input and output of every model call."""
+        return sum(call["input_tokens"] + call["output_tokens"] for call in self.calls())
+
+    def spills(self) -> list[Path]:
+        """Spill files, beside it and in the data directory."""
+        return sorted(
+            path
+            for directory in (self.path.parent, self.path.parent / "data")
+            for path in directory.glob(f"{self.path.name}.spill-*.jsonl")
+        )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
+    """A ledger that `enable()` will record in."""
+    path = tmp_path / "ledger.db"
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return LedgerFile(path)
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def program(ledger: LedgerFile, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a program that records in the ledger."""
+
+    def start(text: str, **variables: str) -> subprocess.Popen[str]:
+        file = tmp_path / "program.py"
+        file.write_text(text, encoding="utf-8")
+        environment = os.environ | {"OTEL_LIMITS_LEDGER": str(ledger.path)} | variables
+        return subprocess.Popen(
+            [sys.executable, "-u", str(file)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def eventually(check: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until `check` holds."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "It never came to be."
+        time.sleep(0.01)

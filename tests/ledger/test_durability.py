@@ -1,0 +1,600 @@
+"""What is lost when: acknowledged rows never are, whatever happens to process and database."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import Limits, enable
+from otel_limits.instrumentor import SWITCH
+from otel_limits.ledger import store as store_module
+from otel_limits.ledger import writer as writer_module
+from otel_limits.ledger.spill import Spill
+from otel_limits.ledger.writer import Writer
+from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.ledger.conftest import eventually
+
+if TYPE_CHECKING:
+    from strands import Agent
+
+    from tests.conftest import MakeAgent, Metric
+    from tests.ledger.conftest import LedgerFile
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+AGENT = """
+import os, signal, sys, time
+import otel_limits
+from strands import Agent, tool
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+otel_limits.enable(otel_limits.Limits(max_turns=3))
+
+@tool
+def look() -> str:
+    "Look."
+    return "nothing"
+
+def run(turns=3):
+    model = ScriptedModel(endless(uses("look")))
+    Agent(model=model, tools=[look], callback_handler=None, name="worker")("go")
+"""
+
+RUNS_FOR_EVER = (
+    AGENT
+    + """
+while True:
+    run()
+    print("acknowledged")
+"""
+)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look again at a broken database at once, so that a test need not wait."""
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(writer_module, "TAKE_BACK_SECONDS", 0.05)
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
+
+
+@pytest.fixture
+def worker(make_agent: MakeAgent) -> Agent:
+    """An agent that takes two model calls per invocation."""
+
+    def script() -> Any:
+        while True:
+            yield uses("search")
+            yield says("x")
+
+    return make_agent(ScriptedModel(script()))
+
+
+def whole(ledger: LedgerFile) -> int:
+    """How many invocations are recorded with their end and all their calls."""
+    ended = [row for row in ledger.invocations() if row["ended_us"] is not None]
+    calls = [call["invocation_id"] for call in ledger.calls()]
+    return sum(calls.count(row["id"]) == row["model_calls"] for row in ended)
+
+
+# --- the process ends -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_a_signal_loses_no_acknowledged_row(
+    program: Start, ledger: LedgerFile, end: signal.Signals, after: int
+) -> None:
+    """Every invocation that returned before the signal is in the ledger, or in a spill file."""
+    child = program(RUNS_FOR_EVER)
+    assert child.stdout is not None
+    for _ in range(after):
+        assert child.stdout.readline() == "acknowledged\n"
+    child.send_signal(end)
+    rest, _ = child.communicate()
+    acknowledged = after + rest.count("acknowledged\n")
+    take_back(ledger)
+    assert whole(ledger) >= acknowledged
+
+
+def take_back(ledger: LedgerFile) -> None:
+    """Take rows back from spill files, as the next program does."""
+    writer = Writer(store_module.Store(ledger.address), Spill(ledger.address))
+    writer._take_back()
+    writer.close()
+
+
+def test_with_call_every_call_is_durable(program: Start, ledger: LedgerFile) -> None:
+    """A process that kills itself within a tool has recorded the call that asked for it."""
+    text = AGENT.replace('return "nothing"', "os.kill(os.getpid(), signal.SIGKILL)") + "run()\n"
+    child = program(text, OTEL_LIMITS_LEDGER_SYNC="call")
+    child.communicate()
+    take_back(ledger)
+    assert [call["number"] for call in ledger.calls()] == [1]
+
+
+def test_background_loses_nothing_at_a_normal_end(program: Start, ledger: LedgerFile) -> None:
+    """What is still in memory when a program ends is written then."""
+    child = program(AGENT + "run(); run()\n", OTEL_LIMITS_LEDGER_SYNC="background")
+    _, errors = child.communicate()
+    assert child.returncode == 0, errors
+    assert whole(ledger) == 2
+
+
+def test_a_failing_end_loses_nothing(program: Start, ledger: LedgerFile) -> None:
+    """The same after an exception that nobody catches."""
+    child = program(AGENT + "run()\nraise SystemExit(3)\n", OTEL_LIMITS_LEDGER_SYNC="background")
+    child.communicate()
+    assert (child.returncode, whole(ledger)) == (3, 1)
+
+
+FORKS = (
+    AGENT
+    + """
+import threading
+run()  # a fork while another thread imports is beyond anybody's help
+threading.Thread(target=lambda: [run() for _ in range(29)]).start()
+children = []
+for number in range(8):
+    child = os.fork()
+    if child == 0:
+        run()
+        os._exit(0)
+    children.append(child)
+print(sum(os.waitpid(child, 0)[1] for child in children))
+"""
+)
+
+
+def test_forks_lose_and_double_nothing(program: Start, ledger: LedgerFile) -> None:
+    """Children of a busy parent record their own invocations, and leave the parent's to it."""
+    child = program(FORKS)
+    output, errors = child.communicate(timeout=100)
+    assert output == "0\n", errors
+    rows = ledger.invocations()
+    assert (len(rows), whole(ledger)) == (38, 38)
+    assert len(ledger.calls()) == 38 * 3
+
+
+def test_a_fork_that_nobody_announced_is_noticed(ledger: LedgerFile) -> None:
+    """uWSGI forks behind Python's back: the process id tells."""
+    observer = LedgerObserver(ledger.address)
+    writer = observer.writer
+    writer.put([("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "parent"})])
+    writer._pid = -1
+    writer.put([("otel_limits_attributes", {"invocation_id": "j", "key": "k", "value": "child"})])
+    writer.settle()
+    writer.close()
+    assert ("j", "k") in ledger.attributes()
+
+
+# --- the database does not take rows --------------------------------------------------------------
+
+
+def locked(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Another program holds the write lock."""
+    connection = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN EXCLUSIVE")
+    return connection.close
+
+
+def vanished_for_good(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Somebody replaced the file by a directory."""
+    aside = ledger.path.with_name("aside.db")
+    ledger.path.rename(aside)
+    ledger.path.mkdir()
+
+    def repair() -> None:
+        ledger.path.rmdir()
+        aside.rename(ledger.path)
+
+    return repair
+
+
+def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Somebody wrote over the file."""
+    content = ledger.path.read_bytes()
+    close_connections()
+    ledger.path.write_bytes(b"this is no database at all" * 100)
+    for name in ("-wal", "-shm"):
+        Path(f"{ledger.path}{name}").unlink(missing_ok=True)
+    return lambda: None if ledger.path.write_bytes(content) else None
+
+
+def newer(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A newer otel-limits has taken the ledger over."""
+
+    def set_version(version: int) -> None:
+        connection = sqlite3.connect(ledger.path)
+        connection.execute("UPDATE otel_limits_schema SET version = ?", (version,))
+        connection.commit()
+        connection.close()
+
+    close_connections()
+    set_version(99)
+    return lambda: set_version(1)
+
+
+def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The database has no room for another page: SQLite's own error."""
+    close_connections()
+    set_up = store_module._set_up_sqlite
+
+    def without_room(connection: Any, record: object) -> None:
+        set_up(connection, record)
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    patch.setattr(store_module, "_set_up_sqlite", without_room)
+
+    def repair() -> None:
+        patch.setattr(store_module, "_set_up_sqlite", set_up)
+        close_connections()
+
+    return repair
+
+
+def close_connections() -> None:
+    """Have the next write open the database anew."""
+    assert SWITCH._ledger is not None
+    SWITCH._ledger.writer._store.close()
+
+
+OUTAGES = (locked, vanished_for_good, unreadable, newer, full)
+
+
+@pytest.mark.parametrize("breakage", OUTAGES)
+def test_an_outage_loses_nothing(
+    faulty: None,
+    impatient: None,
+    ledger: LedgerFile,
+    worker: Agent,
+    metric: Metric,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    breakage: Callable[..., Callable[[], None]],
+) -> None:
+    """The agent feels nothing, rows wait in a spill file and are taken back, exactly once."""
+    enable()
+    worker("go")
+    eventually(lambda: not ledger.spills())
+    repair = breakage(ledger, monkeypatch)
+    count = 400 if breakage is full else 3  # until the pages that there are have been filled
+    results = [worker("go").stop_reason for _ in range(count)]
+    assert results == ["end_turn"] * count
+    eventually(lambda: metric("otel_limits_internal_errors_total", component="ledger") >= 1)
+    assert ledger.spills()
+    repair()
+    eventually(lambda: not ledger.spills())
+    worker("go")
+    assert (len(ledger.invocations()), whole(ledger)) == (count + 2, count + 2)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len([text for text in told if "its rows go to" in text]) == 1
+
+
+def test_a_file_that_vanishes_is_made_anew(
+    ledger: LedgerFile, worker: Agent, tmp_path: Path
+) -> None:
+    """Rows must not go into a file that no name leads to any more."""
+    enable()
+    worker("go")
+    eventually(lambda: not ledger.spills())
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    worker("go")
+    assert whole(ledger) == 1
+
+
+def test_a_directory_that_vanishes_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker: Agent, ledger: LedgerFile
+) -> None:
+    """The same for the directory around it."""
+    ledger.path = tmp_path / "deep" / "down" / "ledger.db"
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger.path))
+    enable()
+    worker("go")
+    eventually(lambda: ledger.path.exists() and not ledger.spills())
+    (tmp_path / "deep").rename(tmp_path / "gone")
+    worker("go")
+    assert whole(ledger) == 1
+
+
+READ_ONLY = """
+import os
+os.setgid(65534)
+os.setuid(65534)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or (os.geteuid() != 0 and os.environ.get("CI") != "true"),
+    reason="Only root can become somebody who may not write a file.",
+)
+def test_a_read_only_file(
+    ledger: LedgerFile, worker: Agent, tmp_path: Path, program: Start
+) -> None:
+    """Rows of a program that may not write the ledger wait beside it for one that may."""
+    enable()
+    worker("go")
+    otel_limits.disable()
+    open_the_way(tmp_path)
+    for path in tmp_path.glob("ledger.db*"):
+        path.chmod(0o444)
+    child = program(AGENT.replace("import otel_limits\n", READ_ONLY + "import otel_limits\n") + "run()")
+    _, errors = child.communicate()
+    assert (child.returncode, "rows go to" in errors) == (0, True), errors
+    assert len(ledger.spills()) == 1
+    take_back(ledger)
+    assert whole(ledger) == 2
+
+
+def open_the_way(path: Path) -> None:
+    """Let everybody reach a directory, and write into it."""
+    path.chmod(0o777)
+    for parent in path.parents:
+        if parent.stat().st_mode & 0o005 != 0o005:
+            parent.chmod(parent.stat().st_mode | 0o055)
+
+
+NO_ROOM = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+"""
+
+
+def test_a_full_disk(program: Start, ledger: LedgerFile) -> None:
+    """Where no file can grow any more, rows are in memory; the agent never feels it."""
+    child = program(AGENT + NO_ROOM + "for _ in range(400): run()\nprint('done')\n")
+    output, errors = child.communicate(timeout=100)
+    assert output == "done\n", errors
+    assert "its rows go to" in errors
+    take_back(ledger)
+    assert whole(ledger) > 50
+
+
+def test_memory_takes_what_no_file_takes(
+    faulty: None, impatient: None, ledger: LedgerFile, worker: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With neither database nor spill file rows are kept in memory, and written later."""
+    broken = True
+    create = Spill._create
+
+    def refuse(spill: Spill) -> Any:
+        if broken:
+            raise OSError(28, "No space left on device")
+        return create(spill)
+
+    monkeypatch.setattr(Spill, "_create", refuse)
+    enable()
+    worker("go")
+    repair = locked(ledger, monkeypatch)
+    for _ in range(3):
+        worker("go")
+    assert ledger.spills() == []
+    broken = False
+    repair()
+    worker("go")
+    eventually(lambda: whole(ledger) == 5)
+
+
+def test_memory_is_bounded(
+    faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a bound the oldest rows are lost, and counted."""
+    monkeypatch.setattr(writer_module, "MAX_KEPT", 10)
+    monkeypatch.setattr(Spill, "_create", lambda _spill: open_nothing())
+    monkeypatch.setattr(Writer, "_start", lambda _writer: None)
+    observer = LedgerObserver(ledger.address)
+    rows = [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(25)]
+    observer.writer.put(rows)
+    observer.writer.settle()
+    assert observer.writer.lost == 15
+    assert [row["invocation_id"] for _, row in observer.writer._queue] == [
+        str(n) for n in range(15, 25)
+    ]
+
+
+def open_nothing() -> Any:
+    """Fail as a full disk does."""
+    raise OSError(28, "No space left on device")
+
+
+def test_a_hanging_database_keeps_nobody_waiting(
+    ledger: LedgerFile, worker: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one write hangs, invocations return, and their rows are durable all the same."""
+    enable()
+    worker("go")
+    hangs = threading.Event()
+    write = store_module.Store.write
+
+    def hang(store: Any, rows: Any) -> Any:
+        hangs.wait()
+        return write(store, rows)
+
+    monkeypatch.setattr(store_module.Store, "write", hang)
+    for _ in range(3):
+        worker("go")
+    lines = [line for path in ledger.spills() for line in path.read_text().splitlines()]
+    ended = {
+        row["id"]
+        for table, row in map(json.loads, lines)
+        if table == "otel_limits_invocations" and row["ended_us"] is not None
+    }
+    assert len(ended) == 3
+    hangs.set()
+    eventually(lambda: whole(ledger) == 4)
+
+
+# --- spill files ----------------------------------------------------------------------------------
+
+
+def test_a_spill_of_a_dead_process_is_taken_by_the_next(
+    ledger: LedgerFile, program: Start, worker: Agent
+) -> None:
+    """What a killed process left beside a broken database is there once it works again."""
+    ledger.path.mkdir()
+    child = program(RUNS_FOR_EVER)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "acknowledged\n"
+    child.kill()
+    rest, _ = child.communicate()
+    ledger.path.rmdir()
+    enable()
+    worker("go")
+    assert whole(ledger) >= 2 + rest.count("acknowledged")
+
+
+def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
+    """Nobody takes a file to which somebody still appends."""
+    spill = Spill(ledger.address)
+    row = ("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "v"})
+    spill.append([row], to_disk=True)
+    taker = subprocess.run(
+        [sys.executable, "-m", "otel_limits.cli_probe"], check=False, capture_output=True
+    )
+    assert taker.returncode != 0
+    ask = "from otel_limits.cli import main; raise SystemExit(main(['ledger', 'import', '/dev/null']))"
+    subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True)
+    assert len(ledger.spills()) == 1
+    spill.seal()
+    subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True)
+    assert ledger.attributes() == {("i", "k"): "v"}
+
+
+def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
+    """A process that died while it wrote leaves half a line, which is no row."""
+    spill = Spill(ledger.address)
+    spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
+    spill.seal()
+    (path,) = ledger.spills()
+    with path.open("a") as file:
+        file.write('["otel_limits_attributes",{"invocation_id":"j"')
+    take_back(ledger)
+    assert list(ledger.attributes()) == [("i", "k")]
+    assert list(path.parent.glob("*.damaged")) == []
+
+
+def test_a_damaged_line_costs_no_other(faulty: None, ledger: LedgerFile) -> None:
+    """A line that is no row is kept aside for whoever can read it; the rest is taken."""
+    spill = Spill(ledger.address)
+    spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
+    spill.seal()
+    (path,) = ledger.spills()
+    path.write_text("not a row\n" + path.read_text())
+    take_back(ledger)
+    assert list(ledger.attributes()) == [("i", "k")]
+    assert [each.read_text()[:9] for each in path.parent.glob("*.damaged")] == ["not a row"]
+
+
+def attribute(identity: str) -> dict[str, str]:
+    """Make a row."""
+    return {"invocation_id": identity, "key": "k", "value": "v"}
+
+
+def test_rows_of_an_older_version_are_completed(ledger: LedgerFile) -> None:
+    """A row that lacks a column, or has one that is gone, is taken all the same."""
+    spill = Spill(ledger.address)
+    spill.append([("otel_limits_attributes", attribute("i") | {"was": "once"})], to_disk=True)
+    spill.seal()
+    take_back(ledger)
+    assert list(ledger.attributes()) == [("i", "k")]
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+EIGHT = """
+import sys
+from pathlib import Path
+from otel_limits.facts import Invocation, ModelCall
+from otel_limits.ledger.address import parse
+from otel_limits.limits import Usage
+from otel_limits.observers.ledger import LedgerObserver
+
+number, address, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
+observer = LedgerObserver(parse("test", address, Path(sys.argv[4])), "background")
+invocation = Invocation(agent=number, id=number, root_id=number, trace_id=number * 32)
+for each in range(1, rows + 1):
+    observer(ModelCall(invocation=invocation, number=each, model="m", kind="measured",
+                       usage=Usage(input=each), estimated=False, span_id=f"{each:016x}",
+                       seconds=None))
+observer.close()
+"""
+
+
+def record_from_processes(address: str, directory: Path, processes: int, rows: int) -> None:
+    """Have several processes record so many model calls each, at the same time."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", EIGHT, str(number), address, str(rows), str(directory / "data")]
+        )
+        for number in range(processes)
+    ]
+    assert [child.wait() for child in children] == [0] * processes
+
+
+def test_eight_processes_in_one_file(ledger: LedgerFile) -> None:
+    """Eight processes record 10,000 model calls each into one file: every row is there, once."""
+    record_from_processes(str(ledger.path), ledger.path.parent, 8, 10_000)
+    take_back(ledger)
+    connection = sqlite3.connect(ledger.path)
+    found = connection.execute(
+        "SELECT agent, count(*), count(DISTINCT number), sum(input_tokens)"
+        " FROM otel_limits_model_calls GROUP BY 1 ORDER BY 1"
+    ).fetchall()
+    connection.close()
+    assert found == [(str(n), 10_000, 10_000, 50_005_000) for n in range(8)]
+
+
+def test_threads_share_one_writer(ledger: LedgerFile, make_agent: MakeAgent) -> None:
+    """Many threads end invocations at once; each finds its own rows durable."""
+    enable(Limits(max_turns=2))
+
+    def work() -> None:
+        for _ in range(5):
+            make_agent(ScriptedModel(endless(uses("search"))))("go")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(ledger.invocations()), whole(ledger)) == (40, 40)
+
+
+def test_an_exit_while_the_database_hangs_is_short(program: Start, ledger: LedgerFile) -> None:
+    """The rows of the end go to a spill file, and the process ends."""
+    connection = sqlite3.connect(ledger.path, isolation_level=None)
+    connection.execute("CREATE TABLE other (x)")
+    connection.execute("BEGIN EXCLUSIVE")
+    child = program(AGENT + "run()\n", OTEL_LIMITS_LEDGER_SYNC="background")
+    _, errors = child.communicate(timeout=60)
+    connection.close()
+    assert child.returncode == 0, errors
+    take_back(ledger)
+    assert whole(ledger) == 1
+
+
+def test_the_log_names_no_password() -> None:
+    """An address is written without its password wherever it is written."""
+    from otel_limits.ledger.address import parse
+
+    address = parse("x", "postgresql://bob:s3cret@db.example/ledger?password=s3cret", Path("/d"))
+    assert "s3cret" not in f"{address} {address!r}"
+    assert re.fullmatch(r"postgresql\+psycopg://bob:\*\*\*@db.example/ledger\?password=\*\*\*", str(address))
+    assert LIVE.audit_keys == ()

@@ -1,0 +1,464 @@
+"""What a ledger records of real agents: every model call once, exactly, and nothing of its text."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import baggage, context
+from strands import Agent, tool
+
+import otel_limits
+from otel_limits import Limits, ModelCall, Usage, enable
+from otel_limits.facts import Invocation, Stop
+from otel_limits.instrumentor import SWITCH
+from otel_limits.ledger import store as store_module
+from otel_limits.ledger.rows import MAX_INTEGER, dollars, picodollars
+from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
+
+if TYPE_CHECKING:
+    from otel_limits import Fact
+    from tests.conftest import MakeAgent
+    from tests.ledger.conftest import LedgerFile
+
+CACHED = {
+    "inputTokens": 40,
+    "outputTokens": 7,
+    "totalTokens": 147,
+    "cacheReadInputTokens": 90,
+    "cacheWriteInputTokens": 10,
+}
+"""As Bedrock and Anthropic report it: cached tokens beside the input, not in it."""
+
+
+def test_a_model_call_is_one_row(source: str, ledger: LedgerFile, make_agent: MakeAgent) -> None:
+    """Who asked which model for what, when, and how many tokens it took."""
+    enable()
+    make_agent(ScriptedModel([uses("search"), says("x")]))("go")
+    first, second = ledger.calls()
+    (invocation,) = ledger.invocations()
+    assert (first["agent"], first["model"], first["provider"]) == (
+        "tester",
+        "scripted",
+        "ScriptedModel",
+    )
+    assert first["invocation_id"] == first["root_id"] == invocation["id"]
+    assert (first["input_tokens"], first["output_tokens"], first["state"]) == (10, 5, "measured")
+    assert [(call["number"], call["turn"], call["iteration"]) for call in (first, second)] == [
+        (1, 1, 1),
+        (2, 2, 2),
+    ]
+    assert invocation["started_us"] < first["at_us"] < second["at_us"] <= invocation["ended_us"]
+    assert first["duration_us"] > 0
+    assert first["day"] == first["at_us"] // 86_400_000_000
+
+
+def test_the_ids_of_a_row_are_those_of_the_span(
+    ledger: LedgerFile, make_agent: MakeAgent, spans: Any
+) -> None:
+    """A row leads to its span, and an invocation to that of its agent."""
+    enable()
+    make_agent(ScriptedModel([says("x")]))("go")
+    ids = {
+        span.name: (f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")
+        for span in spans.get_finished_spans()
+    }
+    (call,), (invocation,) = ledger.calls(), ledger.invocations()
+    assert (call["trace_id"], call["span_id"]) == ids["chat"]
+    assert (invocation["trace_id"], invocation["span_id"]) == ids["invoke_agent tester"]
+
+
+def test_without_spans_there_are_no_ids(
+    hooks_only: None, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """An invocation without a recorded span is told by its own id, and is marked blind."""
+    enable()
+    make_agent(ScriptedModel([says("x")]))("go")
+    (call,), (invocation,) = ledger.calls(), ledger.invocations()
+    assert (call["trace_id"], call["span_id"], invocation["blind"]) == (None, None, 1)
+
+
+def test_tokens_are_kept_as_counted_and_as_reported(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """Cached tokens count as input, and what the provider said stays to be recomputed."""
+    enable()
+    make_agent(ScriptedModel([says("x", usage=CACHED)]))("go")
+    (call,) = ledger.calls()
+    assert (call["input_tokens"], call["output_tokens"]) == (140, 7)
+    assert (call["cache_read_tokens"], call["cache_write_tokens"]) == (90, 10)
+    assert (call["reported_input_tokens"], call["reported_output_tokens"]) == (40, 7)
+    assert (call["reported_cache_read_tokens"], call["reported_cache_write_tokens"]) == (90, 10)
+    assert call["reported_total_tokens"] == 147
+
+
+@pytest.mark.parametrize(
+    ("answer", "unmeasured", "state", "estimated"),
+    [
+        (says("x"), "estimate", "measured", 0),
+        (says("x", usage=tokens(1) | {"inputTokens": 0, "outputTokens": 0}), "estimate", "zero", 0),
+        (says("x", usage=None), "estimate", "estimated", 1),
+        (says("x", usage=None), "ignore", "unmeasured", 0),
+        (fails(ConnectionError("gone")), "estimate", "failed", 0),
+        (says("x", usage=None, error=ConnectionError("gone")), "estimate", "failed", 1),
+    ],
+    ids=["measured", "zero", "estimated", "unmeasured", "failed", "broken off"],
+)
+def test_how_much_is_known_of_a_call(
+    source: str,
+    ledger: LedgerFile,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Any,
+    unmeasured: str,
+    state: str,
+    estimated: int,
+) -> None:
+    """Measured, zero, unmeasured, estimated and failed calls are told apart."""
+    monkeypatch.setenv("OTEL_LIMITS_UNMEASURED", unmeasured)
+    enable()
+    agent = make_agent(ScriptedModel([answer]))
+    if answer.error is None:
+        agent("go")
+    else:
+        with pytest.raises(ConnectionError):
+            agent("go")
+    (call,) = ledger.calls()
+    assert (call["state"], call["estimated"]) == (state, estimated)
+    assert (call["reported_input_tokens"] is None) == (answer.usage is None)
+    counts = call["input_tokens"] + call["output_tokens"]
+    assert bool(counts) == (state == "measured" or estimated == 1)
+
+
+def test_an_invocation_is_one_row(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """How it ended, which limit did it, and what it used in all."""
+    enable(Limits(max_turns=2, max_token_budget=1000), observers=[facts.append])
+    agent = make_agent(ScriptedModel(endless(uses("search", "search"))))
+    agent("go")
+    (row,) = ledger.invocations()
+    assert (row["agent"], row["reason"], row["action"]) == ("tester", "max_turns", "halted")
+    assert (row["breach_limit"], row["breach_cap"], row["breach_observed"]) == (
+        "max_turns",
+        "2",
+        "2",
+    )
+    assert (row["turns"], row["cycles"], row["model_calls"], row["tool_calls"]) == (2, 2, 2, 4)
+    assert (row["input_tokens"], row["output_tokens"]) == (20, 10)
+    assert row["session_id"] == agent.session_id
+    assert json.loads(row["limits"]) == {"max_turns": 2, "max_token_budget": 1000}
+    assert (row["source"], row["parent_id"], row["root_id"]) == ("live", None, row["id"])
+
+
+def test_an_invocation_under_way_is_there_already(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `call`, its beginning and its calls are durable while it still runs."""
+    seen: list[tuple[int, Any]] = []
+
+    @tool
+    def look() -> str:
+        """Look into the ledger."""
+        seen.append((len(ledger.calls()), ledger.invocations()[0]["ended_us"]))
+        return "seen"
+
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER_SYNC", "call")
+    enable()
+    model = ScriptedModel([uses("look"), uses("look"), says("x")])
+    Agent(model=model, tools=[look], callback_handler=None)("go")
+    assert seen == [(1, None), (2, None)]
+    assert ledger.invocations()[0]["reason"] == "end_turn"
+
+
+def test_a_tool_call_is_one_row(source: str, ledger: LedgerFile) -> None:
+    """Name, status, duration and fingerprint, and neither arguments nor result."""
+
+    @tool
+    def divide(number: int) -> str:
+        """Divide."""
+        return str(1 // number)
+
+    enable(Limits(max_identical_tool_calls=9))
+    answers = [uses("divide", arguments={"number": n}) for n in (1, 0, 1)]
+    Agent(
+        model=ScriptedModel([*answers, says("x")]), tools=[divide], callback_handler=None, name="d"
+    )("go")
+    rows = ledger.tools()
+    assert [(row["agent"], row["tool"], row["status"]) for row in rows] == [
+        ("d", "divide", "success"),
+        ("d", "divide", "error"),
+        ("d", "divide", "success"),
+    ]
+    assert [row["number"] for row in rows] == [1, 2, 3]
+    assert rows[0]["fingerprint"] == rows[2]["fingerprint"] != rows[1]["fingerprint"]
+
+
+def test_a_child_stands_under_its_parent(source: str, ledger: LedgerFile) -> None:
+    """An agent used as a tool has its parent's id, and both have the root's."""
+    enable()
+    child = Agent(model=ScriptedModel([says("y")]), name="child", callback_handler=None)
+    parent = Agent(
+        model=ScriptedModel([uses("child", arguments={"input": "go"}), says("x")]),
+        tools=[child.as_tool(name="child", description="Ask.")],
+        name="parent",
+        callback_handler=None,
+    )
+    parent("go")
+    rows = {row["agent"]: row for row in ledger.invocations()}
+    assert rows["child"]["parent_id"] == rows["parent"]["id"]
+    assert rows["child"]["root_id"] == rows["parent"]["root_id"] == rows["parent"]["id"]
+    assert {call["root_id"] for call in ledger.calls()} == {rows["parent"]["id"]}
+
+
+# --- audit keys -----------------------------------------------------------------------------------
+
+
+def test_audit_keys_are_recorded(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is named is taken from the baggage and the agent; what is not named is not."""
+    monkeypatch.setenv("OTEL_LIMITS_AUDIT_KEYS", "tenant.id,user.id")
+    enable()
+    token = context.attach(baggage.set_baggage("user.id", "u1"))
+    context.attach(baggage.set_baggage("secret", "s3cr3t"))
+    try:
+        make_agent(
+            ScriptedModel([says("x")]), trace_attributes={"tenant.id": "acme", "other": "o"}
+        )("go")
+    finally:
+        context.detach(token)
+    (row,) = ledger.invocations()
+    assert ledger.attributes() == {(row["id"], "tenant.id"): "acme", (row["id"], "user.id"): "u1"}
+
+
+def test_an_agents_own_attribute_wins_over_the_baggage(
+    ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Baggage comes from outside, the agent's attribute from the program."""
+    monkeypatch.setenv("OTEL_LIMITS_AUDIT_KEYS", "tenant.id")
+    enable()
+    token = context.attach(baggage.set_baggage("tenant.id", "spoofed"))
+    try:
+        make_agent(ScriptedModel([says("x")]), trace_attributes={"tenant.id": "acme"})("go")
+    finally:
+        context.detach(token)
+    assert list(ledger.attributes().values()) == ["acme"]
+
+
+# --- money ----------------------------------------------------------------------------------------
+
+
+def test_money_is_exact(ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Any) -> None:
+    """A price keeps every digit, with its source and version; an unknown one is no price."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text('models: {scripted: {price: {input: 0.0375, output: 0.1}}}\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_LIMITS_POLICY", str(policy))
+        enable()
+    make_agent(ScriptedModel([says("x")]))("go")
+    make_agent(ScriptedModel([says("x")], model_id="nobody-knows"))("go")
+    known, unknown = ledger.calls()
+    assert dollars(known["price_pico"]) == Decimal("0.000000875")
+    assert known["price_source"].startswith("policy")
+    assert known["price_version"]
+    assert (unknown["price_pico"], unknown["price_source"], unknown["price_version"]) == (None,) * 3
+    assert [row["price_pico"] for row in ledger.invocations()] == [known["price_pico"], 0]
+    assert [row["unpriced_calls"] for row in ledger.invocations()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("price", "stored"),
+    [
+        (None, None),
+        (Decimal(0), 0),
+        (Decimal("0.000000000001"), 1),
+        (Decimal("9223372.036854775807"), MAX_INTEGER),
+        (Decimal("9223372.036854775808"), None),
+        (Decimal("NaN"), None),
+        (Decimal("Infinity"), None),
+        (Decimal(-1), None),
+    ],
+)
+def test_picodollars(price: Decimal | None, stored: int | None) -> None:
+    """Prices are whole picodollars; what cannot be stored exactly is unknown, never 0."""
+    assert picodollars(price) == stored
+    if price is not None and stored is not None:
+        assert dollars(stored) == price
+
+
+# --- exactly once ---------------------------------------------------------------------------------
+
+
+def everything(ledger: LedgerFile) -> list[Any]:
+    """All rows of a ledger."""
+    return [ledger.calls(), ledger.invocations(), ledger.tools(), ledger.attributes()]
+
+
+def test_a_replay_changes_nothing(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """Facts that are told again leave the ledger as it was."""
+    enable(Limits(max_turns=3), observers=[facts.append])
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    before = everything(ledger)
+    observer = LedgerObserver(ledger.address)
+    for fact in facts * 2:
+        observer(fact)
+    observer.close()
+    assert everything(ledger) == before
+
+
+def test_a_second_observer_changes_nothing(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """Two that record the same facts at the same time record them once."""
+    second = LedgerObserver(ledger.address)
+    enable(observers=[second])
+    make_agent(ScriptedModel([uses("search"), says("x")]))("go")
+    second.close()
+    assert (len(ledger.calls()), len(ledger.invocations())) == (2, 1)
+
+
+def call_of(invocation: str, span: str | None, **changes: Any) -> ModelCall:
+    """Make a model call."""
+    owner = Invocation(agent="a", id=invocation, root_id=invocation, trace_id="t" * 32)
+    call = ModelCall(
+        invocation=owner,
+        number=1,
+        model="m",
+        kind="measured",
+        usage=Usage(input=3, output=4),
+        estimated=False,
+        span_id=span,
+        seconds=1.0,
+    )
+    return replace(call, **changes)
+
+
+def test_one_span_is_one_call(ledger: LedgerFile) -> None:
+    """The same span under another invocation, as a second registry would tell it, is a replay."""
+    observer = LedgerObserver(ledger.address)
+    observer(call_of("one", "s" * 16, at=1000.0))
+    observer(call_of("two", "s" * 16, at=1000.5))
+    observer.close()
+    assert [call["invocation_id"] for call in ledger.calls()] == ["one"]
+
+
+def test_calls_without_a_span_are_told_by_their_number(ledger: LedgerFile) -> None:
+    """Many calls without a span are many rows; the same number of one invocation is one."""
+    observer = LedgerObserver(ledger.address)
+    for number in (1, 2, 2, 3):
+        observer(call_of("one", None, number=number))
+    observer.close()
+    assert [call["number"] for call in ledger.calls()] == [1, 2, 3]
+
+
+def test_a_seeded_random_loses_no_call(
+    ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that seeds `random` makes the same span ids in every run: both runs count."""
+    monkeypatch.setattr(store_module, "COLLISION_MICROSECONDS", 0)
+    enable()
+    for _ in range(2):
+        random.seed(7)
+        make_agent(ScriptedModel([uses("search"), says("x")]))("go")
+    rows = ledger.calls()
+    assert len(rows) == 4
+    assert [row["span_id"] is None for row in rows] == [False, False, True, True]
+    assert len({row["trace_id"] for row in rows}) == 1
+
+
+def test_the_end_of_an_invocation_is_told_once(ledger: LedgerFile) -> None:
+    """A second end, a late beginning, and an end without a beginning do no harm."""
+    observer = LedgerObserver(ledger.address)
+    stop = Stop(reason="end_turn", action="none", breach=None, invocation_id="i", agent="a", turns=4)
+    observer(stop)
+    observer(replace(stop, reason="evicted", turns=9))
+    observer.close()
+    (row,) = ledger.invocations()
+    assert (row["id"], row["reason"], row["turns"]) == ("i", "end_turn", 4)
+
+
+# --- values from outside --------------------------------------------------------------------------
+
+
+def test_huge_counts_are_exact(source: str, ledger: LedgerFile, make_agent: MakeAgent) -> None:
+    """Tokens are whole numbers as far as a column reaches; beyond, it holds what it can."""
+    enable()
+    make_agent(ScriptedModel([says("x", usage=tokens(2**60 + 1))]))("go")
+    make_agent(ScriptedModel([says("x", usage=tokens(2**80))]))("go")
+    exact, bounded = ledger.calls()
+    assert (exact["input_tokens"], exact["output_tokens"]) == (2**60, 1)
+    assert bounded["input_tokens"] == MAX_INTEGER
+
+
+def test_names_from_outside_are_made_safe(ledger: LedgerFile) -> None:
+    """Surrogates, control characters and novels are no reason to lose a row."""
+    enable()
+    model = ScriptedModel([says("x")], model_id="m\x00\ud800" + "n" * 5000)
+    Agent(model=model, name="a\x1b[31m", callback_handler=None)("go")
+    (call,) = ledger.calls()
+    assert call["agent"] == "a\N{REPLACEMENT CHARACTER}[31m"
+    assert call["model"] == "m" + 2 * "\N{REPLACEMENT CHARACTER}" + "n" * 253
+
+
+# --- switching ------------------------------------------------------------------------------------
+
+
+def test_another_ledger_takes_over(
+    ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """`enable()` with another address records there; with the same one nothing changes."""
+    enable()
+    first = SWITCH._ledger
+    enable()
+    assert SWITCH._ledger is first
+    make_agent(ScriptedModel([says("x")]))("go")
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "other.db"))
+    enable()
+    make_agent(ScriptedModel([says("x")]))("go")
+    assert len(ledger.calls()) == 1
+    assert len(type(ledger)(tmp_path / "other.db").calls()) == 1
+
+
+def test_disable_ends_recording(ledger: LedgerFile, make_agent: MakeAgent) -> None:
+    """After `disable()` no thread and no observer is left."""
+    enable()
+    agent = make_agent(ScriptedModel(endless(says("x"))))
+    agent("go")
+    assert SWITCH._ledger is not None
+    thread = SWITCH._ledger.writer._thread
+    otel_limits.disable()
+    assert thread is not None
+    assert not thread.is_alive()
+    agent("go")
+    assert (len(ledger.calls()), LIVE.audit_keys) == (1, ())
+
+
+def test_a_plugin_records_too(ledger: LedgerFile, make_agent: MakeAgent) -> None:
+    """An agent with limits of its own is recorded where the environment names a ledger."""
+    plugin = otel_limits.LimitsPlugin(Limits(max_turns=1))
+    make_agent(ScriptedModel(endless(uses("search"))), plugins=[plugin])("go")
+    assert [row["reason"] for row in ledger.invocations()] == ["max_turns"]
+
+
+def test_who_keeps_no_ledger_does_not_pay_for_one() -> None:
+    """Without a ledger SQLAlchemy is never imported."""
+    program = (
+        "import sys, otel_limits\n"
+        "otel_limits.enable()\n"
+        "from otel_limits.cli import make_parser\n"
+        "make_parser()\n"
+        "print([name for name in sys.modules if name.startswith('sqlalchemy')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
