@@ -17,7 +17,7 @@ import wrapt
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_limits import config
+from otel_limits import config, pricing
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
 from otel_limits.faults import FAULTS, unfelt
@@ -179,7 +179,7 @@ class Switch:
         document, prices = self._prices
         if document is not self._policy_file.document:
             document = self._policy_file.document
-            prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+            prices = Prices(document.price_list())
             self._prices = (document, prices)
         return prices
 
@@ -253,20 +253,23 @@ def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
 
 
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
-    """Say that a limit on cost is asked for where no price can be known."""
-    capped = any(each.max_cost_usd is not None for each in limits) or any(
-        name.endswith("max_cost_usd")
-        for values in (document.defaults, *document.agents.values())
-        for name in values
-    )
-    prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
-    if not capped or prices.available:
+    """Say that a limit on cost is asked for where no price can be known.
+
+    That the policy file itself asks for one is a mistake of the file.
+    """
+    capped = any(each.max_cost_usd is not None for each in limits)
+    if not capped or Prices(document.price_list()).available:
         return []
-    sentence = (
-        "max_cost_usd needs prices, and there are none. Run: pip install 'otel-limits[prices]' "
-        "(Python 3.11 or newer), or give them in the policy file under models."
-    )
-    return [sentence]
+    return [f"max_cost_usd {pricing.MISSING}"]
+
+
+def policy_mistakes(reading: config.Reading, policy_file: PolicyFile) -> list[str]:
+    """Say what is wrong with the policy file, and with what the environment asks of it."""
+    policy = reading.settings.policy
+    return [
+        *policy_file.mistakes,
+        *price_mistakes([policy.limits, policy.tree], policy_file.document),
+    ]
 
 
 SWITCH: Final = Switch()

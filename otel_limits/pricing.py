@@ -109,6 +109,12 @@ class Price:
             return tokens.scaleb(PER_MILLION) + self.request
 
 
+MISSING: Final = (
+    "needs prices, and there are none. Run: pip install 'otel-limits[prices]' (Python 3.11 or "
+    "newer), or give them in the policy file under models."
+)
+"""What is said of a limit on cost where no price can be known."""
+
 NO_PRICES: Final[Mapping[str, Price]] = MappingProxyType({})
 
 
