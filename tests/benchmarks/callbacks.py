@@ -42,7 +42,7 @@ def invoke() -> Span:
 
 def chat(cycle: Span) -> Span:
     """Make a chat span with usage, as a model call leaves it."""
-    span = begin(semconv.CHAT_SPAN, under=cycle)
+    span = begin("chat", under=cycle)
     span.set_attributes(
         {
             semconv.REQUEST_MODEL: "scripted",

@@ -22,7 +22,7 @@ def invoke(number: int) -> Run:
     agent, cycle = 2 * number + 1, 2 * number + 2
     LIVE.sight(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
-    LIVE.cycle(cycle, agent)
+    LIVE.begin_span(cycle, agent, is_chat=False)
     run.open_call("scripted", 10)
     run.settle(Usage(input=10, output=5), span_id=f"{cycle:016x}")
     run.turn()
