@@ -8,6 +8,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
+import hypothesis
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.models import Model
+
+hypothesis.settings.register_profile("busy-machine", deadline=None)
+hypothesis.settings.load_profile("busy-machine")
 
 
 class Call(Protocol):
