@@ -20,8 +20,6 @@ from otel_limits import config
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
 BROKEN_PIPE: Final = 141
