@@ -269,6 +269,33 @@ def test_python_programs_that_the_program_starts_are_limited_too() -> None:
     assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
 
 
+def test_a_program_may_import_strands_before_everything_else() -> None:
+    """As most do; ours comes in while that import goes on."""
+    program = "import strands, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
+
+
+def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: Path) -> None:
+    """A Strands that imports the SDK half-way through is switched on at its end."""
+    (tmp_path / "strands" / "agent").mkdir(parents=True)
+    (tmp_path / "strands" / "__init__.py").write_text("")
+    (tmp_path / "strands" / "agent" / "__init__.py").write_text("")
+    (tmp_path / "strands" / "agent" / "agent.py").write_text(
+        "import opentelemetry.sdk.trace\n"
+        "class Agent:\n"
+        "    def _start_agent_trace_span(self): pass\n"
+        "    def _end_agent_trace_span(self): pass\n"
+        "    def structured_output_async(self): pass\n"
+    )
+    program = (
+        "from strands.agent.agent import Agent\n"
+        "print(hasattr(Agent._start_agent_trace_span, '__wrapped__'))"
+    )
+    ended = execute(*RUN, "--", sys.executable, "-c", program, PYTHONPATH=str(tmp_path))
+    assert (ended.output, ended.log) == ("True\n", "")
+
+
 def test_a_program_without_agents_loads_nothing_of_us() -> None:
     """Waiting costs no import, and leaves the path as it was."""
     program = (
