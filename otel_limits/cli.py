@@ -22,8 +22,6 @@ from otel_limits.launch import environment_for, option_that_hides_us, replace_pr
 from otel_limits.policy import PolicyFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
 BROKEN_PIPE: Final = 141
