@@ -284,7 +284,9 @@ class Binding:
             run.settle(None, failed=True)
         else:
             message = event.stop_response.message
-            run.settle(usage_of(message), output_estimate=estimate_tokens(message["content"]))
+            usage = usage_of(message)
+            known = usage is not None and usage.total
+            run.settle(usage, output_estimate=0 if known else estimate_tokens(message["content"]))
 
     @unfelt("binding")
     def _message_added(self, event: MessageAddedEvent) -> None:
