@@ -342,6 +342,8 @@ class Run:
         breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
         if self.tree is not None:
             breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
+        if not breaches:
+            return None
         return verdict_of(tuple(self._with_subject(breach) for breach in breaches))
 
     def levels(self) -> tuple[Level, ...]:
