@@ -264,6 +264,29 @@ def test_a_tier_is_that_of_one_call() -> None:
 
 
 @listed
+def test_the_highest_tier_that_is_reached_counts() -> None:
+    """A threshold is passed, not met, and the prices of all tokens follow the last one passed."""
+    from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Tier, TieredPrices
+
+    tiers = [Tier(start=10, price=Decimal(2)), Tier(start=20, price=Decimal(3))]
+    prices = ModelPrice(input_mtok=TieredPrices(base=Decimal(1), tiers=tiers))
+    info = ModelInfo(id="m", match=ClauseEquals(equals="m"), prices=prices)
+    found = [price_of(info, Usage(input=tokens), NOON) for tokens in (10, 11, 20, 21)]
+    assert [price and price.input for price in found] == [1, 2, 2, 3]
+
+
+@listed
+def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that makes up model ids does not fill the memory with them."""
+    monkeypatch.setattr("otel_limits.pricing.MODELS", 3)
+    prices = Prices()
+    for number in range(10):
+        prices.price(f"made-up-{number}", CALL)
+    assert prices._catalogue is not None
+    assert len(prices._catalogue._found[1]) <= 3
+
+
+@listed
 def test_the_policy_comes_before_the_package() -> None:
     """A model that both know costs what the policy says, others what the package says."""
     prices, package = Prices({"gpt-4o": GPT}), Prices()
