@@ -60,12 +60,15 @@ class LimitsSpanProcessor(SpanProcessor):
         run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
         attributes = span.attributes or {}
         usage = usage_of(attributes)
-        if run is not None and not in_chat and usage is not None and usage.total:
+        apart = not _is_strands(span)
+        if run is None or in_chat or usage is None or not usage.total:
+            return
+        if apart or run.call is not None:  # else somebody has booked it already
             run.settle(
                 usage,
                 model=_model_of(attributes),
                 span_id=format_span_id(span.context.span_id),
-                apart=not _is_strands(span),
+                apart=apart,
             )
 
 
