@@ -20,7 +20,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 from otel_limits import config, pricing
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
-from otel_limits.faults import FAULTS, unfelt
+from otel_limits.faults import unfelt
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
@@ -208,18 +208,23 @@ class Switch:
         binding = self._bindings.get(agent)
         if binding is not None or self._settings is None:
             return binding
-        try:
-            with self._lock:
-                return self._bindings.get(agent) or self._bind(agent, NO_LIMITS, None)
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            FAULTS.report("binding", error)
-            return None
+        bind = unfelt("binding")(self._bind)
+        with self._lock:
+            return (
+                self._bindings.get(agent)
+                or bind(agent, NO_LIMITS, None)
+                or bind(agent, NO_LIMITS, None)  # a fault must not leave it without its limits
+            )
 
     def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
         binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
-        binding.attach(agent)
+        try:
+            binding.attach(agent)
+        except Exception:
+            binding.detach(agent)
+            raise
         self._bindings[agent] = binding
         return binding
 

@@ -63,12 +63,15 @@ class LimitsSpanProcessor(SpanProcessor):
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
-        if usage is not None and usage.total:
+        apart = not _is_strands(span)
+        if usage is None or not usage.total:
+            return
+        if apart or run.call is not None:  # else somebody has booked it already
             run.settle(
                 usage,
                 model=_model_of(attributes),
                 span_id=format_span_id(span.context.span_id),
-                apart=not _is_strands(span),
+                apart=apart,
             )
 
 

@@ -251,7 +251,6 @@ class Run:
             apart: It is not the call that is open, but one beside it, such as one of a tool.
         """
         call = None if apart else self.call
-        self.call = self.call if apart else None
         kind = call_kind(usage, call, failed=failed)
         billed = aborted or (call is not None and call.streamed)
         estimated = kind == "unmeasured" or (kind == "failed" and billed)
@@ -260,9 +259,12 @@ class Run:
         model = model or (call.model if call else "unknown")
         counted = usage or NO_USAGE
         price = self._runs.price_of(model, counted)
+        seconds = self._runs.now() - call.started if call else None
         with self._runs.lock:
             for tally in self._tallies():
                 add_call(tally, counted, price, estimated=estimated)
+        if not apart:  # until here a fault leaves the call open, for whoever sees its end next
+            self.call = None
         self._runs.tell(
             ModelCall(
                 invocation=self.invocation,
@@ -272,7 +274,7 @@ class Run:
                 usage=counted,
                 estimated=estimated,
                 span_id=span_id,
-                seconds=self._runs.now() - call.started if call else None,
+                seconds=seconds,
                 price=price,
             )
         )
@@ -395,6 +397,7 @@ class Run:
             )
         )
 
+    @unfelt("deadlines")
     def limit_time(self) -> None:
         """Have the invocation cancelled when its time is up."""
         caps = [
@@ -435,13 +438,19 @@ class Run:
         """The invocation is over: settle what is open, tell it once, and forget it."""
         if not self._runs.forget(self):
             return
+        self._close()
+        self._runs.tell(self.stop(reason))
+
+    # --- how --------------------------------------------------------------------------------------
+
+    @unfelt("runs")
+    def _close(self) -> None:
+        """Settle what is open; a fault here must not keep the stop from being told."""
+        FAULTS.catch_up()
         if self._deadline is not None:
             self._runs.deadlines.cancel(self._deadline)
         if self.call is not None:
             self.settle(None, failed=True, aborted=True)
-        self._runs.tell(self.stop(reason))
-
-    # --- how --------------------------------------------------------------------------------------
 
     def _tallies(self) -> tuple[Tally, ...]:
         return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)
@@ -496,13 +505,12 @@ def has_loop_limit(limits: Limits) -> bool:
 
 def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bool) -> None:
     """Add one model call to a tally."""
+    total, unpriced = tally.usage + usage, price is None and usage.total > 0
+    tally.usage = total
     tally.model_calls += 1
     tally.unmeasured_calls += estimated
-    tally.usage += usage
-    if price is not None:
-        tally.cost += price
-    elif usage.total:
-        tally.unpriced_calls += 1
+    tally.unpriced_calls += unpriced
+    tally.cost += price or 0
 
 
 def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> facts.CallKind:
@@ -644,18 +652,10 @@ class Runs:
         )
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
-            self._live[identity] = run
             if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
-        self._evict()
-        self.tell(
-            facts.Started(
-                invocation=invocation,
-                limits=policy.limits,
-                action=TAKEN[policy.action],
-                blind=blind,
-            )
-        )
+            self._live[identity] = run
+        self._began(run)
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
@@ -712,6 +712,19 @@ class Runs:
     def _adopt(self, span_id: int, run: Run, *, in_chat: bool) -> None:
         self._by_span[span_id] = (run, in_chat)
         run.span_ids.add(span_id)
+
+    @unfelt("runs")
+    def _began(self, run: Run) -> None:
+        """Tell it, and make room; a fault here must not lose a run that is live already."""
+        self._evict()
+        self.tell(
+            facts.Started(
+                invocation=run.invocation,
+                limits=run.policy.limits,
+                action=TAKEN[run.policy.action],
+                blind=run.blind,
+            )
+        )
 
     def _evict(self) -> None:
         while self._live:

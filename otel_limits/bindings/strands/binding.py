@@ -52,7 +52,7 @@ from otel_limits.bindings.strands.reading import (
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
-from otel_limits.faults import unfelt
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import (
     KILLED_STOP_REASON,
     KIND,
@@ -198,16 +198,29 @@ class Binding:
 
     @unfelt("binding")
     def begin(self, agent: Agent, span: trace.Span, *, direct: bool = False) -> None:
-        """An invocation begins under `span`; a direct one asks the model without the loop."""
+        """An invocation begins under `span`; a direct one asks the model without the loop.
+
+        A fault must not leave it without its limits: it is begun once more, as one without a span.
+        """
+        live_before = len(self._live)
+        try:
+            self._begin(agent, span, direct=direct)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            FAULTS.report("binding", error)
+            if len(self._live) == live_before:
+                self._begin(agent, trace.INVALID_SPAN, direct=direct)
+
+    def _begin(self, agent: Agent, span: trace.Span, *, direct: bool) -> None:
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
         if answer is not None:
             policy = extend(policy, answer.response)
+        declined = declined_verdict(answer)
         run = self._runs.start(agent.name, policy, context.trace_id, context.span_id, direct=direct)
-        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
-        self._live.append(Live(run, verdict=declined_verdict(answer)))
+        self._live.append(Live(run, verdict=declined))
         CURRENT.set(run)
+        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
         run.limit_time()
 
     @unfelt("binding")
@@ -296,8 +309,8 @@ class Binding:
             return
         if "usage" in (message.get("metadata") or ()):
             _turn(event.agent, live, message)
-        elif live.verdict is not None and message["content"] == [{"text": halt_text(live.verdict)}]:
-            _perform(event.agent, live, message, live.verdict, _taken(live.run.policy))
+        else:
+            _perform_if_due(event.agent, live, message)
 
     # --- tools ------------------------------------------------------------------------------------
 
@@ -370,7 +383,7 @@ class Binding:
                 elif kind is StructuredOutputEvent and self._newest is not None:
                     self._newest.has_output = True
                 elif kind is EventLoopStopEvent:
-                    halted = self._stop(event)
+                    halted = self._stop(cast("Agent", context.agent), event)
                 yield event
         except Refused:
             halted = True
@@ -392,12 +405,13 @@ class Binding:
             live.run.cycle()
 
     @unfelt("binding")
-    def _stop(self, event: EventLoopStopEvent) -> bool:
+    def _stop(self, agent: Agent, event: EventLoopStopEvent) -> bool:
         """Note how the leg ended; True when it was our halt."""
         live = self._newest
         if live is None:
             return False
         reason, message, *rest = event["stop"]
+        _perform_if_due(agent, live, message)
         verdict = live.run.verdict if message is live.marked else None
         if verdict is not None:
             reason = verdict.reason
@@ -417,7 +431,7 @@ class Binding:
             agent.event_loop_metrics,
             context.invocation_state.get("request_state", {}),
         )
-        self._stop(stop)
+        self._stop(agent, stop)
         live.refused = True
         return stop
 
@@ -565,25 +579,42 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
                 note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
             yield event
     except Exception as error:
-        verdict = budget_refusal(error) or live.wrapping  # a last answer that fails is a halt
-        if verdict is None:
+        if not _gives_up(live, error):
             raise
-        live.run.settle(None, failed=True)
-        live.verdict, live.wrapping = verdict, None
         end_cycle_span(trace.get_current_span())
         raise Refused from error
+
+
+@unfelt("binding")
+def _gives_up(live: Live, error: Exception) -> bool:
+    """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
+    verdict = budget_refusal(error) or live.wrapping
+    if verdict is None:
+        return False
+    live.run.settle(None, failed=True)
+    live.verdict, live.wrapping = verdict, None
+    return True
 
 
 def _perform(
     agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
     """The halt is a fact now: tell it, mark its message and the live span."""
-    live.marked = message
     live.run.halt(verdict, action)
+    live.marked = message
     stop = live.run.stop(verdict.reason)
     synthetic = action != "wrapped_up"
     mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
+
+
+@unfelt("binding")
+def _perform_if_due(agent: Agent, live: Live, message: Message) -> None:
+    """Perform the halt under way when this is its message, unless that was done."""
+    if live.marked is not None or live.verdict is None:
+        return
+    if message["content"] == [{"text": halt_text(live.verdict)}]:
+        _perform(agent, live, message, live.verdict, _taken(live.run.policy))
 
 
 def _taken(policy: Policy) -> ActionTaken:

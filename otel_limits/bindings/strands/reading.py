@@ -38,15 +38,24 @@ def usage_of(message: Mapping[str, Any]) -> Usage | None:
 
 def estimate_tokens(content: object) -> int:
     """Tokens that `content` has, about: never 0."""
-    characters = len(json.dumps(content, default=str, ensure_ascii=False))
-    return max(1, characters // CHARACTERS_PER_TOKEN)
+    return max(1, (_characters(content) or 0) // CHARACTERS_PER_TOKEN)
+
+
+@unfelt("binding")
+def _characters(content: object) -> int:
+    return len(json.dumps(content, default=str, ensure_ascii=False))
 
 
 def model_id(model: object) -> str:
     """Return the id under which the provider knows a model, or `unknown`."""
+    return _model_id(model) or "unknown"
+
+
+@unfelt("binding")
+def _model_id(model: object) -> str | None:
     config = getattr(model, "config", None)
     known = config.get("model_id") if isinstance(config, Mapping) else None
-    return known if isinstance(known, str) else "unknown"
+    return known if isinstance(known, str) else None
 
 
 @unfelt("binding")
