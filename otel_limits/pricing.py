@@ -18,7 +18,7 @@ from otel_limits.limits import NO_COST, Usage
 from otel_limits.loops import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, TieredPrices
@@ -196,14 +196,19 @@ class Catalogue:
 
     def info(self, model: str) -> ModelInfo | None:
         """What the package knows of a model, looked up once per price list."""
-        from genai_prices.data_snapshot import get_snapshot
-
         snapshot, found = self._found
-        if snapshot is not get_snapshot() or len(found) >= MODELS:
-            _, found = self._found = (get_snapshot(), {})
+        if snapshot is not self._snapshot() or len(found) >= MODELS:
+            _, found = self._found = (self._snapshot(), {})
         if model not in found:
             found[model] = _find(model)
         return found[model]
+
+    @functools.cached_property
+    def _snapshot(self) -> Callable[[], DataSnapshot]:
+        """Returns the list in force; to import it for each look-up takes four times as long."""
+        from genai_prices.data_snapshot import get_snapshot
+
+        return get_snapshot
 
 
 def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
@@ -216,13 +221,17 @@ def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
         return None  # nothing in the list is no price of 0
     if any(listed.get(part) is not None for part in UNTOLD):
         return None
-    return Price(
+    return _price(
         input=fresh or NO_COST,
         output=output or NO_COST,
         cache_read=rates["cache_read_mtok"],
         cache_write=rates["cache_write_mtok"],
         request=(rates["requests_kcount"] or NO_COST).scaleb(PER_THOUSAND, EXACT),
     )
+
+
+_price: Final = functools.lru_cache(MODELS)(Price)
+"""Makes a price and validates its amounts, once for every call that they apply to."""
 
 
 def _find(model: str) -> ModelInfo | None:
