@@ -316,8 +316,13 @@ class Run:
             )
         )
 
+    @property
+    def keeps_tools(self) -> bool:
+        """True when a user asked for calls to be kept with their contents."""
+        return self._runs.tool_log is not None
+
     def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
-        """Keep a call that ran with its contents, where a user asked for that."""
+        """Keep a call that ran with its contents."""
         if self._runs.tool_log is not None:
             self._tools_kept += 1
             self._runs.tool_log.write(

@@ -361,7 +361,8 @@ class Binding:
         ran = _close_batch(live, event)
         write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
-        _keep(run, ran, halts=verdict is not None)
+        if run.keeps_tools:
+            _keep(run, ran, halts=verdict is not None)
         if verdict is None or _ends_anyway(live, event):
             return
         if _ends_loop(live, verdict):
@@ -485,10 +486,11 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]
         elif done is None or done.cancel_message is not None:
             run.return_tool(request["name"])
         else:
-            call = call_of(run, done)
-            run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
-            calls.append(call)
+            call, name = call_of(run, done), done.tool_use["name"]
+            run.tool_called(name, status_of(done), done.duration, identity_of(call))
             ran.append(done)
+            if call is not None:
+                calls.append(call)
     run.repeat(calls, live.text)
     if run.nudge():
         append_nudge(event.message)

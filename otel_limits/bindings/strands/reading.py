@@ -77,20 +77,19 @@ def status_of(done: AfterToolCallEvent) -> Literal["success", "error"]:
     return "error" if done.result.get("status") == "error" else "success"
 
 
-def identity_of(call: Call) -> str | None:
+def identity_of(call: Call | None) -> str | None:
     """Return what is equal for equal calls with equal results."""
-    return fingerprint(call.request, call.result) if call.request else None
+    return None if call is None else fingerprint(call.request, call.result)
 
 
-def call_of(run: Run, done: AfterToolCallEvent) -> Call:
-    """Make what loop detection sees of a call: hashes, where it looks at all."""
-    name = done.tool_use["name"]
+def call_of(run: Run, done: AfterToolCallEvent) -> Call | None:
+    """Make what loop detection sees of a call: hashes; `None` where it does not look."""
     if run.loops is None:
-        return Call(tool=name, request="", result="", exempt=True)
-    request = fingerprint(name, done.tool_use["input"])
+        return None
+    name = done.tool_use["name"]
     return Call(
         tool=name,
-        request=request,
+        request=fingerprint(name, done.tool_use["input"]),
         result=fingerprint(done.result.get("status"), done.result.get("content")),
         exempt=run.policy.exempts(name),
     )
