@@ -38,6 +38,9 @@ from otel_limits.loops import Call, LoopState
 if TYPE_CHECKING:
     from decimal import Decimal
 
+FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
+"""The count from which on something has been repeated: one call is not."""
+
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""
 
@@ -381,7 +384,7 @@ class Run:
         if self._nudged or self.loops is None or not self.policy.nudge:
             return False
         self._nudged = any(
-            cap > 1 and kind.observed(self.tally) == cap - 1
+            kind.observed(self.tally) == cap - 1 and cap - 1 >= FIRST_REPETITION[kind.name]
             for kind, cap in self.policy.limits.active
             if kind.name in LOOP_LIMITS
         )

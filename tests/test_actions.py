@@ -181,6 +181,16 @@ def test_the_model_is_nudged_once_before_the_threshold(make_agent: MakeAgent, so
     assert nudged == [False, False, True, False]
 
 
+def test_a_first_call_is_no_repetition(make_agent: MakeAgent, source: str) -> None:
+    """A cap of 2 halts at the second call, and nobody is told off for the first."""
+    enable(Limits(max_identical_tool_calls=2))
+    model = ScriptedModel(endless(uses("search")))
+    agent = make_agent(model)
+    agent("go")
+    assert model.calls == 2
+    assert "repeating yourself" not in str(agent.messages)
+
+
 def test_the_nudge_can_be_switched_off(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
