@@ -186,7 +186,9 @@ class Binding:
         agent.add_middleware(InvokeModelStage, self._model_stage)
 
     def detach(self, agent: Agent) -> None:
-        """Take away what `attach` added, and nothing else."""
+        """Take away what `attach` added, and nothing else; what is live is followed no further."""
+        while (run := self._leave()) is not None:
+            run.finish(run.reason or "aborted")
         callbacks = [callback for _, callback, _ in self._hooks()]
         for entries in agent.hooks._registered_callbacks.values():
             entries[:] = [entry for entry in entries if entry.callback not in callbacks]
@@ -320,6 +322,7 @@ class Binding:
         live = self._newest
         if live is None:
             return
+        CURRENT.set(live.run)
         if live.wrapping is not None:
             event.cancel = f"Not run: {why(live.wrapping)}."
         if event.cancel:
@@ -445,6 +448,7 @@ class Binding:
         if refusal is not None:
             end_cycle_span(trace.get_current_span())
             raise refusal
+        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
         _open_call(live, context)
         return _follow(live, next_fn(_with_notes(live, context) or context))
 
