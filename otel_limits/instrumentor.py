@@ -95,15 +95,18 @@ class Switch:
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
+            self._observers = ()
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
+                self._tell()
+                self._serve()
                 return
             self._watch.stop()
             self._attachment.detach()
-            LIVE.observers = self._observers = ()
+            LIVE.observers = ()
             LIVE.prices = LIVE.tool_log = None
             if self._prometheus is not None:
                 self._prometheus.close()
@@ -120,6 +123,9 @@ class Switch:
         with self._lock:
             self._start()
             self._own.add(agent)
+            former = self._bindings.pop(agent, None)
+            if former is not None:
+                former.detach(agent)
             self._bind(agent, limits, action)
 
     def provide_when_missing(self) -> None:
@@ -140,13 +146,17 @@ class Switch:
     def _start(self) -> None:
         if self._prometheus is None:
             self._prometheus = _make_metrics()
+        self._tell()
+        threading.Thread(target=self._current_prices().load, daemon=True).start()
+        self._attachment.attach()
+        self._watch.start()
+
+    def _tell(self) -> None:
+        """Tell those of what happens who are to be told now."""
         counting = () if self._prometheus is None else (self._prometheus,)
         LIVE.observers = (log, *counting, *self._observers)
         LIVE.prices = self._price_of
         LIVE.tool_log = _make_tool_log(self._settings)
-        threading.Thread(target=self._current_prices().load, daemon=True).start()
-        self._attachment.attach()
-        self._watch.start()
 
     @unfelt("prometheus")
     def _serve(self) -> None:
@@ -157,7 +167,10 @@ class Switch:
         """
         with self._lock:
             settings, metrics = self._settings, self._prometheus
-            if settings is None or settings.prometheus_port is None or metrics is None:
+            if metrics is None:
+                return
+            if settings is None or settings.prometheus_port is None:
+                metrics.stop_serving()
                 return
             try:
                 metrics.serve(settings.prometheus_port, settings.prometheus_host)
