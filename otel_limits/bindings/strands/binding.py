@@ -189,8 +189,8 @@ class Binding:
         """Take away what `attach` added, and nothing else; what is live is followed no further."""
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
-        ours: list[object] = [callback for _, callback, _ in self._hooks()]
-        ours += [self._agent_stage, self._model_stage]
+        ours: list[Any] = [self._agent_stage, self._model_stage]
+        ours += [callback for _, callback, _ in self._hooks()]
         _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
         _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
 
