@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import wrapt
@@ -242,13 +242,21 @@ class Switch:
         return binding
 
 
+def _installed_version() -> str:
+    """Return our version; a frozen application may have left its metadata out."""
+    try:
+        return version("otel-limits")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _make_metrics() -> PrometheusObserver | None:
     """Make the metrics, or go without: what limits an agent does not depend on them."""
     from otel_limits.observers.prometheus import PrometheusObserver
 
     try:
         observer = PrometheusObserver()
-        observer.info(version("otel-limits"))
+        observer.info(_installed_version())
     except (OSError, ValueError) as error:
         logger.error(  # noqa: TRY400  the sentence says it all
             "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
