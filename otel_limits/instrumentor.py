@@ -10,18 +10,26 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import wrapt
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_limits import config
+from otel_limits import config, pricing
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
-from otel_limits.faults import FAULTS, unfelt
-from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
+from otel_limits.faults import unfelt
+from otel_limits.limits import (
+    ACTIONS,
+    NO_LIMITS,
+    Action,
+    Limits,
+    Policy,
+    require_choice,
+    require_tree,
+)
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.policy.document import NO_DOCUMENT, Document
@@ -97,61 +105,81 @@ class Switch:
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
+            self._observers = ()
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
+                self._tell()
+                self._serve()
                 return
             self._watch.stop()
             self._attachment.detach()
-            LIVE.observers = self._observers = ()
+            LIVE.observers = ()
             LIVE.prices = LIVE.price_origin = LIVE.tool_log = None
             self._record(config.Settings())
             if self._prometheus is not None:
                 self._prometheus.close()
                 self._prometheus = None
 
-    def adopt(self, agent: Agent, limits: Limits, action: Action | None) -> None:
+    def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
         """Give `agent` a policy of its own, over the one that `on` gave to all."""
         reading = config.read()
         if reading.settings.disabled:
             return
-        mistakes = price_mistakes([limits], self._policy_file.document)
+        mistakes = price_mistakes([limits, tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
         with self._lock:
             self._start()
             self._own.add(agent)
-            self._bind(agent, limits, action)
+            former = self._bindings.pop(agent, None)
+            if former is not None:
+                former.detach(agent)
+            self._bind(agent, limits, action, tree)
 
     def provide_when_missing(self) -> None:
         """Set a tracer provider when an agent is first called and the program has set none."""
         self._provides = True
 
     def policy(
-        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+        self,
+        agent: str,
+        *,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
     ) -> Policy:
-        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
-        return replace(base, limits=limits.over(base.limits), action=action or base.action)
+        return replace(
+            base,
+            limits=limits.over(base.limits),
+            tree=tree.over(base.tree),
+            action=action or base.action,
+        )
 
     # --- observers --------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._prometheus is None:
             self._prometheus = _make_metrics()
+        self._tell()
+        threading.Thread(target=self._current_prices().load, daemon=True).start()
+        self._attachment.attach()
+        self._watch.start()
+
+    def _tell(self) -> None:
+        """Tell those of what happens who are to be told now."""
         counting = () if self._prometheus is None else (self._prometheus,)
         self._record(self._settings or config.read().settings)
         recording = () if self._ledger is None else (self._ledger,)
         LIVE.observers = (log, *counting, *self._observers, *recording)
         LIVE.prices, LIVE.price_origin = self._price_of, self._price_origin
         LIVE.tool_log = _make_tool_log(self._settings)
-        threading.Thread(target=self._current_prices().load, daemon=True).start()
-        self._attachment.attach()
-        self._watch.start()
 
     def _record(self, settings: config.Settings) -> None:
         """Keep the ledger that `settings` name, and no other."""
@@ -176,7 +204,10 @@ class Switch:
         """
         with self._lock:
             settings, metrics = self._settings, self._prometheus
-            if settings is None or settings.prometheus_port is None or metrics is None:
+            if metrics is None:
+                return
+            if settings is None or settings.prometheus_port is None:
+                metrics.stop_serving()
                 return
             try:
                 metrics.serve(settings.prometheus_port, settings.prometheus_host)
@@ -202,7 +233,7 @@ class Switch:
         document, prices = self._prices
         if document is not self._policy_file.document:
             document = self._policy_file.document
-            prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+            prices = Prices(document.price_list())
             self._prices = (document, prices)
         return prices
 
@@ -233,20 +264,41 @@ class Switch:
         binding = self._bindings.get(agent)
         if binding is not None or self._settings is None:
             return binding
-        try:
-            with self._lock:
-                return self._bindings.get(agent) or self._bind(agent, NO_LIMITS, None)
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            FAULTS.report("binding", error)
-            return None
+        bind = unfelt("binding")(self._bind)
+        with self._lock:
+            return (
+                self._bindings.get(agent)
+                or bind(agent, NO_LIMITS, None)
+                or bind(agent, NO_LIMITS, None)  # a fault must not leave it without its limits
+            )
 
-    def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
+    def _bind(
+        self,
+        agent: Agent,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
+    ) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
-        binding.attach(agent)
+        binding = Binding(
+            LIVE, functools.partial(self.policy, limits=limits, action=action, tree=tree)
+        )
+        try:
+            binding.attach(agent)
+        except Exception:
+            binding.detach(agent)
+            raise
         self._bindings[agent] = binding
         return binding
+
+
+def _installed_version() -> str:
+    """Return our version; a frozen application may have left its metadata out."""
+    try:
+        return version("otel-limits")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _make_metrics() -> PrometheusObserver | None:
@@ -255,7 +307,7 @@ def _make_metrics() -> PrometheusObserver | None:
 
     try:
         observer = PrometheusObserver()
-        observer.info(version("otel-limits"))
+        observer.info(_installed_version())
     except (OSError, ValueError) as error:
         logger.error(  # noqa: TRY400  the sentence says it all
             "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
@@ -278,20 +330,23 @@ def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
 
 
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
-    """Say that a limit on cost is asked for where no price can be known."""
-    capped = any(each.max_cost_usd is not None for each in limits) or any(
-        name.endswith("max_cost_usd")
-        for values in (document.defaults, *document.agents.values())
-        for name in values
-    )
-    prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
-    if not capped or prices.available:
+    """Say that a limit on cost is asked for where no price can be known.
+
+    That the policy file itself asks for one is a mistake of the file.
+    """
+    capped = any(each.max_cost_usd is not None for each in limits)
+    if not capped or Prices(document.price_list()).available:
         return []
-    sentence = (
-        "max_cost_usd needs prices, and there are none. Run: pip install 'otel-limits[prices]' "
-        "(Python 3.11 or newer), or give them in the policy file under models."
-    )
-    return [sentence]
+    return [f"max_cost_usd {pricing.MISSING}"]
+
+
+def policy_mistakes(reading: config.Reading, policy_file: PolicyFile) -> list[str]:
+    """Say what is wrong with the policy file, and with what the environment asks of it."""
+    policy = reading.settings.policy
+    return [
+        *policy_file.mistakes,
+        *price_mistakes([policy.limits, policy.tree], policy_file.document),
+    ]
 
 
 SWITCH: Final = Switch()
@@ -301,6 +356,7 @@ def enable(
     limits: Limits | None = None,
     *,
     action: Action | None = None,
+    tree: Limits | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
@@ -311,7 +367,8 @@ def enable(
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
-        action: `observe`, `halt` or `raise`.
+        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
+        tree: Caps for an invocation together with everything that it starts.
         observers: Called with every fact (see `otel_limits.Fact`); one that fails is logged and
             counted, and never felt by the agent.
 
@@ -322,18 +379,18 @@ def enable(
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
-    if action is not None:
-        try:
-            require_choice("action", action, ACTIONS)
-        except ValueError as error:
-            mistakes.append(str(error))
+    try:
+        require_choice("action", "halt" if action is None else action, ACTIONS)
+        require_tree(tree or NO_LIMITS)
+    except ValueError as error:
+        mistakes.append(str(error))
     policy = reading.settings.policy
     mistakes += price_mistakes(
-        [limits or NO_LIMITS, policy.limits, policy.tree], policy_file.document
+        [limits or NO_LIMITS, tree or NO_LIMITS, policy.limits, policy.tree], policy_file.document
     )
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
+    SWITCH.on(_override(reading.settings, limits, action, tree), observers, policy_file)
     _announce_preset(reading)
 
 
@@ -414,11 +471,12 @@ def _end_process(mistakes: Sequence[str]) -> NoReturn:
 
 
 def _override(
-    settings: config.Settings, limits: Limits | None, action: Action | None
+    settings: config.Settings, limits: Limits | None, action: Action | None, tree: Limits | None
 ) -> config.Settings:
     policy = replace(
         settings.policy,
         limits=(limits or NO_LIMITS).over(settings.policy.limits),
+        tree=(tree or NO_LIMITS).over(settings.policy.tree),
         action=action or settings.policy.action,
     )
     return replace(settings, policy=policy)

@@ -171,7 +171,7 @@ def test_forks_lose_and_double_nothing(program: Start, ledger: LedgerFile) -> No
 
 
 def test_a_fork_that_nobody_announced_is_noticed(ledger: LedgerFile) -> None:
-    """uWSGI forks behind Python's back: the process id tells."""
+    """UWSGI forks behind Python's back: the process id tells."""
     observer = LedgerObserver(ledger.address)
     writer = observer.writer
     writer.put([("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "parent"})])
@@ -334,7 +334,9 @@ def test_a_read_only_file(
     open_the_way(tmp_path)
     for path in tmp_path.glob("ledger.db*"):
         path.chmod(0o444)
-    child = program(AGENT.replace("import otel_limits\n", READ_ONLY + "import otel_limits\n") + "run()")
+    child = program(
+        AGENT.replace("import otel_limits\n", READ_ONLY + "import otel_limits\n") + "run()"
+    )
     _, errors = child.communicate()
     assert (child.returncode, "rows go to" in errors) == (0, True), errors
     assert len(ledger.spills()) == 1
@@ -368,7 +370,11 @@ def test_a_full_disk(program: Start, ledger: LedgerFile) -> None:
 
 
 def test_memory_takes_what_no_file_takes(
-    faulty: None, impatient: None, ledger: LedgerFile, worker: Agent, monkeypatch: pytest.MonkeyPatch
+    faulty: None,
+    impatient: None,
+    ledger: LedgerFile,
+    worker: Agent,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With neither database nor spill file rows are kept in memory, and written later."""
     broken = True
@@ -596,5 +602,7 @@ def test_the_log_names_no_password() -> None:
 
     address = parse("x", "postgresql://bob:s3cret@db.example/ledger?password=s3cret", Path("/d"))
     assert "s3cret" not in f"{address} {address!r}"
-    assert re.fullmatch(r"postgresql\+psycopg://bob:\*\*\*@db.example/ledger\?password=\*\*\*", str(address))
+    assert re.fullmatch(
+        r"postgresql\+psycopg://bob:\*\*\*@db.example/ledger\?password=\*\*\*", str(address)
+    )
     assert LIVE.audit_keys == ()

@@ -260,7 +260,7 @@ def test_an_agents_own_attribute_wins_over_the_baggage(
 def test_money_is_exact(ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Any) -> None:
     """A price keeps every digit, with its source and version; an unknown one is no price."""
     policy = tmp_path / "limits.yaml"
-    policy.write_text('models: {scripted: {price: {input: 0.0375, output: 0.1}}}\n')
+    policy.write_text("models: {scripted: {price: {input: 0.0375, output: 0.1}}}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_LIMITS_POLICY", str(policy))
         enable()
@@ -380,7 +380,9 @@ def test_a_seeded_random_loses_no_call(
 def test_the_end_of_an_invocation_is_told_once(ledger: LedgerFile) -> None:
     """A second end, a late beginning, and an end without a beginning do no harm."""
     observer = LedgerObserver(ledger.address)
-    stop = Stop(reason="end_turn", action="none", breach=None, invocation_id="i", agent="a", turns=4)
+    stop = Stop(
+        reason="end_turn", action="none", breach=None, invocation_id="i", agent="a", turns=4
+    )
     observer(stop)
     observer(replace(stop, reason="evicted", turns=9))
     observer.close()
@@ -460,5 +462,7 @@ def test_who_keeps_no_ledger_does_not_pay_for_one() -> None:
         "make_parser()\n"
         "print([name for name in sys.modules if name.startswith('sqlalchemy')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

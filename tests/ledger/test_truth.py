@@ -36,7 +36,7 @@ class Verdict(BaseModel):
 
 
 @tool
-def search(query: str = "") -> str:  # noqa: ARG001  a scripted tool
+def search(query: str = "") -> str:
     """Search."""
     return "nothing"
 
