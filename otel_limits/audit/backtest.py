@@ -17,7 +17,7 @@ from otel_limits.audit.answers import Column, Table
 from otel_limits.ledger.rows import PICODOLLARS, dollars
 
 SUCCESSES: Final = ("end_turn", "stop_sequence", "tool_use")
-"""Stop reasons of an invocation that came to its natural end; `tool_use` after structured output."""
+"""Stop reasons of a natural end; `tool_use` is that of a structured output."""
 
 MAX_ITERATIONS: Final = "max_iterations"
 LIMITS: Final = (

@@ -197,14 +197,14 @@ class Writer:
         self._flush()
 
     def _await_work(self) -> None:
-        """Wait for rows, then gather more of them unless somebody waits."""
+        """Wait for rows, then gather more of them unless somebody waits; or for spill files."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._queue or self._is_closing,
-                None if self._take_back_at == math.inf else RETRY_SECONDS,
-            )
-            if self._queue:
-                self._changed.wait_for(lambda: self._is_wanted or self._is_closing, GATHER_SECONDS)
+            while not (self._queue or self._is_closing):
+                seconds = max(self._take_back_at, self._retry_at) - time.monotonic()
+                if seconds <= 0:
+                    return
+                self._changed.wait(None if seconds == math.inf else seconds)
+            self._changed.wait_for(lambda: self._is_wanted or self._is_closing, GATHER_SECONDS)
             self._is_wanted = False
 
     def _flush(self) -> None:

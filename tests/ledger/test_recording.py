@@ -112,7 +112,7 @@ def test_tokens_are_kept_as_counted_and_as_reported(
     ],
     ids=["measured", "zero", "estimated", "unmeasured", "failed", "broken off"],
 )
-def test_how_much_is_known_of_a_call(
+def test_how_much_is_known_of_a_call(  # noqa: PLR0913, PLR0917  fixtures
     source: str,
     ledger: LedgerFile,
     make_agent: MakeAgent,
