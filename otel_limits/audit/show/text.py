@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer, Table
 
 NUMBERS: Final = ("count", "money", "share", "seconds")
-FILE_WIDTH: Final = 220
+FILE_WIDTH: Final = 500
 """Columns where there is no terminal, so that nothing is folded in a file."""
 
 

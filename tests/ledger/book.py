@@ -1,0 +1,165 @@
+"""Invocations of which every number is known, written through the observer of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from otel_limits.facts import ActionTaken, CallKind, Invocation, ModelCall, Started, Stop, ToolCall
+from otel_limits.limits import NO_COST, NO_USAGE, Breach, Limits, Usage
+from otel_limits.observers.ledger import LedgerObserver
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.address import Address
+
+NINE = 1_760_000_400.0
+"""2025-10-09 09:00:00 UTC, when the first invocation begins unless a test says otherwise."""
+DAY = 24 * 60 * 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One model call."""
+
+    input: int = 100
+    output: int = 20
+    cached: int = 0
+    price: str | None = None
+    model: str = "m"
+    kind: CallKind = "measured"
+    estimated: bool = False
+    turn: int | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens."""
+        return Usage(input=self.input, output=self.output, cache_read=self.cached)
+
+    @property
+    def cost(self) -> Decimal | None:
+        """Its price."""
+        return None if self.price is None else Decimal(self.price)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One invocation."""
+
+    agent: str = "worker"
+    calls: Sequence[Call] = field(default_factory=lambda: [Call()])
+    reason: str = "end_turn"
+    action: ActionTaken = "none"
+    breach: Breach | None = None
+    limits: Limits = field(default_factory=Limits)
+    at: float = NINE
+    session: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    parent: Invocation | None = None
+    tools: Sequence[str] = ()
+
+
+class Book:
+    """Writes entries into a ledger."""
+
+    def __init__(self, address: Address, first: int = 1) -> None:
+        """Begin with nothing written; ids are made from numbers, beginning with `first`."""
+        self._observer = LedgerObserver(address, "background")
+        self._number = first - 1
+
+    def write(self, entry: Entry) -> Invocation:
+        """Record an invocation from its beginning to its end."""
+        self._number += 1
+        identity = f"{self._number:032x}"
+        parent = entry.parent
+        invocation = Invocation(
+            agent=entry.agent,
+            id=identity,
+            root_id=parent.root_id if parent else identity,
+            parent_id=parent.id if parent else None,
+            trace_id=parent.trace_id if parent else f"{self._number:08x}" + 24 * "a",
+            span_id=f"{self._number:016x}",
+        )
+        self._begin(invocation, entry)
+        for number, call in enumerate(entry.calls, start=1):
+            self._observer(self._call(invocation, entry, number, call))
+        for number, tool in enumerate(entry.tools, start=1):
+            self._observer(
+                ToolCall(
+                    invocation=invocation,
+                    number=number,
+                    tool=tool.rstrip("!"),
+                    status="error" if tool.endswith("!") else "success",
+                    seconds=0.5,
+                    fingerprint=None,
+                    at=entry.at,
+                )
+            )
+        self._observer(stop_of(invocation, entry))
+        return invocation
+
+    def _begin(self, invocation: Invocation, entry: Entry) -> None:
+        self._observer(
+            Started(
+                invocation=invocation,
+                limits=entry.limits,
+                action="halted",
+                blind=False,
+                session_id=entry.session,
+                attributes=entry.attributes,
+                at=entry.at,
+            )
+        )
+
+    def _call(self, invocation: Invocation, entry: Entry, number: int, call: Call) -> ModelCall:
+        turn = call.turn or number
+        return ModelCall(
+            invocation=invocation,
+            number=number,
+            model=call.model,
+            kind=call.kind,
+            usage=call.usage,
+            estimated=call.estimated,
+            span_id=f"{self._number:08x}{number:08x}",
+            seconds=1.0,
+            price=call.cost,
+            price_source=None if call.price is None else "policy",
+            turn=turn,
+            iteration=turn,
+            at=entry.at + number,
+        )
+
+    def close(self) -> None:
+        """Have everything written."""
+        self._observer.close()
+
+
+def stop_of(invocation: Invocation, entry: Entry) -> Stop:
+    """How an entry ends: the sums of its calls."""
+    return Stop(
+        reason=entry.reason,
+        action=entry.action,
+        breach=entry.breach,
+        turns=max((call.turn or n for n, call in enumerate(entry.calls, start=1)), default=0),
+        usage=sum((call.usage for call in entry.calls), NO_USAGE),
+        agent=invocation.agent,
+        trace_id=invocation.trace_id,
+        invocation_id=invocation.id,
+        model_calls=len(entry.calls),
+        started=entry.at,
+        seconds=float(len(entry.calls)),
+        tool_calls=len(entry.tools),
+        cost=sum((call.cost or NO_COST for call in entry.calls), NO_COST),
+        unpriced_calls=sum(call.price is None for call in entry.calls),
+        invocation=invocation,
+    )
+
+
+def write(address: Address, *entries: Entry, first: int = 1) -> list[Invocation]:
+    """Write entries and close the book."""
+    book = Book(address, first)
+    try:
+        return [book.write(entry) for entry in entries]
+    finally:
+        book.close()
