@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -79,13 +79,17 @@ def _delete_orphans(store: Store, before_us: int) -> int:
 
 
 def _shrink(store: Store) -> None:
-    """Give free pages back to the file system, a few at a time."""
-    with store.reading() as connection:
-        while True:
-            free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
-            if not free:
-                return
-            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
-            connection.commit()
-            if connection.exec_driver_sql("PRAGMA freelist_count").scalar_one() >= free:
-                return  # a file that was made without the means to shrink
+    """Give free pages back to the file system, a few per transaction."""
+    left = _vacuum(store)
+    while left:
+        before, left = left, _vacuum(store)
+        if left >= before:
+            return  # a file that was made without the means to shrink
+
+
+def _vacuum(store: Store) -> int:
+    """Give back a portion; returns the free pages that are left."""
+    with store.changing() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+        return int(driver.execute("PRAGMA freelist_count").fetchone()[0])
