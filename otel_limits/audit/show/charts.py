@@ -162,7 +162,7 @@ def _stacked(chart: Chart) -> list[float]:
 
 
 def _hint(value: float, kind: Kind) -> str:
-    return money(Decimal(str(value))) if kind == "money" else written(value, kind)
+    return money(Decimal(str(value))) if kind == "money" else written(round(value), kind)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:

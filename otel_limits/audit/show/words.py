@@ -35,7 +35,8 @@ def money(amount: Decimal) -> str:
         return f"${amount.quantize(CENTS):,}"
     if abs(amount) < SMALL:
         return "< $0.000001"
-    return f"${amount.quantize(SMALL).normalize():f}"
+    whole, _, rest = f"{amount.quantize(SMALL):f}".partition(".")
+    return f"${whole}.{rest.rstrip('0'):0<2}"
 
 
 def exact(value: Any, kind: Kind) -> Any:
