@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from otel_limits.audit.answers import Column, Table
-from otel_limits.ledger.rows import PICODOLLARS, dollars
+from otel_limits.ledger.rows import PICODOLLARS, known_cost
 
 SUCCESSES: Final = ("end_turn", "stop_sequence", "tool_use")
 """Stop reasons of a natural end; `tool_use` is that of a structured output."""
@@ -92,6 +92,8 @@ class Cut:
     """Turns that it would have had."""
     tokens: int
     pico: int
+    unpriced: int
+    """Calls saved whose price is not known."""
 
 
 @dataclass(slots=True)
@@ -100,48 +102,63 @@ class Outcome:
 
     invocations: int = 0
     tokens: int = 0
-    pico: int = 0
     halted: int = 0
     cut_successes: int = 0
     saved_tokens: int = 0
     saved_pico: int = 0
+    saved_unpriced: int = 0
     cuts: list[tuple[Any, Cut]] = field(default_factory=list)
 
 
-def replay(calls: Iterable[Sequence[Any]], caps: Caps) -> Cut | None:
+def replay(calls: Iterable[Sequence[Any]], checks: Sequence[tuple[str, int, int]]) -> Cut | None:
     """Go through the calls of one invocation; `None` when no cap would have refused one.
 
     With `max_iterations` the next leg begins afresh, as it does in reality.
 
     Args:
         calls: Turn, iteration, input tokens, output tokens and picodollars of each.
-        caps: What is tried.
+        checks: What is tried, from `Caps.checks`.
     """
-    checks = caps.checks
     first: tuple[str, int] | None = None
     leg_is_over = all_is_over = False
-    sent = received = spent = saved_tokens = saved_pico = 0
+    sent = received = spent = saved_tokens = saved_pico = unpriced = 0
     for number, (turn, iteration, more_sent, more_received, pico) in enumerate(calls, start=1):
-        turns, iterations = (turn or number) - 1, (iteration or number) - 1
-        leg_is_over = leg_is_over and iterations > 0
-        if not (leg_is_over or all_is_over):
+        if not all_is_over:
+            turns, iterations = (turn or number) - 1, (iteration or number) - 1
+            leg_is_over = leg_is_over and iterations > 0
             used = (iterations, turns, sent + received, sent, received, spent)
-            limit = next((name for name, cap, place in checks if used[place] >= cap), None)
+            limit = None if leg_is_over else first_reached(checks, used)
             if limit is not None:
                 first = first or (limit, turns)
                 leg_is_over, all_is_over = True, limit != MAX_ITERATIONS
-        if leg_is_over or all_is_over:
+        if leg_is_over:
             saved_tokens += more_sent + more_received
             saved_pico += pico or 0
+            unpriced += pico is None and more_sent + more_received > 0
         else:
             sent, received, spent = sent + more_sent, received + more_received, spent + (pico or 0)
-    return None if first is None else Cut(*first, tokens=saved_tokens, pico=saved_pico)
+    return None if first is None else Cut(*first, saved_tokens, saved_pico, unpriced)
 
 
-def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Iterator[Sequence[Any]]]]:
-    """Group calls, which come invocation by invocation, under the id that each row begins with."""
+def first_reached(checks: Sequence[tuple[str, int, int]], used: Sequence[int]) -> str | None:
+    """The cap that decides, if one is reached."""
+    for name, cap, place in checks:
+        if used[place] >= cap:
+            return name
+    return None
+
+
+def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+    """Group calls, which come invocation by invocation, and put each group in order.
+
+    Every row begins with the id of the invocation, the number of the call, which imported ones
+    lack, and its time.
+    """
     for identity, group in itertools.groupby(rows, key=operator.itemgetter(0)):
-        yield str(identity), (row[1:] for row in group)
+        calls = list(group)
+        if calls[0][1] is None:
+            calls.sort(key=operator.itemgetter(2))
+        yield str(identity), [row[3:] for row in calls]
 
 
 def judge(outcomes: dict[str, Outcome], row: Any, cut: Cut | None) -> None:
@@ -149,13 +166,13 @@ def judge(outcomes: dict[str, Outcome], row: Any, cut: Cut | None) -> None:
     outcome = outcomes.setdefault(row.agent, Outcome())
     outcome.invocations += 1
     outcome.tokens += (row.input_tokens or 0) + (row.output_tokens or 0)
-    outcome.pico += row.price_pico or 0
     if cut is None:
         return
     outcome.halted += 1
     outcome.cut_successes += is_success(row)
     outcome.saved_tokens += cut.tokens
     outcome.saved_pico += cut.pico
+    outcome.saved_unpriced += cut.unpriced
     outcome.cuts.append((row, cut))
     if len(outcome.cuts) > 10 * TOP:
         outcome.cuts = _largest(outcome.cuts)
@@ -182,9 +199,9 @@ def outcome_table(outcomes: dict[str, Outcome], caps: Caps) -> Table:
         total.halted += outcome.halted
         total.cut_successes += outcome.cut_successes
         total.tokens += outcome.tokens
-        total.pico += outcome.pico
         total.saved_tokens += outcome.saved_tokens
         total.saved_pico += outcome.saved_pico
+        total.saved_unpriced += outcome.saved_unpriced
     return Table(
         name="backtest",
         title=f"With {caps}",
@@ -199,8 +216,9 @@ def outcome_table(outcomes: dict[str, Outcome], caps: Caps) -> Table:
         ),
         rows=figures,
         total=("total", *_figures(total)),
-        note="An invocation that a limit halted in the record has no calls beyond it: what it "
-        "would have done under a higher limit is not known.",
+        note="Money is that of the calls with a known price. An invocation that a limit halted in "
+        "the record has no calls beyond it: what it would have done under a higher limit is not "
+        "known.",
     )
 
 
@@ -211,7 +229,7 @@ def _figures(outcome: Outcome) -> tuple[Any, ...]:
         outcome.cut_successes,
         outcome.saved_tokens,
         outcome.saved_tokens / outcome.tokens if outcome.tokens else None,
-        dollars(outcome.saved_pico),
+        known_cost(outcome.saved_pico, outcome.saved_unpriced),
     )
 
 
@@ -246,5 +264,5 @@ def _cut_row(row: Any, cut: Cut) -> Sequence[Any]:
         cut.turn,
         row.turns,
         cut.tokens,
-        dollars(cut.pico),
+        known_cost(cut.pico, cut.unpriced),
     )

@@ -160,10 +160,11 @@ def test_limits(inquiry: Inquiry, caps: Caps, *, with_charts: bool) -> Answer:
     """Recorded invocations against other limits."""
     inquiry.require_known(name for name, _ in inquiry.selection.where)
     connection, selection = inquiry.connection, inquiry.selection
+    checks = caps.checks
     count = queries.count_using(connection, selection, caps.totals)
     calls = queries.calls_in_order(connection, selection, caps.totals)
     cuts = {
-        identity: backtest.replay(group, caps)
+        identity: backtest.replay(group, checks)
         for identity, group in inquiry.work.through(backtest.by_invocation(calls), count)
     }
     outcomes: dict[str, backtest.Outcome] = {}

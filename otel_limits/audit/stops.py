@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from otel_limits.audit.answers import Column, Table
-from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.rows import known_cost
 
 SYNTHETIC: Final = ("halted", "raised")
 """Actions that leave a message which no model wrote."""
@@ -22,6 +22,7 @@ class Ended:
     invocations: int = 0
     tokens: int = 0
     pico: int = 0
+    unpriced: int = 0
     synthetic: int = 0
     zero_calls: int = 0
     unmeasured_calls: int = 0
@@ -37,6 +38,7 @@ COLUMNS: Final = (
     Column("unmeasured_calls", "Unmeasured calls", "count"),
     Column("tokens", "Tokens", "count"),
     Column("cost_usd", "Cost", "money"),
+    Column("unpriced_calls", "Unpriced calls", "count"),
 )
 
 
@@ -48,6 +50,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         ended.invocations += row.invocations
         ended.tokens += int(row.tokens or 0)
         ended.pico += int(row.price_pico or 0)
+        ended.unpriced += int(row.unpriced_calls or 0)
         ended.synthetic += row.invocations if row.action in SYNTHETIC else 0
     for row in odd_calls:
         ended = groups.setdefault(_key(row), Ended())
@@ -58,16 +61,17 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
     in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
     rows = [(*key, *_figures(ended)) for key, ended in in_order]
     figures = [sum(row[index] for row in rows) for index in range(3, 8)]
-    cost = dollars(sum(ended.pico for ended in groups.values()))
+    unpriced = sum(ended.unpriced for ended in groups.values())
+    cost = known_cost(sum(ended.pico for ended in groups.values()), unpriced)
     return Table(
         name="stops",
         title="Stops by reason and agent",
         columns=COLUMNS,
         rows=rows,
-        total=("total", "", "", *figures, cost),
+        total=("total", "", "", *figures, cost, unpriced),
         note="A synthetic halt left a message that no model wrote. A zero-token call is a real one "
         "for which the provider reported zero; an unmeasured call is one for which it reported "
-        "nothing.",
+        "nothing. Cost is that of the calls with a known price.",
     )
 
 
@@ -82,7 +86,8 @@ def _figures(ended: Ended) -> tuple[Any, ...]:
         ended.zero_calls,
         ended.unmeasured_calls,
         ended.tokens,
-        dollars(ended.pico),
+        known_cost(ended.pico, ended.unpriced),
+        ended.unpriced,
     )
 
 
@@ -114,7 +119,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
                 row.breach_observed,
                 row.turns,
                 row.input_tokens + row.output_tokens,
-                dollars(row.price_pico),
+                known_cost(row.price_pico, row.unpriced_calls),
             )
             for row in rows
         ],

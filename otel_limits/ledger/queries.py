@@ -29,6 +29,8 @@ RUNS: Final = INVOCATION_TABLE.c
 TOOLS: Final = TOOL_CALL_TABLE.c
 ATTRIBUTES: Final = ATTRIBUTE_TABLE.c
 
+PORTION: Final = 20_000
+"""Rows that are fetched at once."""
 HOUR_MICROSECONDS: Final = DAY_MICROSECONDS // 24
 DAYS: Final = ("day", "week", "month")
 """Ways to group that follow from the day of a call."""
@@ -322,7 +324,7 @@ def invocations(connection: Connection, selection: Selection) -> Iterator[Any]:
         .select_from(source.tables)
         .where(*conditions)
     )
-    yield from connection.execute(statement, execution_options={"yield_per": 5_000})
+    yield from _portions(connection, statement)
 
 
 def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
@@ -347,11 +349,16 @@ def count_using(connection: Connection, selection: Selection, totals: Mapping[st
 
 def calls_in_order(
     connection: Connection, selection: Selection, totals: Mapping[str, int]
-) -> Iterator[Any]:
-    """The model calls of invocations that used `totals`, by invocation and in order."""
+) -> Iterator[Sequence[Any]]:
+    """The model calls of invocations that used `totals`, by invocation and number.
+
+    Imported ones have no number: they come in no order.
+    """
     statement = (
         sa.select(
             CALLS.invocation_id,
+            CALLS.number,
+            CALLS.at_us,
             CALLS.turn,
             CALLS.iteration,
             CALLS.input_tokens,
@@ -359,9 +366,16 @@ def calls_in_order(
             CALLS.price_pico,
         )
         .where(CALLS.invocation_id.in_(using(selection, totals)))
-        .order_by(CALLS.invocation_id, CALLS.number, CALLS.at_us)
+        .order_by(CALLS.invocation_id, CALLS.number)
     )
-    yield from connection.execute(statement, execution_options={"yield_per": 20_000})
+    yield from _portions(connection, statement)
+
+
+def _portions(connection: Connection, statement: sa.Select[Any]) -> Iterator[Any]:
+    """Fetch many rows at once: one at a time takes half as long again."""
+    found = connection.execute(statement, execution_options={"yield_per": PORTION})
+    for portion in found.partitions():
+        yield from portion
 
 
 def caps_of(row: Any) -> dict[str, Any]:

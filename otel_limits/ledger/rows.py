@@ -244,6 +244,11 @@ def dollars(pico: int | None) -> Decimal | None:
     return None if pico is None else Decimal(int(pico)).scaleb(-12)
 
 
+def known_cost(pico: int | None, unpriced: int | None) -> Decimal | None:
+    """USD of the calls with a known price, or `None` when there are calls and none has one."""
+    return None if unpriced and not pico else dollars(pico)
+
+
 def limits_json(limits: Limits) -> str | None:
     """The caps that were in force, as JSON; `None` when there was none."""
     caps = dict(limits.items())

@@ -229,6 +229,22 @@ def test_the_most_expensive_halts_have_their_traces(halts: LedgerFile, ask: Ask)
     ]
 
 
+def test_what_has_no_price_costs_no_zero(halts: LedgerFile, ask: Ask) -> None:
+    """An unknown price is never $0."""
+    answer = ask("stops")
+    costs = {row["reason"] + row["agent"]: row["cost_usd"] for row in answer["stops"]}
+    assert costs["end_turnworker"] is None
+    assert answer["costliest_halted"][-1]["cost_usd"] is None
+
+
+def test_what_has_no_price_saves_no_zero(ledger: LedgerFile, ask: Ask) -> None:
+    """The same of what a limit would have saved."""
+    write(ledger.address, Entry(calls=[Call()] * 3))
+    answer = ask("backtest", "--max-turns", "1")
+    assert answer["backtest"][0]["saved_usd"] is None
+    assert [cut["saved_usd"] for cut in answer["cuts"]] == [None]
+
+
 # --- show -----------------------------------------------------------------------------------------
 
 

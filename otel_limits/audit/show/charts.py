@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 640
 WIDE: Final = 1300
 HEIGHT: Final = 260
+CENT: Final = 0.01
 LEFT: Final = 64
 NAMES: Final = 190
 """Room for names on the left of horizontal bars."""
@@ -76,7 +77,7 @@ def _short_money(value: float) -> str:
     for size, suffix in SUFFIXES:
         if abs(value) >= size:
             return f"${value / size:.3g}{suffix}"
-    return f"${value:.2f}" if 1 <= value != int(value) else f"${value:.3g}"
+    return f"${value:.2f}" if CENT <= value != int(value) else f"${value:.3g}"
 
 
 def colour(number: int, series: Series) -> str:

@@ -1,0 +1,247 @@
+"""A ledger in a real PostgreSQL server, which the test starts and stops."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from otel_limits import Limits, enable
+from otel_limits.cli import main
+from otel_limits.errors import LedgerError
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.spill import Spill
+from otel_limits.ledger.store import Store
+from otel_limits.ledger.writer import taking_back
+from otel_limits.testing import ScriptedModel, endless, uses
+from tests.ledger import otlp
+from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
+from tests.ledger.conftest import eventually
+from tests.ledger.test_durability import record_from_processes
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from tests.conftest import MakeAgent
+
+PROGRAMS = sorted(glob.glob("/usr/lib/postgresql/*/bin"))  # noqa: PTH207  a pattern of the system
+
+pytestmark = pytest.mark.skipif(
+    not PROGRAMS and os.environ.get("CI") != "true",
+    reason="PostgreSQL is missing: apt-get install postgresql.",
+)
+
+
+class Server:
+    """A server of the test's own, on a free port of the loopback address."""
+
+    def __init__(self, directory: Path) -> None:
+        assert PROGRAMS, "CI needs postgresql"
+        self.data = directory / "data"
+        self.log = directory / "log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._run("initdb", "-D", str(self.data), "-U", "auditor", "-A", "trust", "--no-sync")
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = (
+            f"-p {self.port} -c listen_addresses=127.0.0.1 -c fsync=off -c unix_socket_directories="
+        )
+        self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-o", options, "start")
+
+    def stop(self) -> None:
+        """Stop it at once."""
+        self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "stop")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        """Run one of its programs, which refuse to be run by root."""
+        command = [f"{PROGRAMS[-1]}/{program}", *arguments]
+        if os.geteuid() == 0:
+            command = ["runuser", "-u", "postgres", "--", *command]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+    def url(self, database: str) -> str:
+        """The address of a database."""
+        return f"postgresql://auditor@127.0.0.1:{self.port}/{database}"
+
+    def ask(self, database: str, query: str) -> list[tuple[Any, ...]]:
+        """Ask without any of our code."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(query)  # type: ignore[call-overload]
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running server."""
+    directory = tmp_path_factory.mktemp("postgresql")
+    if os.geteuid() == 0:
+        owner = pwd.getpwnam("postgres")
+        os.chown(directory, owner.pw_uid, owner.pw_gid)
+        for parent in directory.parents:
+            if parent.stat().st_uid == 0 and parent.stat().st_mode & 0o005 != 0o005:
+                parent.chmod(parent.stat().st_mode | 0o005)
+    server = Server(directory)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def database(
+    server: Server,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> str:
+    """An empty database that `enable()` records in; rows wait in the test's own directory."""
+    name = f"t{abs(hash(request.node.nodeid))}"
+    server.ask("postgres", f"CREATE DATABASE {name}")
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", server.url(name))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return name
+
+
+def test_an_agent_is_recorded(server: Server, database: str, make_agent: MakeAgent) -> None:
+    """What an agent spent is in the database when its invocation has returned, or soon after."""
+    enable(Limits(max_turns=3))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    sums = "SELECT count(*), sum(input_tokens), sum(output_tokens) FROM otel_limits_model_calls"
+    eventually(lambda: tables(server, database) and server.ask(database, sums) == [(3, 30, 15)])
+    ends = "SELECT reason, action, breach_limit, turns FROM otel_limits_invocations"
+    eventually(lambda: server.ask(database, ends) == [("max_turns", "halted", "max_turns", 3)])
+
+
+def tables(server: Server, database: str) -> bool:
+    """Tell whether the ledger's tables are there."""
+    found = server.ask(database, "SELECT to_regclass('otel_limits_model_calls')::text")
+    return found != [(None,)]
+
+
+def test_eight_processes_in_one_database(server: Server, database: str, tmp_path: Path) -> None:
+    """Eight processes record 10,000 model calls each: every row is there, once."""
+    record_from_processes(server.url(database), tmp_path, 8, 10_000)
+    address = parse("test", server.url(database), tmp_path / "data")
+    store = Store(address)
+    for _ in taking_back(store, Spill(address)):
+        pass
+    store.close()
+    query = (
+        "SELECT agent, count(*), count(DISTINCT number), sum(input_tokens)::bigint"
+        " FROM otel_limits_model_calls GROUP BY 1 ORDER BY 1"
+    )
+    assert server.ask(database, query) == [(str(n), 10_000, 10_000, 50_005_000) for n in range(8)]
+
+
+def test_every_question_has_the_same_answer(
+    server: Server,
+    database: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SQLite and PostgreSQL answer alike, to the last digit."""
+    entries = [
+        Entry(
+            agent=f"agent-{n % 3}",
+            calls=[Call(input=n, price="0.000000000001" if n % 2 else None)] * (n % 7 + 1),
+            attributes={"tenant.id": "acme" if n % 2 else "%other"},
+            at=NINE + n * DAY / 3,
+            tools=["search"],
+            session=f"s{n % 2}",
+        )
+        for n in range(60)
+    ]
+    places = (str(tmp_path / "same.db"), server.url(database))
+    for place in places:
+        write(parse("test", place, tmp_path / "data"), *entries)
+    for question in QUESTIONS:
+        first, second = (answer(capsys, place, *question) for place in places)
+        assert first == second, question
+        assert "agent-1" in first
+
+
+QUESTIONS = (
+    ("audit", "spend", "--by", "agent,model,day,tenant.id,session", "--format", "json"),
+    ("audit", "spend", "--by", "week,agent", "--where", "tenant.id=ac*", "--format", "json"),
+    ("audit", "stops", "--format", "json"),
+    ("audit", "show", f"{2:032x}", "--format", "json"),
+    ("audit", "backtest", "--max-turns", "2", "--max-token-budget", "90", "--format", "json"),
+    ("audit", "suggest", "--enough", "5", "--format", "json"),
+    ("ledger", "export", "--format", "jsonl"),
+    ("ledger", "export", "--format", "csv", "--what", "tools", "--where", "agent=agent-1"),
+)
+
+
+def answer(capsys: pytest.CaptureFixture[str], place: str, *question: str) -> str:
+    """What a question prints, without the address."""
+    assert main([*question, "--ledger", place]) == 0
+    shown = str(parse("test", place, Path("/data")))
+    return capsys.readouterr().out.replace(shown, "LEDGER").replace(json.dumps(shown), "LEDGER")
+
+
+def test_prune_and_import(
+    server: Server,
+    database: str,
+    make_agent: MakeAgent,
+    spans: InMemorySpanExporter,
+    tmp_path: Path,
+) -> None:
+    """Both work as they do in a file, and importing twice changes nothing."""
+    make_agent(ScriptedModel(endless(uses("search"))), tools=[])
+    write(parse("test", server.url(database), tmp_path / "data"), Entry(tools=["x"]))
+    assert main(["ledger", "prune", "--older-than", "1d"]) == 0
+    counts = "SELECT (SELECT count(*) FROM otel_limits_model_calls), count(*) FROM {}"
+    assert server.ask(database, counts.format("otel_limits_invocations")) == [(0, 0)]
+    from otel_limits.testing import says
+
+    make_agent(ScriptedModel([uses("search"), says("x")]))("go")
+    path = tmp_path / "spans.jsonl"
+    path.write_text(otlp.line(spans.get_finished_spans()), encoding="utf-8")
+    for _ in range(2):
+        assert main(["ledger", "import", str(path)]) == 0
+        assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
+
+
+def test_rows_wait_for_a_server_that_is_down(
+    server: Server, database: str, tmp_path: Path, faulty: None
+) -> None:
+    """They go to a file in the data directory, and are in the answer once it is back."""
+    address = parse("test", server.url(database), tmp_path / "data")
+    book = Book(address)
+    book.write(Entry())
+    book.close()
+    server.stop()
+    try:
+        write(address, Entry(), first=2)
+        assert list((tmp_path / "data").glob("ledger-*.spill-*.jsonl"))
+    finally:
+        server.start()
+    store = Store(address)
+    assert sum(taking_back(store, Spill(address))) >= 2
+    store.close()
+    assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
+
+
+def test_a_newer_ledger_is_refused(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence says that a newer program wrote it."""
+    write(parse("test", server.url(database), tmp_path / "data"), Entry())
+    server.ask(database, "UPDATE otel_limits_schema SET version = 99")
+    assert main(["audit", "spend"]) == 2
+    assert "99" in capsys.readouterr().err
+    with pytest.raises(LedgerError):
+        Store(parse("test", server.url(database), tmp_path)).engine()
