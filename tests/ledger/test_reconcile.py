@@ -1,0 +1,169 @@
+"""The ledger against a real Prometheus, which the test starts and stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.audit.reconcile import query
+from otel_limits.cli import main
+from otel_limits.errors import LedgerError
+from tests.ledger.book import Entry, write
+from tests.ledger.conftest import eventually
+
+if TYPE_CHECKING:
+    from tests.ledger.conftest import LedgerFile
+
+PROMETHEUS = shutil.which("prometheus")
+
+needs_prometheus = pytest.mark.skipif(
+    PROMETHEUS is None and os.environ.get("CI") != "true",
+    reason="Prometheus is missing: apt-get install prometheus.",
+)
+
+AGENT = """
+import sys
+import otel_limits
+from strands import Agent, tool
+from otel_limits.testing import ScriptedModel, endless, uses
+
+otel_limits.enable(otel_limits.Limits(max_turns=4))
+
+@tool
+def look() -> str:
+    "Look."
+    return "nothing"
+
+for _ in range(3):
+    model = ScriptedModel(endless(uses("look")))
+    Agent(model=model, tools=[look], callback_handler=None, name="worker")("go")
+print("done")
+sys.stdin.read()
+"""
+
+CONFIGURATION = """
+global: {{scrape_interval: 250ms}}
+scrape_configs:
+  - job_name: agents
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
+    """Three invocations, in the ledger and scraped; yields the address of Prometheus."""
+    assert PROMETHEUS is not None, "CI needs prometheus"
+    metrics, port = free_port(), free_port()
+    configuration = tmp_path / "prometheus.yml"
+    configuration.write_text(CONFIGURATION.format(port=metrics), encoding="utf-8")
+    program = tmp_path / "agent.py"
+    program.write_text(AGENT, encoding="utf-8")
+    environment = os.environ | {"OTEL_LIMITS_PROMETHEUS_PORT": str(metrics)}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen(
+        [
+            PROMETHEUS,
+            f"--config.file={configuration}",
+            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        **quiet,
+    )
+    agent = subprocess.Popen(
+        [sys.executable, str(program)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "done\n"
+        url = f"http://127.0.0.1:{port}"
+        eventually(lambda: scraped(url) == "12")
+        yield url
+    finally:
+        agent.communicate()
+        server.terminate()
+        server.wait()
+
+
+def scraped(url: str) -> str | None:
+    """How many model calls Prometheus has seen."""
+    try:
+        with urllib.request.urlopen(  # noqa: S310  our own server
+            f"{url}/api/v1/query?query=sum(otel_limits_model_calls_total)"
+        ) as response:
+            found = json.load(response)["data"]["result"]
+    except (urllib.error.URLError, ConnectionError):
+        return None
+    return str(found[0]["value"][1]) if found else None
+
+
+@needs_prometheus
+def test_both_agree_exactly(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Model calls and tokens of each agent and model differ by nothing."""
+    arguments = ["audit", "reconcile", "--prometheus", recorded, "--tolerance", "0"]
+    status = main([*arguments, "--format", "json"])
+    rows = json.loads(capsys.readouterr().out)["reconcile"]
+    assert {(r["agent"], r["measure"], r["ledger"], r["prometheus"]) for r in rows} == {
+        ("worker", "model calls", 12, 12),
+        ("worker", "input tokens", 120, 120),
+        ("worker", "output tokens", 60, 60),
+    }
+    assert status == 0
+
+
+@needs_prometheus
+def test_a_difference_above_the_tolerance_is_status_1(
+    recorded: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What only the ledger has is named, and decides the exit status."""
+    write(ledger.address, Entry(agent="unscraped", at=time.time() - 60))
+    arguments = ["audit", "reconcile", "--prometheus", recorded, "--format", "json"]
+    assert main(arguments) == 1
+    rows = json.loads(capsys.readouterr().out)["reconcile"]
+    off = {
+        (row["agent"], row["measure"], row["difference"]) for row in rows if row["accepted"] == "no"
+    }
+    assert off == {
+        ("unscraped", "model calls", -1),
+        ("unscraped", "input tokens", -100),
+        ("unscraped", "output tokens", -20),
+    }
+    assert main([*arguments, "--tolerance", "100%"]) == 0
+
+
+def test_a_prometheus_that_does_not_answer(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence names it; nothing has been compared, so the status is 2."""
+    write(ledger.address, Entry())
+    url = f"http://127.0.0.1:{free_port()}"
+    assert main(["audit", "reconcile", "--prometheus", url]) == 2
+    assert f"Prometheus at {url} cannot be asked" in capsys.readouterr().err
+
+
+def test_only_http_is_asked() -> None:
+    """No file is read by an address."""
+    with pytest.raises(LedgerError, match="must be http://"):
+        query("file:///etc/passwd", "up", 0)
