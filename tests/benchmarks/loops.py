@@ -7,8 +7,13 @@ for one tool. No limit is ever reached, so that both sides of a ratio do the sam
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterable, Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from otel_limits.testing import Answer, ScriptedModel, says, uses
@@ -81,6 +86,14 @@ def strands_traced_limited() -> Run:
     return strands()
 
 
+def strands_traced_recorded() -> Run:
+    """The same with a ledger."""
+    path = Path(tempfile.mkdtemp(prefix="otel-limits-benchmark-"), "ledger.db")
+    atexit.register(shutil.rmtree, path.parent)
+    os.environ["OTEL_LIMITS_LEDGER"] = str(path)
+    return strands_traced_limited()
+
+
 def strands_limited() -> Run:
     """Strands without an SDK provider, and otel-limits: the hooks alone."""
     enable()
@@ -132,6 +145,7 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands_limited": strands_limited,
     "strands_traced": strands_traced,
     "strands_traced_limited": strands_traced_limited,
+    "strands_traced_recorded": strands_traced_recorded,
     "langchain": langchain,
     "langchain_limited": langchain_limited,
 }

@@ -23,6 +23,7 @@ class Pair(NamedTuple):
 
 PAIRS: Final = (
     Pair("strands_traced_limited", "strands_traced", "SDK provider: otel-limits", "≤ 1.03"),
+    Pair("strands_traced_recorded", "strands_traced_limited", "otel-limits: the ledger", "≤ 1.02"),
     Pair("strands_limited", "strands", "no SDK provider: otel-limits", "≤ 1.02"),
     Pair("strands_native", "strands", "no SDK provider: Strands' own `limits`", ""),
     Pair("langchain_limited", "langchain", "LangChain: `ModelCallLimitMiddleware`", ""),
