@@ -179,6 +179,17 @@ def test_the_table_on_a_terminal(week: LedgerFile, capsys: pytest.CaptureFixture
     assert "–" in next(each for each in text.splitlines() if "550" in each)  # noqa: RUF001
 
 
+def test_a_long_table_is_aligned_too(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With hundreds of rows it has the same columns, aligned, and its total."""
+    write(ledger.address, *(Entry(agent=f"a{n}") for n in range(250)))
+    assert main(["audit", "spend", "--by", "agent"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({len(line) for line in lines[1:253]}) == 1
+    assert lines[252].split()[:4] == ["total", "250", "25,000", "5,000"]
+
+
 def test_markup_in_a_name_is_text(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
     """An agent called `[red]` is shown as it is called."""
     write(ledger.address, Entry(agent="[red]x[/red]"))

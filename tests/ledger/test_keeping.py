@@ -192,7 +192,7 @@ def test_a_call_seen_by_two_instrumentations_counts_once(
     exporter: InMemorySpanExporter, ledger: LedgerFile, tmp_path: Path
 ) -> None:
     """A `chat` span of a provider's client under Strands' own is that same call."""
-    tokens = {"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": 3}
+    tokens: dict[str, Any] = {"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": 3}
     strands = trace.get_tracer("strands.telemetry.tracer")
     client = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
     with (

@@ -79,7 +79,7 @@ class Server:
     def ask(self, database: str, query: str) -> list[tuple[Any, ...]]:
         """Ask without any of our code."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
-            cursor = connection.execute(query)  # type: ignore[call-overload]
+            cursor = connection.execute(query)
             return cursor.fetchall() if cursor.description else []
 
 

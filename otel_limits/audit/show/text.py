@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table as Grid
 from rich.text import Text
 from rich.tree import Tree
@@ -13,13 +14,15 @@ from otel_limits.audit.show.words import written
 from otel_limits.terminal import console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
     from otel_limits.audit.answers import Answer, Table
 
 NUMBERS: Final = ("count", "money", "share", "seconds")
+MANY: Final = 200
+"""Rows of a table above which it is written without ornaments."""
 FILE_WIDTH: Final = 500
 """Columns where there is no terminal, so that nothing is folded in a file."""
 
@@ -34,7 +37,12 @@ def show(answer: Answer) -> None:
         return
     for table in answer.tables:
         screen.print(Text(table.title, style="bold"))
-        screen.print(_tree(table) if table.levels else _grid(table))
+        if table.levels:
+            screen.print(_tree(table))
+        elif len(table.rows) <= MANY:
+            screen.print(_grid(table))
+        else:
+            screen.out("\n".join(lines(table)), highlight=False)
         _note(screen, table)
     screen.print(Text(answer.about, style="dim"))
 
@@ -43,6 +51,23 @@ def _note(screen: Console, table: Table) -> None:
     if table.note:
         screen.print(Text(table.note, style="dim italic"))
     screen.print()
+
+
+def lines(table: Table) -> Iterator[str]:
+    """Write a table of many rows, aligned: `rich` takes milliseconds for each of them."""
+    rows = [*table.rows, *([] if table.total is None else [table.total])]
+    texts = [[column.title for column in table.columns]]
+    texts += [[cell.plain for cell in cells(table, row)] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    is_number = [column.kind in NUMBERS for column in table.columns]
+    for row in texts:
+        padded = (
+            " " * (width - cell_len(text)) + text
+            if number
+            else text + " " * (width - cell_len(text))
+            for text, width, number in zip(row, widths, is_number, strict=True)
+        )
+        yield "  ".join(padded).rstrip()
 
 
 def _grid(table: Table) -> Grid:
