@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -9,11 +10,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import wrapt
+from opentelemetry._logs import get_logger
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+from opentelemetry.metrics import get_meter
 
 from otel_limits import config
 from otel_limits.errors import ConfigurationError
@@ -21,20 +25,45 @@ from otel_limits.faults import FAULTS
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
 from otel_limits.processor import LimitsSpanProcessor
-from otel_limits.provider import Attachment, make_provider
+from otel_limits.provider import Attachment
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
+    from opentelemetry._logs import Logger, LoggerProvider
+    from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands import Binding
     from otel_limits.facts import Observer
-    from otel_limits.observers.prometheus import PrometheusObserver
+    from otel_limits.observers.counting import CountingObserver
+    from otel_limits.observers.events import EventObserver
 
 logger = logging.getLogger("otel_limits")
 
 AGENT_MODULE: Final = "strands.agent.agent"
+
+
+@functools.cache
+def own_version() -> str:
+    """Version of the installed package."""
+    return version("otel-limits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Where metrics and events go in OpenTelemetry; where the process sends them unless given."""
+
+    meters: MeterProvider | None = None
+    loggers: LoggerProvider | None = None
+
+    def meter(self) -> Meter:
+        """Return what makes our instruments."""
+        return get_meter("otel_limits", own_version(), self.meters)
+
+    def logger(self) -> Logger:
+        """Return what emits our events."""
+        return get_logger("otel_limits", own_version(), self.loggers)
 
 
 class Switch:
@@ -45,7 +74,10 @@ class Switch:
         self._lock = threading.RLock()
         self._settings: config.Settings | None = None
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
-        self._prometheus: PrometheusObserver | None = None
+        self._counting: dict[str, CountingObserver] = {}
+        self._events: EventObserver | None = None
+        self._observers: tuple[Observer, ...] = ()
+        self.telemetry = Telemetry()
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._originals: dict[str, Any] = {}
@@ -60,7 +92,8 @@ class Switch:
             return
         with self._lock:
             self._settings = settings
-            self._start(observers)
+            self._observers = tuple(observers)
+            self._start(settings)
             self._serve(settings)
 
     def off(self) -> None:
@@ -75,10 +108,10 @@ class Switch:
                 return
             self._unwatch_agents()
             self._attachment.detach()
-            LIVE.observers = ()
-            if self._prometheus is not None:
-                self._prometheus.close()
-                self._prometheus = None
+            LIVE.observers = self._observers = ()
+            for counting in self._counting.values():
+                counting.close()
+            self._counting.clear()
 
     def adopt(self, agent: Agent, limits: Limits, action: Action | None) -> None:
         """Give `agent` a policy of its own, over the one that `on` gave to all."""
@@ -86,7 +119,7 @@ class Switch:
         if reading.settings.disabled:
             return
         with self._lock:
-            self._start(())
+            self._start(self._settings or reading.settings)
             self._own.add(agent)
             self._bind(agent, limits, action)
 
@@ -101,22 +134,46 @@ class Switch:
 
     # --- observers --------------------------------------------------------------------------------
 
-    def _start(self, observers: Sequence[Observer]) -> None:
-        if self._prometheus is None:
-            from otel_limits.observers.prometheus import PrometheusObserver
+    def _start(self, settings: config.Settings) -> None:
+        for way in [way for way in self._counting if way not in settings.metrics]:
+            self._counting.pop(way).close()
+        for way in settings.metrics:
+            if way not in self._counting:
+                self._counting[way] = self._count(way)
+        if self._events is None:
+            from otel_limits.observers.events import EventObserver
 
-            self._prometheus = PrometheusObserver()
-            self._prometheus.info(version("otel-limits"))
-        LIVE.observers = (log, self._prometheus, *observers)
+            self._events = EventObserver(self.telemetry.logger())
+        LIVE.observers = (log, *self._counting.values(), self._events, *self._observers)
         self._attachment.attach()
         self._watch_agents()
 
+    def _count(self, way: str) -> CountingObserver:
+        counting: CountingObserver
+        if way == "prometheus":
+            from otel_limits.observers.prometheus import PrometheusObserver
+
+            counting = PrometheusObserver()
+        else:
+            from otel_limits.observers.otlp import OtlpObserver
+
+            counting = OtlpObserver(self.telemetry.meter())
+        counting.info(own_version())
+        return counting
+
     def _serve(self, settings: config.Settings) -> None:
-        if settings.prometheus_port is None or self._prometheus is None:
+        counting = self._counting.get("prometheus")
+        if settings.prometheus_port is None or counting is None:
             return
+        from otel_limits.observers.prometheus import PrometheusObserver, is_shared
+
+        assert isinstance(counting, PrometheusObserver)
         try:
-            self._prometheus.serve(settings.prometheus_port, settings.prometheus_host)
+            counting.serve(settings.prometheus_port, settings.prometheus_host)
         except OSError as error:
+            if is_shared() and error.errno == errno.EADDRINUSE:
+                logger.info("otel-limits: another process of the application serves /metrics.")
+                return
             logger.error(  # noqa: TRY400  the sentence says it all
                 "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
                 "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
@@ -128,8 +185,8 @@ class Switch:
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
-        if self._prometheus is not None:
-            self._prometheus.renew_locks()
+        for counting in self._counting.values():
+            counting.reset_after_fork()
 
     # --- agents -----------------------------------------------------------------------------------
 
@@ -287,8 +344,6 @@ def enable_leniently() -> None:
 def _override(
     settings: config.Settings, limits: Limits | None, action: Action | None
 ) -> config.Settings:
-    from dataclasses import replace
-
     policy = replace(
         settings.policy,
         limits=(limits or NO_LIMITS).over(settings.policy.limits),
@@ -312,6 +367,17 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
 
 def environment_provider() -> TracerProvider:
-    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`."""
+    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`.
+
+    Where OTEL_EXPORTER_OTLP_* is set, metrics and events get providers too. Those are ours alone:
+    a global one that the application sets later would otherwise be refused.
+    """
+    from otel_limits import export
+
+    timeout = config.otlp_timeout_seconds()
+    SWITCH.telemetry = Telemetry(
+        meters=export.meter_provider(config.otlp_protocol(signal="metrics"), timeout),
+        loggers=export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
+    )
     enable_leniently()
-    return make_provider(config.otlp_protocol())
+    return export.tracer_provider(config.otlp_protocol(), timeout)

@@ -51,6 +51,9 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 }
 """What an action is called once it was taken."""
 
+ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped, facts.Lag)
+"""Facts whose loss is not told: telling it would have no end."""
+
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
 
@@ -405,7 +408,7 @@ class Run:
             self._runs.deadlines.cancel(self._deadline)
         if self.call is not None:
             self.settle(None, failed=True, aborted=True)
-        self._runs.tell(self.stop(reason))
+        self._runs.tell_stop(self.stop(reason))
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -537,11 +540,27 @@ class Runs:
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to every observer; one that fails does not keep it from the others."""
         for observer in self.observers:
-            try:
-                observer(fact)
-            except Exception as error:  # noqa: BLE001, PERF203  each is foreign code
-                if not isinstance(fact, facts.Fault):
-                    FAULTS.report(component_name(observer), error)
+            self._tell_one(observer, fact)
+
+    def tell_stop(self, stop: Stop) -> None:
+        """Hand `stop` to every observer, and tell how long each took for it."""
+        lags = []
+        for observer in self.observers:
+            begin = time.perf_counter()
+            self._tell_one(observer, stop)
+            lags.append(
+                facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
+            )
+        for lag in lags:
+            self.tell(lag)
+
+    def _tell_one(self, observer: Observer, fact: Fact) -> None:
+        try:
+            observer(fact)
+        except Exception as error:  # noqa: BLE001  foreign code
+            if not isinstance(fact, ABOUT_OBSERVERS):
+                FAULTS.report(component_name(observer), error)
+                self.tell(facts.Dropped(observer=component_name(observer)))
 
     def tell_fault(self, component: str) -> None:
         """Tell every observer that `component` failed."""
@@ -581,7 +600,16 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(self, agent: str, policy: Policy, trace_id: int = 0, span_id: int = 0) -> Run:
+    def start(
+        self,
+        agent: str,
+        policy: Policy,
+        trace_id: int = 0,
+        span_id: int = 0,
+        *,
+        sampled: bool = False,
+        model: str | None = None,
+    ) -> Run:
         """An agent begins an invocation whose span has these ids, 0 for none."""
         with self.lock:
             blind = span_id not in self._sighted
@@ -595,6 +623,7 @@ class Runs:
             parent_id=parent.invocation.id if parent else None,
             trace_id=f"{trace_id:032x}" if trace_id else None,
             span_id=f"{span_id:016x}" if span_id else None,
+            sampled=sampled,
         )
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
@@ -608,6 +637,7 @@ class Runs:
                 limits=policy.limits,
                 action=TAKEN[policy.action],
                 blind=blind,
+                model=model,
             )
         )
         return run

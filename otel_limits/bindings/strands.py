@@ -190,7 +190,14 @@ class Binding:
         context = span.get_span_context()
         answer = _answer_of(agent)
         policy = self._policy() if answer is None else extend(self._policy(), answer.response)
-        run = self._runs.start(agent.name, policy, context.trace_id, context.span_id)
+        run = self._runs.start(
+            agent.name,
+            policy,
+            context.trace_id,
+            context.span_id,
+            sampled=context.trace_flags.sampled,
+            model=_model_id(agent.model),
+        )
         self._reset()
         if answer is not None and extension_of(answer.response) is None:
             self._verdict = _asked(answer)
