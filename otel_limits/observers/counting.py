@@ -185,8 +185,8 @@ class CountingObserver(ABC):
         agent = self._agent(fact.invocation.agent)
         model = self._model(fact.model, agent)
         self._prepare_model(agent, model)
-        exemplar = _exemplar(fact.invocation, fact.span_id)
-        self.series(table.MODEL_CALLS, agent, model, fact.kind)(1, exemplar)
+        calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
+        calls(1, _exemplar(fact.invocation, fact.span_id))
         for spec, kind, tokens in (
             (table.TOKENS, "input", fact.usage.input),
             (table.TOKENS, "output", fact.usage.output),
@@ -194,7 +194,7 @@ class CountingObserver(ABC):
             (table.CACHED_TOKENS, "write", fact.usage.cache_write),
         ):
             if tokens:
-                self.series(spec, agent, model, kind)(tokens, exemplar)
+                self.series(spec, agent, model, kind)(tokens)
         self._price(fact, agent, model)
 
     def _price(self, fact: ModelCall, agent: str, model: str) -> None:
@@ -207,9 +207,11 @@ class CountingObserver(ABC):
     def _tool_call(self, fact: ToolCall) -> None:
         agent = self._agent(fact.invocation.agent)
         tool = self._tool(fact.tool, agent)
-        for status in TOOL_STATUSES:
-            self.series(table.TOOL_CALLS, agent, tool, status)
-        self.series(table.TOOL_CALLS, agent, tool, fact.status)(1, _exemplar(fact.invocation))
+        if (agent, tool, "tool") not in self._prepared:
+            self._prepared.add((agent, tool, "tool"))
+            for status in TOOL_STATUSES:
+                self.series(table.TOOL_CALLS, agent, tool, status)
+        self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
 
     def _warned(self, fact: Warned) -> None:
         agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)
