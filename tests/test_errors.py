@@ -244,7 +244,9 @@ def test_a_raised_exception_survives_pickling(make_agent: MakeAgent) -> None:
 
 def test_the_exception_is_a_sentence() -> None:
     """It names the limit, the agent, what was used and what is permitted."""
-    error = limit_reached(Verdict("max_turns", (Breach("max_turns", 3, 3, "max_turns", "turns"),)), a_stop())
+    error = limit_reached(
+        Verdict("max_turns", (Breach("max_turns", 3, 3, "max_turns", "turns"),)), a_stop()
+    )
     assert str(error) == "max_turns reached by agent 'tester': 3 of 3 turns used."
     assert str(MaxTurnsReachedException(3, 3)) == "max_turns reached: 3 of 3 turns used."
 

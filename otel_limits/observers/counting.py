@@ -6,7 +6,6 @@ Prometheus. Series that an alert or a rate needs are created at 0 when an agent 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -26,7 +25,7 @@ from otel_limits.facts import (
     Turn,
     Warned,
 )
-from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, Limits
+from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
 from otel_limits.observers import instruments as table
 from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
 
@@ -58,10 +57,10 @@ CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured
 TOOL_STATUSES: Final = ("success", "error", "refused")
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 
-MAX_AGENTS: Final = 20
-"""Distinct agents unless told otherwise: 2,000 series, about what is scraped in 50 ms."""
+MAX_AGENTS: Final = 16
+"""Distinct agents unless told otherwise: some 2,000 series, which are scraped in 50 ms."""
 
-MODELS_PER_AGENT: Final = 3
+MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
 
 
@@ -70,7 +69,7 @@ class CountingObserver(ABC):
 
     Args:
         max_agents: Distinct agent names; further ones are counted as `_other`. The process as a
-            whole gets three models and five tools per agent before they are `_other` too.
+            whole gets two models and five tools per agent before they are `_other` too.
     """
 
     def __init__(self, max_agents: int = MAX_AGENTS) -> None:
@@ -151,7 +150,6 @@ class CountingObserver(ABC):
             self.series(table.STOPS, agent, reason, "none")
         for reason in STOP_REASONS:
             self.series(table.STOPS, agent, reason, action)
-            self.series(table.SYNTHETIC_MESSAGES, agent, reason)
 
     def _prepare_model(self, agent: str, model: str) -> None:
         """Create every series of an agent with a model at 0, or the first call has no rate."""
@@ -171,9 +169,11 @@ class CountingObserver(ABC):
         if limits == shown:
             return
         self._limits_of[agent] = limits
-        caps = dict.fromkeys((name for name, _ in _numbers(shown)), math.inf)
+        caps = dict.fromkeys((name for name, _ in _numbers(shown)), 0.0)
         for name, cap in (caps | dict(_numbers(limits))).items():
             self.series(table.LIMIT, agent, self._limit(name))(cap)
+            if name in KIND:
+                self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
 
     def _cycle(self, fact: Cycle) -> None:
         self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
@@ -220,7 +220,7 @@ class CountingObserver(ABC):
 
     def _halt(self, fact: Halt) -> None:
         if fact.action in ("halted", "raised"):
-            agent, reason = self._agent(fact.invocation.agent), reason_label(fact.breach.reason)
+            agent, reason = self._agent(fact.invocation.agent), reason_label(fact.reason)
             self.series(table.SYNTHETIC_MESSAGES, agent, reason)(1, _exemplar(fact.invocation))
 
     def _stop(self, fact: Stop) -> None:
@@ -243,10 +243,9 @@ class CountingObserver(ABC):
         reached = {breach.limit for breach in fact.breaches if fact.action in ENFORCED}
         for level in fact.levels:
             limit = self._limit(level.limit)
-            self.series(table.BUDGET_USED, agent, limit)(level.observed / level.cap, exemplar)
-            kind = KIND.get(level.limit)
-            if kind is not None and kind.unit == "tokens" and level.limit in reached:
-                over = max(0, level.observed - level.cap)
+            self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)
+            if level.limit in reached and is_of_tokens(level.limit):
+                over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
 
     def _fault(self, fact: Fault) -> None:
@@ -266,10 +265,16 @@ def reason_label(reason: str) -> str:
     return reason if reason in STOP_REASONS or reason in FRAMEWORK_REASONS else OTHER
 
 
+def is_of_tokens(limit: str) -> bool:
+    """Tell whether a limit, of an invocation or of a budget tree, is counted in tokens."""
+    kind = KIND.get(limit.removeprefix(TREE_PREFIX))
+    return kind is not None and kind.unit.endswith("tokens")
+
+
 def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
-    """Caps that are one number each."""
+    """Caps that are one number each; one that is switched off is none."""
     for name, cap in limits.items():
-        if isinstance(cap, int | float | Decimal):
+        if isinstance(cap, int | float | Decimal) and cap:
             yield name, float(cap)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from opentelemetry._logs import Logger, LogRecord, SeverityNumber
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AnyValue
 
     from otel_limits.facts import Fact, Invocation
+    from otel_limits.limits import Number
 
 
 class EventObserver:
@@ -42,7 +44,7 @@ class EventObserver:
                 severity_number=SeverityNumber.WARN,
                 severity_text="WARN",
                 event_name=semconv.HALT_EVENT,
-                body=f"{fact.breach.limit} reached: {fact.breach.observed} of {fact.breach.cap}",
+                body=f"Agent {fact.invocation.agent!r}: {fact.reason} ({fact.action}).",
                 attributes=attributes_of(fact),
             )
         )
@@ -50,15 +52,19 @@ class EventObserver:
 
 def attributes_of(halt: Halt) -> dict[str, AnyValue]:
     """What the event says: the same as the live span does, and whose halt it was."""
-    return {
+    attributes: dict[str, AnyValue] = {
         semconv.AGENT_NAME: halt.invocation.agent,
         semconv.INVOCATION_ID: halt.invocation.id,
-        semconv.STOP_REASON: halt.breach.reason,
+        semconv.STOP_REASON: halt.reason,
         semconv.STOP_ACTION: halt.action,
-        semconv.LIMIT_NAME: halt.breach.limit,
-        semconv.LIMIT_VALUE: halt.breach.cap,
-        semconv.LIMIT_CONSUMED: halt.breach.observed,
     }
+    if halt.breach is not None:
+        attributes |= {
+            semconv.LIMIT_NAME: halt.breach.limit,
+            semconv.LIMIT_VALUE: as_number(halt.breach.cap),
+            semconv.LIMIT_CONSUMED: as_number(halt.breach.observed),
+        }
+    return attributes
 
 
 def context_of_invocation(invocation: Invocation) -> Context:
@@ -67,3 +73,8 @@ def context_of_invocation(invocation: Invocation) -> Context:
         return Context()
     ids = {"trace_id": invocation.trace_id, "span_id": invocation.span_id}
     return context_of(ids, sampled=invocation.sampled)
+
+
+def as_number(number: Number) -> int | float:
+    """Return a number that an attribute can hold: exact amounts of money are none."""
+    return float(number) if isinstance(number, Decimal) else number

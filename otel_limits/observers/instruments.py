@@ -120,7 +120,7 @@ INVOCATION_TURNS: Final = MetricSpec(
     help="Turns of a finished invocation.",
     unit="{turn}",
     kind="histogram",
-    buckets=(1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0),
+    buckets=(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0),
 )
 INVOCATION_TOKENS: Final = MetricSpec(
     name="otel_limits_invocation_tokens",
@@ -128,7 +128,7 @@ INVOCATION_TOKENS: Final = MetricSpec(
     help="Input and output tokens of a finished invocation.",
     unit="{token}",
     kind="histogram",
-    buckets=(256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0),
+    buckets=(256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0),
 )
 INVOCATION_DURATION: Final = MetricSpec(
     name="otel_limits_invocation_duration_seconds",
@@ -136,20 +136,20 @@ INVOCATION_DURATION: Final = MetricSpec(
     help="Seconds from the begin of an invocation to its end.",
     unit="s",
     kind="histogram",
-    buckets=(0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
+    buckets=(0.5, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0),
 )
 BUDGET_USED: Final = MetricSpec(
     name="otel_limits_budget_used_ratio",
     labels=("agent", "limit"),
     help="Share of a limit that a finished invocation had used: 1 when it was reached.",
     kind="histogram",
-    buckets=(0.1, 0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
+    buckets=(0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
 )
 LIMIT: Final = MetricSpec(
     name="otel_limits_limit",
     labels=("agent", "limit"),
     help="What a limit permits now, in its own unit (turns, tokens, US dollars, seconds); "
-    "+Inf when it was set and is not any more.",
+    "0 when it was set and is not any more.",
     kind="gauge",
 )
 OVERSHOOT: Final = MetricSpec(
@@ -159,7 +159,7 @@ OVERSHOOT: Final = MetricSpec(
     "the last model call is counted when it is over.",
     unit="{token}",
     kind="histogram",
-    buckets=(0.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0),
+    buckets=(0.0, 256.0, 1024.0, 4096.0, 16384.0),
 )
 WARNINGS: Final = MetricSpec(
     name="otel_limits_warnings_total",

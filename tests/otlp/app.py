@@ -1,0 +1,17 @@
+"""An application that knows nothing of otel-limits: an agent that would loop for ever."""
+
+from strands import Agent, tool
+
+from otel_limits.testing import ScriptedModel, endless, uses
+
+
+@tool
+def search(query: str = "") -> str:
+    """Search for a query."""
+    return f"nothing about {query!r}"
+
+
+model = ScriptedModel(endless(uses("search")))
+agent = Agent(model=model, tools=[search], name="researcher", callback_handler=None)
+result = agent("Find it.")
+print(result.stop_reason, model.calls)  # noqa: T201  the test reads it
