@@ -30,6 +30,7 @@ from otel_limits.limits import (
     require_seconds,
     require_usd,
 )
+from otel_limits.observers.counting import MAX_AGENTS
 
 PREFIX: Final = "OTEL_LIMITS_"
 
@@ -79,6 +80,17 @@ def whole_number(name: str, text: str) -> int:
     raise ValueError(
         f"{name} must be a whole number of 1 or more, got {text!r}. Unset it for no such limit."
     )
+
+
+def count(name: str, text: str) -> int:
+    """Parse how many of something there may be.
+
+    Raises:
+        ValueError: It is no whole number of 1 or more.
+    """
+    if text.isascii() and text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise ValueError(f"{name} must be a whole number of 1 or more, got {text!r}.")
 
 
 def boolean(name: str, text: str) -> bool:
@@ -291,6 +303,13 @@ SETTINGS: Final = (
         "and OTEL_LIMITS_PROMETHEUS_PORT is not, so that nothing arrives twice.",
     ),
     Setting(
+        name="metrics_max_agents",
+        parse=count,
+        default=MAX_AGENTS,
+        help="Agent names that metrics tell apart; the rest is counted as _other. "
+        "Twice as many models and five times as many tools are told apart.",
+    ),
+    Setting(
         name="prometheus_port",
         parse=port,
         default=None,
@@ -325,6 +344,7 @@ class Settings:
     policy: Policy = DEFAULT_POLICY
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
+    metrics_max_agents: int = MAX_AGENTS
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
     strict: bool = False
@@ -464,6 +484,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         ),
         preset=values["preset"],
         metrics=values["metrics"],
+        metrics_max_agents=values["metrics_max_agents"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],
         strict=values["strict"],

@@ -139,7 +139,7 @@ class Switch:
             self._counting.pop(way).close()
         for way in settings.metrics:
             if way not in self._counting:
-                self._counting[way] = self._count(way)
+                self._counting[way] = self._count(way, settings.metrics_max_agents)
         if self._events is None:
             from otel_limits.observers.events import EventObserver
 
@@ -148,16 +148,16 @@ class Switch:
         self._attachment.attach()
         self._watch_agents()
 
-    def _count(self, way: str) -> CountingObserver:
+    def _count(self, way: str, max_agents: int) -> CountingObserver:
         counting: CountingObserver
         if way == "prometheus":
             from otel_limits.observers.prometheus import PrometheusObserver
 
-            counting = PrometheusObserver()
+            counting = PrometheusObserver(max_agents=max_agents)
         else:
             from otel_limits.observers.otlp import OtlpObserver
 
-            counting = OtlpObserver(self.telemetry.meter())
+            counting = OtlpObserver(self.telemetry.meter(), max_agents)
         counting.info(own_version())
         return counting
 

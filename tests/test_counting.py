@@ -364,6 +364,16 @@ def test_a_flood_of_names_is_folded() -> None:
     assert way.value("otel_limits_invocation_turns_count", agent="_other") == 500 - MAX_AGENTS
 
 
+def test_agents_that_are_folded_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever misses an agent in a dashboard learns which variable to set."""
+    finish_invocations(through_prometheus(max_agents=2), 5)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "otel-limits: more than 2 agent names; metrics count the rest as _other. "
+        "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart."
+    ]
+
+
 def finish_invocations(way: Way, agents: int) -> None:
     """Have one whole invocation of each of many agents."""
     for number in range(agents):

@@ -6,6 +6,7 @@ Prometheus. Series that an alert or a rate needs are created at 0 when an agent 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from otel_limits.facts import Invocation
+
+logger = logging.getLogger("otel_limits")
 
 FRAMEWORK_REASONS: Final = (
     "cancelled",
@@ -75,7 +78,8 @@ class CountingObserver(ABC):
     def __init__(self, max_agents: int = MAX_AGENTS) -> None:
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
-        self._agent = LabelValues(max_agents)
+        self._agent = LabelValues(max_agents, self._say_full)
+        self._max_agents = max_agents
         self._model = LabelValues(max_agents * MODELS_PER_AGENT)
         self._unpriced_model = LabelValues(max_agents)
         self._tool = LabelValues(max_agents * TOOLS_PER_AGENT)
@@ -127,6 +131,17 @@ class CountingObserver(ABC):
     def info(self, version: str) -> None:
         """Publish the version."""
         self.series(table.BUILD_INFO, version)(1)
+
+    def _say_full(self) -> None:
+        """Say why agents are missing from the dashboards, once."""
+        if (OTHER,) not in self._prepared:
+            self._prepared.add((OTHER,))
+            logger.warning(
+                "otel-limits: more than %d agent names; metrics count the rest as %s. "
+                "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart.",
+                self._max_agents,
+                OTHER,
+            )
 
     def _started(self, fact: Started) -> None:
         agent = self._agent(fact.invocation.agent)

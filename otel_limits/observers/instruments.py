@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -235,9 +236,10 @@ MAX_LABEL_LENGTH: Final = 128
 class LabelValues:
     """Cleans label values, and folds all beyond a number of them into `_other`."""
 
-    def __init__(self, limit: int) -> None:
-        """Admit `limit` distinct values."""
+    def __init__(self, limit: int, full: Callable[[], None] | None = None) -> None:
+        """Admit `limit` distinct values, and call `full` whenever one is folded."""
         self._limit = limit
+        self._full = full
         self._admitted: dict[tuple[str, ...], str] = {}
 
     def __call__(self, value: str, *scope: str) -> str:
@@ -246,9 +248,11 @@ class LabelValues:
         known = self._admitted.get(key)
         if known is not None:
             return known
-        if len(self._admitted) >= self._limit:
-            return OTHER
-        return self._admitted.setdefault(key, clean(value))
+        if len(self._admitted) < self._limit:
+            return self._admitted.setdefault(key, clean(value))
+        if self._full is not None:
+            self._full()
+        return OTHER
 
 
 def clean(value: str) -> str:
