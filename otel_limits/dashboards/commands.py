@@ -1,0 +1,135 @@
+"""The commands `otel-limits dashboards export` and `otel-limits dashboards preview`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.dashboards import files, panels
+from otel_limits.dashboards.api import Prometheus, PrometheusError
+
+if TYPE_CHECKING:
+    from otel_limits.dashboards.panels import Dashboard, Window
+
+POINTS: Final = 120
+"""Points over time that are asked for, about what a panel of this size shows."""
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add `dashboards` with its two commands to a command line."""
+    dashboards = subparsers.add_parser(
+        "dashboards", help="Grafana dashboards and alerts: write them out, or draw them"
+    )
+    commands = dashboards.add_subparsers(metavar="COMMAND", required=True)
+    _add_export(commands)
+    _add_preview(commands)
+
+
+def _add_export(commands: Any) -> None:
+    parser = commands.add_parser(
+        "export", help="write dashboards, alert rules, provisioning and a compose file"
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
+    parser.add_argument(
+        "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
+    )
+    parser.set_defaults(command=export)
+
+
+def _add_preview(commands: Any) -> None:
+    parser = commands.add_parser(
+        "preview", help="draw every panel from a Prometheus, one picture per dashboard"
+    )
+    parser.add_argument(
+        "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
+    )
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="where to write the pictures"
+    )
+    parser.add_argument(
+        "--range",
+        type=seconds,
+        default=3600.0,
+        metavar="TIME",
+        help="how far to look back, such as 30m, 6h or 7d (default: 1h)",
+    )
+    parser.add_argument(
+        "--scrape-interval",
+        type=seconds,
+        default=15.0,
+        metavar="TIME",
+        help="how often that Prometheus scrapes (default: 15s)",
+    )
+    parser.set_defaults(command=preview)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the files out and say where to begin."""
+    written = files.export(arguments.directory, arguments.runbook)
+    _say(f"Wrote {len(written)} files to {arguments.directory}. Begin with README.md there.")
+    return 0
+
+
+def preview(arguments: argparse.Namespace) -> int:
+    """Draw every dashboard; 1 when Prometheus does not answer or matplotlib is missing."""
+    try:
+        from otel_limits.dashboards import draw
+    except ImportError:
+        return _complain("Pictures need matplotlib. Run: pip install 'otel-limits[preview]'")
+    window = window_of(arguments.range, arguments.scrape_interval)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for dashboard in panels.read_all(files.directory()):
+        path = arguments.out / f"{dashboard.name}.png"
+        try:
+            answers = ask(Prometheus(arguments.prometheus), dashboard, window)
+        except PrometheusError as error:
+            return _complain(str(error))
+        empty = draw.draw(dashboard, answers, path)
+        note = f"; no data for: {', '.join(empty)}" if empty else ""
+        _say(f"{path}: {len(dashboard.panels)} panels{note}")
+    return 0
+
+
+def window_of(length: float, scrape_interval: float) -> Window:
+    """Look back from now, with a point no more often than there is a scrape."""
+    now = time.time()
+    step = max(length / POINTS, scrape_interval)
+    return panels.Window(start=now - length, end=now, step=step, scrape_interval=scrape_interval)
+
+
+def ask(prometheus: Prometheus, dashboard: Dashboard, window: Window) -> dict[Any, Any]:
+    """Ask every query of a dashboard.
+
+    Raises:
+        PrometheusError: There was no answer.
+    """
+    return {
+        target: prometheus.answer(target, window)
+        for panel in dashboard.panels
+        for target in panel.targets
+    }
+
+
+def seconds(text: str) -> float:
+    """Parse `30m`, `6h` or `7d`.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none of these.
+    """
+    lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = text[:-1], text[-1:]
+    if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
+        return float(int(number) * lengths[unit])
+    raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30s, 15m, 6h or 7d")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _complain(text: str) -> int:
+    sys.stderr.write(f"otel-limits: {text}\n")
+    return 1
