@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.limits import (
     ACTIONS,
@@ -32,7 +31,12 @@ from otel_limits.limits import (
 )
 from otel_limits.observers.counting import MAX_AGENTS
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 PREFIX: Final = "OTEL_LIMITS_"
+
+OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 
 PRESETS: Final[Mapping[str, Limits]] = {
     "none": Limits(),
@@ -229,7 +233,10 @@ PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
 def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
     text = next(spec for spec in dataclasses.fields(Limits) if spec.name == name).metadata["help"]
     return Setting(
-        name=prefix + name, parse=PARSERS.get(name, whole_number), default=None, help=note + text
+        name=prefix + name,
+        parse=PARSERS.get(name, whole_number),
+        default=None,
+        help=note + (text[:1].lower() + text[1:] if note else text),
     )
 
 
@@ -287,6 +294,25 @@ SETTINGS: Final = (
         "ignore them, or halt as if every token limit were reached.",
     ),
     Setting(
+        name="policy",
+        parse=plain,
+        default=None,
+        help="Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
+    ),
+    Setting(
+        name="tool_log_dir",
+        parse=plain,
+        default=None,
+        help="Directory of the tool log: tool calls with arguments and results, for post-mortems. "
+        "Unset: none is written.",
+    ),
+    Setting(
+        name="tool_log_interval",
+        parse=whole_number,
+        default=1,
+        help="Of every so many tool calls of an invocation, the last is written to the tool log.",
+    ),
+    Setting(
         name="preset",
         parse=choice(*PRESETS),
         default="none",
@@ -342,6 +368,10 @@ class Settings:
     """Everything that can be set for a process."""
 
     policy: Policy = DEFAULT_POLICY
+    policy_path: str | None = None
+    """Policy file, which wins over `policy`."""
+    tool_log_dir: str | None = None
+    tool_log_interval: int = 1
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
     metrics_max_agents: int = MAX_AGENTS
@@ -379,6 +409,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
             sources[setting.name] = "environment"
         except ValueError as error:
             mistakes.append(str(error))
+            sources[setting.name] = "default, the environment's is invalid"
     if values["metrics"] is None:
         values["metrics"] = default_metrics(environ, values["prometheus_port"])
     mistakes.extend(unknown_variables(environ))
@@ -431,16 +462,16 @@ def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "trace
     """
     environ = os.environ if environ is None else environ
     others = tuple(
-        f"OTEL_EXPORTER_OTLP_{other.upper()}_"
+        f"{OTLP_PREFIX}{other.upper()}_"
         for other in ("traces", "metrics", "logs")
         if other != signal
     )
     wanted = any(
-        name.startswith("OTEL_EXPORTER_OTLP_") and not name.startswith(others) and environ[name]
+        name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
         for name in environ
     )
     exporters = environ.get(f"OTEL_{signal.upper()}_EXPORTER") or "otlp"
-    if not wanted or "otlp" not in exporters.split(","):
+    if not wanted or not any(each.strip().startswith("otlp") for each in exporters.split(",")):
         return None
     return (
         environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
@@ -467,6 +498,11 @@ def _seconds(text: str | None) -> float:
         return DEFAULT_OTLP_TIMEOUT_SECONDS
 
 
+def environment() -> dict[str, str]:
+    """Copy the environment, for a program that is about to be started."""
+    return dict(os.environ)
+
+
 def _settings(values: Mapping[str, Any]) -> Settings:
     limits = Limits(**{name: values[name] for name in LIMIT_NAMES})
     tree = Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS})
@@ -482,6 +518,9 @@ def _settings(values: Mapping[str, Any]) -> Settings:
             nudge=not values["nudge_disabled"],
             exempt_tools=values["exempt_tools"],
         ),
+        policy_path=values["policy"],
+        tool_log_dir=values["tool_log_dir"],
+        tool_log_interval=values["tool_log_interval"],
         preset=values["preset"],
         metrics=values["metrics"],
         metrics_max_agents=values["metrics_max_agents"],

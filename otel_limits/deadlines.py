@@ -6,9 +6,12 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from otel_limits.faults import unfelt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Deadlines:

@@ -18,10 +18,11 @@ Exception
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from otel_limits.facts import Stop
     from otel_limits.limits import Number, Verdict
 

@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from opentelemetry._logs import get_logger_provider
+from opentelemetry.metrics import get_meter_provider
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
@@ -94,7 +96,9 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvi
 
 
 def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvider | None:
-    """Make a meter provider that exports, when an OTLP protocol is given."""
+    """Make a meter provider that exports, where OTLP is asked for and the process has none."""
+    if isinstance(get_meter_provider(), MeterProvider):
+        return None
     exporter = otlp_exporter("metrics", protocol)
     if exporter is None:
         return None
@@ -105,7 +109,9 @@ def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvide
 
 
 def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvider | None:
-    """Make a logger provider that exports, when an OTLP protocol is given."""
+    """Make a logger provider that exports, where OTLP is asked for and the process has none."""
+    if isinstance(get_logger_provider(), LoggerProvider):
+        return None
     exporter = otlp_exporter("logs", protocol)
     if exporter is None:
         return None

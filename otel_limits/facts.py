@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Usage
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
@@ -186,8 +188,28 @@ class Lag:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRead:
+    """A new version of the policy file was read."""
+
+    path: str
+    valid: bool
+    """False when it was refused, so that the version before it stays in force."""
+
+
 Fact: TypeAlias = (
-    Started | Cycle | Turn | ModelCall | ToolCall | Warned | Halt | Stop | Fault | Dropped | Lag
+    Started
+    | Cycle
+    | Turn
+    | ModelCall
+    | ToolCall
+    | Warned
+    | Halt
+    | Stop
+    | Fault
+    | Dropped
+    | Lag
+    | PolicyRead
 )
 
 Observer: TypeAlias = Callable[[Fact], None]

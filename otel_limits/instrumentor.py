@@ -6,64 +6,53 @@ import errno
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import wrapt
+from opentelemetry import trace
 from opentelemetry._logs import get_logger
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 from opentelemetry.metrics import get_meter
 
 from otel_limits import config
+from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
-from otel_limits.faults import FAULTS
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
 from otel_limits.observers.log import log
+from otel_limits.policy import NO_FILE, PolicyFile
+from otel_limits.policy.document import NO_DOCUMENT, Document
+from otel_limits.pricing import Prices
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment
-from otel_limits.runs import LIVE
+from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
-    from opentelemetry._logs import Logger, LoggerProvider
-    from opentelemetry.metrics import Meter, MeterProvider
-    from opentelemetry.sdk.trace import TracerProvider
+    from collections.abc import Collection, Iterable, Sequence
+    from decimal import Decimal
+
+    from opentelemetry._logs import LoggerProvider
+    from opentelemetry.metrics import MeterProvider
     from strands.agent.agent import Agent
 
-    from otel_limits.bindings.strands import Binding
+    from otel_limits.bindings.strands.binding import Binding
     from otel_limits.facts import Observer
+    from otel_limits.limits import Usage
     from otel_limits.observers.counting import CountingObserver
-    from otel_limits.observers.events import EventObserver
+    from otel_limits.observers.toollog import ToolLog
 
 logger = logging.getLogger("otel_limits")
 
 AGENT_MODULE: Final = "strands.agent.agent"
 
-
-@functools.cache
-def own_version() -> str:
-    """Version of the installed package."""
-    return version("otel-limits")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
-    """Where metrics and events go in OpenTelemetry; where the process sends them unless given."""
-
-    meters: MeterProvider | None = None
-    loggers: LoggerProvider | None = None
-
-    def meter(self) -> Meter:
-        """Return what makes our instruments."""
-        return get_meter("otel_limits", own_version(), self.meters)
-
-    def logger(self) -> Logger:
-        """Return what emits our events."""
-        return get_logger("otel_limits", own_version(), self.loggers)
+Telemetry: TypeAlias = "tuple[MeterProvider | None, LoggerProvider | None]"
+"""Where metrics and events go in OpenTelemetry; `None` for where the process sends them."""
 
 
 class Switch:
@@ -73,19 +62,30 @@ class Switch:
         """Begin switched off."""
         self._lock = threading.RLock()
         self._settings: config.Settings | None = None
+        self._observers: tuple[Observer, ...] = ()
+        self._policy_file = NO_FILE
+        self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._counting: dict[str, CountingObserver] = {}
-        self._events: EventObserver | None = None
-        self._observers: tuple[Observer, ...] = ()
-        self.telemetry = Telemetry()
+        self._telemetry: Telemetry = (None, None)
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
-        self._originals: dict[str, Any] = {}
-        self._waiting_for_strands = False
+        self._watch = Watch(self, LIVE)
+        self._provides = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def on(self, settings: config.Settings, observers: Sequence[Observer] = ()) -> None:
+    @property
+    def is_on(self) -> bool:
+        """Whether every agent of the process is limited."""
+        return self._settings is not None
+
+    def on(
+        self,
+        settings: config.Settings,
+        observers: Sequence[Observer] = (),
+        policy_file: PolicyFile = NO_FILE,
+    ) -> None:
         """Apply `settings` to every agent of the process; again with others replaces them."""
         if settings.disabled:
             logger.info("otel-limits is switched off by OTEL_LIMITS_DISABLED.")
@@ -93,22 +93,27 @@ class Switch:
         with self._lock:
             self._settings = settings
             self._observers = tuple(observers)
+            self._policy_file = policy_file
             self._start(settings)
-            self._serve(settings)
+        wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
+        policy_file.announce()
 
     def off(self) -> None:
         """Undo `on` completely. An agent with a plugin of its own keeps it."""
         with self._lock:
             self._settings = None
+            self._provides = False
+            self._policy_file = NO_FILE
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
                 return
-            self._unwatch_agents()
+            self._watch.stop()
             self._attachment.detach()
             LIVE.observers = self._observers = ()
+            LIVE.prices = LIVE.tool_log = None
             for counting in self._counting.values():
                 counting.close()
             self._counting.clear()
@@ -118,142 +123,132 @@ class Switch:
         reading = config.read()
         if reading.settings.disabled:
             return
+        mistakes = price_mistakes([limits], self._policy_file.document)
+        if mistakes:
+            raise ConfigurationError(mistakes)
         with self._lock:
             self._start(self._settings or reading.settings)
             self._own.add(agent)
             self._bind(agent, limits, action)
 
-    def policy(self, limits: Limits = NO_LIMITS, action: Action | None = None) -> Policy:
-        """What applies now to an agent that sets `limits` and `action` itself."""
+    def provide_when_missing(self) -> None:
+        """Set a tracer provider when an agent is first called and the program has set none."""
+        self._provides = True
+
+    def policy(
+        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+    ) -> Policy:
+        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
-        return Policy(
-            limits=limits.over(base.limits),
-            action=action or base.action,
-            unmeasured=base.unmeasured,
-        )
+        base = self._policy_file.document.effective(agent, base)
+        return replace(base, limits=limits.over(base.limits), action=action or base.action)
 
     # --- observers --------------------------------------------------------------------------------
 
     def _start(self, settings: config.Settings) -> None:
+        self._count(settings)
+        LIVE.prices = self._price_of
+        LIVE.tool_log = _make_tool_log(self._settings)
+        threading.Thread(target=self._current_prices().load, daemon=True).start()
+        self._attachment.attach()
+        self._watch.start()
+
+    def _count(self, settings: config.Settings) -> None:
+        """Have one observer per way in which metrics leave the process, and tell the events."""
         for way in [way for way in self._counting if way not in settings.metrics]:
             self._counting.pop(way).close()
         for way in settings.metrics:
-            if way not in self._counting:
-                self._counting[way] = self._count(way, settings.metrics_max_agents)
-        if self._events is None:
-            from otel_limits.observers.events import EventObserver
+            counting = self._counting.get(way) or _make_counting(way, settings, self._telemetry)
+            if counting is not None:
+                self._counting[way] = counting
+        events = _make_events(self._telemetry)
+        LIVE.observers = (log, *self._counting.values(), events, *self._observers)
 
-            self._events = EventObserver(self.telemetry.logger())
-        LIVE.observers = (log, *self._counting.values(), self._events, *self._observers)
-        self._attachment.attach()
-        self._watch_agents()
+    @unfelt("prometheus")
+    def _serve(self) -> None:
+        """Serve /metrics, once Strands is there.
 
-    def _count(self, way: str, max_agents: int) -> CountingObserver:
-        counting: CountingObserver
-        if way == "prometheus":
-            from otel_limits.observers.prometheus import PrometheusObserver
-
-            counting = PrometheusObserver(max_agents=max_agents)
-        else:
-            from otel_limits.observers.otlp import OtlpObserver
-
-            counting = OtlpObserver(self.telemetry.meter(), max_agents)
-        counting.info(own_version())
-        return counting
-
-    def _serve(self, settings: config.Settings) -> None:
-        counting = self._counting.get("prometheus")
-        if settings.prometheus_port is None or counting is None:
-            return
-        from otel_limits.observers.prometheus import PrometheusObserver, is_shared
-
-        assert isinstance(counting, PrometheusObserver)
-        try:
-            counting.serve(settings.prometheus_port, settings.prometheus_host)
-        except OSError as error:
-            if is_shared() and error.errno == errno.EADDRINUSE:
-                logger.info("otel-limits: another process of the application serves /metrics.")
+        A program without agents leaves the port to the one that has them: a supervisor of workers
+        would take it and count nothing.
+        """
+        with self._lock:
+            settings, metrics = self._settings, self._counting.get("prometheus")
+            if settings is None or settings.prometheus_port is None or metrics is None:
                 return
-            logger.error(  # noqa: TRY400  the sentence says it all
-                "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
-                "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
-                settings.prometheus_host,
-                settings.prometheus_port,
-                error.strerror,
-            )
-            LIVE.tell_fault("prometheus")
+            from otel_limits.observers.prometheus import PrometheusObserver, is_shared
+
+            assert isinstance(metrics, PrometheusObserver)
+            try:
+                metrics.serve(settings.prometheus_port, settings.prometheus_host)
+            except (OSError, UnicodeError) as error:  # taken, or no address at all
+                if is_shared() and getattr(error, "errno", None) == errno.EADDRINUSE:
+                    logger.info("otel-limits: another process of the application serves /metrics.")
+                    return
+                logger.error(  # noqa: TRY400  the sentence says it all
+                    "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
+                    "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
+                    settings.prometheus_host,
+                    settings.prometheus_port,
+                    getattr(error, "strerror", None) or error,
+                )
+                LIVE.tell_fault("prometheus")
+
+    def _price_of(self, model: str, usage: Usage) -> Decimal | None:
+        return self._current_prices().price(model, usage)
+
+    def _current_prices(self) -> Prices:
+        """Return the prices by the policy file that is in force."""
+        document, prices = self._prices
+        if document is not self._policy_file.document:
+            document = self._policy_file.document
+            prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+            self._prices = (document, prices)
+        return prices
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._policy_file.renew_lock()
         for counting in self._counting.values():
             counting.reset_after_fork()
 
     # --- agents -----------------------------------------------------------------------------------
 
-    def _watch_agents(self) -> None:
-        """See every invocation begin and end, without importing Strands for those who do not."""
-        if self._originals:
-            return
-        if AGENT_MODULE in sys.modules:
-            self._wrap_agent_class()
-        elif not self._waiting_for_strands:
-            self._waiting_for_strands = True
-            wrapt.register_post_import_hook(lambda _: self._strands_imported(), AGENT_MODULE)
+    @unfelt("provider")
+    def prepare(self) -> None:
+        """An agent is about to be called: set a provider where one was promised and none is.
 
-    def _strands_imported(self) -> None:
+        Tracers that exist already follow it.
+        """
+        if not self._provides:
+            return
+        self._provides = False
+        self.export_over_otlp()
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(make_tracer_provider())
+
+    @unfelt("export")
+    def export_over_otlp(self) -> None:
+        """Export metrics and events where OTEL_EXPORTER_OTLP_* asks for it and nobody else does.
+
+        Their providers are ours alone: a global one would stand in the way of one that the program
+        sets later.
+        """
+        from otel_limits import export
+
+        settings, timeout = self._settings, config.otlp_timeout_seconds()
+        if settings is None:
+            return
         with self._lock:
-            self._waiting_for_strands = False
-            if self._settings is not None and not self._originals:
-                self._wrap_agent_class()
+            self._telemetry = (
+                export.meter_provider(config.otlp_protocol(signal="metrics"), timeout),
+                export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
+            )
+            if "otlp" in self._counting:
+                self._counting.pop("otlp").close()
+            self._count(settings)
 
-    def _wrap_agent_class(self) -> None:
-        from strands.agent.agent import Agent
-
-        for name, wrap in (
-            ("_start_agent_trace_span", self._wrap_start),
-            ("_end_agent_trace_span", self._wrap_end),
-        ):
-            self._originals[name] = getattr(Agent, name)
-            setattr(Agent, name, wrap(self._originals[name]))
-
-    def _unwatch_agents(self) -> None:
-        if not self._originals:
-            return
-        from strands.agent.agent import Agent
-
-        for name, original in self._originals.items():
-            setattr(Agent, name, original)
-        self._originals.clear()
-
-    def _wrap_start(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            span = original(agent, *args, **kwargs)
-            binding = self._binding_of(agent)
-            if binding is not None:
-                binding.begin(agent, span)
-            return span
-
-        return start
-
-    def _wrap_end(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def end(
-            agent: Agent,
-            response: Any = None,
-            error: Exception | None = None,
-            cancellation: BaseException | None = None,
-        ) -> Any:
-            try:
-                return original(agent, response, error, cancellation)
-            finally:
-                binding = self._bindings.get(agent)
-                if binding is not None:
-                    binding.end(response, error, cancellation)
-
-        return end
-
-    def _binding_of(self, agent: Agent) -> Binding | None:
+    def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
         binding = self._bindings.get(agent)
         if binding is not None or self._settings is None:
@@ -266,12 +261,85 @@ class Switch:
             return None
 
     def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
-        from otel_limits.bindings.strands import Binding
+        from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits, action))
+        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
         binding.attach(agent)
         self._bindings[agent] = binding
         return binding
+
+
+def _make_counting(
+    way: str, settings: config.Settings, telemetry: Telemetry
+) -> CountingObserver | None:
+    """Make the metrics, or go without: what limits an agent does not depend on them."""
+    try:
+        observer = _MAKE_COUNTING[way](settings, telemetry)
+        observer.info(own_version())
+    except (OSError, ValueError) as error:
+        logger.error(  # noqa: TRY400  the sentence says it all
+            "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
+            "Check PROMETHEUS_MULTIPROC_DIR and the names in the default registry.",
+            error,
+        )
+        return None
+    return observer
+
+
+def _through_prometheus(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:  # noqa: ARG001  the signature of both
+    from otel_limits.observers.prometheus import PrometheusObserver
+
+    return PrometheusObserver(max_agents=settings.metrics_max_agents)
+
+
+def _through_otlp(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:
+    from otel_limits.observers.otlp import OtlpObserver
+
+    meter = get_meter("otel_limits", own_version(), telemetry[0])
+    return OtlpObserver(meter, settings.metrics_max_agents)
+
+
+_MAKE_COUNTING: Final = {"prometheus": _through_prometheus, "otlp": _through_otlp}
+
+
+def _make_events(telemetry: Telemetry) -> Observer:
+    from otel_limits.observers.events import EventObserver
+
+    return EventObserver(get_logger("otel_limits", own_version(), telemetry[1]))
+
+
+@functools.cache
+def own_version() -> str:
+    """Version of the installed package."""
+    return version("otel-limits")
+
+
+def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
+    """Make the tool log where one was asked for."""
+    if settings is None or settings.tool_log_dir is None:
+        return None
+    from pathlib import Path
+
+    from otel_limits.observers.toollog import ToolLog
+
+    return ToolLog(Path(settings.tool_log_dir), settings.tool_log_interval)
+
+
+def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
+    """Say that a limit on cost is asked for where no price can be known."""
+    capped = any(each.max_cost_usd is not None for each in limits) or any(
+        name.endswith("max_cost_usd")
+        for values in (document.defaults, *document.agents.values())
+        for name in values
+    )
+    prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+    if not capped or prices.available:
+        return []
+    sentence = (
+        "max_cost_usd needs prices, and there are none. Run: pip install 'otel-limits[prices]' "
+        "(Python 3.11 or newer), or give them in the policy file under models."
+    )
+    return [sentence]
 
 
 SWITCH: Final = Switch()
@@ -285,8 +353,9 @@ def enable(
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
 
-    Without arguments the environment decides; an argument wins over it. Calling it again is
-    harmless, and with other arguments replaces what applies to invocations that begin afterwards.
+    Without arguments the environment decides; an argument wins over it. The policy file wins over
+    both, and a `LimitsPlugin` over everything. Calling it again is harmless, and with other
+    arguments replaces what applies to invocations that begin afterwards.
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
@@ -299,15 +368,20 @@ def enable(
             changed. It is a `ValueError`.
     """
     reading = config.read()
-    mistakes = list(reading.mistakes)
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = [*reading.mistakes, *policy_file.mistakes]
     if action is not None:
         try:
             require_choice("action", action, ACTIONS)
         except ValueError as error:
             mistakes.append(str(error))
+    policy = reading.settings.policy
+    mistakes += price_mistakes(
+        [limits or NO_LIMITS, policy.limits, policy.tree], policy_file.document
+    )
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers)
+    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
 
 
 def disable() -> None:
@@ -320,17 +394,22 @@ def enable_leniently() -> None:
 
     A mistake is logged as an error and counted, and every valid setting is in force all the same;
     with `OTEL_LIMITS_STRICT=true` the process ends with status 2 instead.
-
-    Raises:
-        SystemExit: There is a mistake, and the settings are strict.
     """
     reading = config.read()
-    if reading.mistakes and reading.settings.strict:
-        for mistake in reading.mistakes:
-            sys.stderr.write(f"otel-limits: {mistake}\n")
-        raise SystemExit(2)
-    SWITCH.on(reading.settings)
-    for mistake in reading.mistakes:
+    policy_file = PolicyFile(reading.settings.policy_path)
+    policy = reading.settings.policy
+    unpriced = price_mistakes([policy.limits, policy.tree], policy_file.document)
+    mistakes = (*reading.mistakes, *policy_file.mistakes, *unpriced)
+    if mistakes and reading.settings.strict:
+        _end_process(mistakes)
+    try:
+        SWITCH.on(reading.settings, policy_file=policy_file)
+    except Exception as error:
+        if reading.settings.strict:
+            _end_process([f"It cannot be switched on ({error!r})."])
+        logger.exception("otel-limits cannot be switched on, so no limit is in force.")
+        return
+    for mistake in (*reading.mistakes, *unpriced):
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
     if reading.settings.preset != "none":
@@ -339,6 +418,41 @@ def enable_leniently() -> None:
             reading.settings.preset,
             ", ".join(f"{k}={v}" for k, v in config.PRESETS[reading.settings.preset].items()),
         )
+
+
+def enable_for_run() -> None:
+    """Enable in a program that `otel-limits run` started, and provide what it lacks."""
+    if not SWITCH.is_on:
+        enable_leniently()
+    SWITCH.provide_when_missing()
+    _kill_on_signal()
+
+
+def _kill_on_signal() -> None:
+    """End every live invocation on SIGUSR2, unless the program uses the signal itself.
+
+    A handler runs between two instructions of whatever the main thread does, locks included, so
+    that the work is left to a thread.
+    """
+    name = getattr(signal, "SIGUSR2", None)
+    if name is None or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(name) is signal.SIG_DFL:
+        end_all = functools.partial(kill, all=True)
+        signal.signal(name, lambda *_: threading.Thread(target=end_all).start())
+
+
+def _end_process(mistakes: Sequence[str]) -> NoReturn:
+    """End the process with status 2.
+
+    `SystemExit` would not: while Python starts it leads to a traceback and status 1, and in a
+    thread it ends that thread alone.
+    """
+    for mistake in mistakes:
+        sys.stderr.write(f"otel-limits: {mistake}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
 
 
 def _override(
@@ -366,18 +480,23 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         disable()
 
 
-def environment_provider() -> TracerProvider:
+def environment_provider() -> trace.TracerProvider:
     """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`.
 
-    Where OTEL_EXPORTER_OTLP_* is set, metrics and events get providers too. Those are ours alone:
-    a global one that the application sets later would otherwise be refused.
+    What the program enabled in code before it asked for a tracer stays in force.
     """
+    if not SWITCH.is_on:
+        enable_leniently()
+    SWITCH.export_over_otlp()
+    try:
+        return make_tracer_provider()
+    except Exception:
+        logger.exception("otel-limits cannot make a tracer provider; limits stay in force.")
+        return trace.NoOpTracerProvider()
+
+
+def make_tracer_provider() -> trace.TracerProvider:
+    """Make a provider that exports where OTEL_EXPORTER_OTLP_* asks for it."""
     from otel_limits import export
 
-    timeout = config.otlp_timeout_seconds()
-    SWITCH.telemetry = Telemetry(
-        meters=export.meter_provider(config.otlp_protocol(signal="metrics"), timeout),
-        loggers=export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
-    )
-    enable_leniently()
-    return export.tracer_provider(config.otlp_protocol(), timeout)
+    return export.tracer_provider(config.otlp_protocol(), config.otlp_timeout_seconds())

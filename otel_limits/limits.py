@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias
 
+from otel_limits.globs import best_match
+
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
 MAX_TOKEN_BUDGET_STOP_REASON: Final = "max_token_budget"  # noqa: S105  a reason, no password
@@ -338,8 +340,11 @@ class Limits:
                 yield name, value
 
     def over(self, base: Limits) -> Limits:
-        """These caps, and `base`'s where this one has none."""
-        return Limits(**{**dict(base.items()), **dict(self.items())})
+        """These caps, and `base`'s where this one has none; caps of single tools one by one."""
+        caps = {**dict(base.items()), **dict(self.items())}
+        if self.max_calls_per_tool and base.max_calls_per_tool:
+            caps["max_calls_per_tool"] = {**base.max_calls_per_tool, **self.max_calls_per_tool}
+        return Limits(**caps)
 
     def levels(self, tally: Tally, prefix: str = "") -> tuple[Level, ...]:
         """How much of each cap `tally` has used."""
@@ -466,7 +471,14 @@ class Policy:
     nudge: bool = True
     """Tell the model once, one repetition before a loop limit, that it is repeating itself."""
     exempt_tools: frozenset[str] = frozenset()
-    """Tools that loop limits don't look at."""
+    """Tools that loop limits don't look at: names or globs."""
+    watched_tools: frozenset[str] = frozenset()
+    """Names or globs of tools that loop limits look at where a wider glob exempts them."""
+
+    def exempts(self, tool: str) -> bool:
+        """Tell whether loop limits don't look at `tool`; the most specific glob decides."""
+        glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
+        return glob in self.exempt_tools
 
     def breaches(self, tally: Tally) -> tuple[Breach, ...]:
         """Every limit that `tally` has reached, the one that decides the stop reason first.

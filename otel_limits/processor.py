@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.trace import SpanProcessor
@@ -13,6 +12,8 @@ from otel_limits.faults import unfelt
 from otel_limits.limits import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 

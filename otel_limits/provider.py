@@ -1,8 +1,9 @@
-"""Puts the span processor into tracer providers: the one that exists, and those that come later."""
+"""Tracer providers: the one that exists, those that come later, and one where there is none."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from opentelemetry.sdk.trace import TracerProvider
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
+
+logger = logging.getLogger("otel_limits")
 
 
 class Attachment:

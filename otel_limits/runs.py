@@ -11,8 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from decimal import Decimal
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -36,6 +35,9 @@ from otel_limits.limits import (
 )
 from otel_limits.loops import Call, LoopState
 
+if TYPE_CHECKING:
+    from decimal import Decimal
+
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""
 
@@ -53,6 +55,23 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 
 ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped, facts.Lag)
 """Facts whose loss is not told: telling it would have no end."""
+
+
+class ToolLog(Protocol):
+    """Keeps tool calls with their contents, where a user asked for it."""
+
+    def write(
+        self,
+        invocation: Invocation,
+        number: int,
+        tool: str,
+        arguments: object,
+        result_text: str,
+        *,
+        trigger: bool,
+    ) -> None:
+        """Keep one finished call; `trigger` is the one that caused the halt."""
+
 
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
@@ -117,6 +136,8 @@ class Run:
         "_nudged",
         "_refusals",
         "_runs",
+        "_tools_kept",
+        "_tools_told",
         "_warned",
         "action",
         "blind",
@@ -171,6 +192,8 @@ class Run:
         self._refusals: dict[str, Breach] = {}
         self._warned: set[tuple[str, float]] = set()
         self._nudged = False
+        self._tools_told = 0
+        self._tools_kept = 0
         self._deadline: int | None = None
 
     # --- what happens -----------------------------------------------------------------------------
@@ -282,16 +305,25 @@ class Run:
         fingerprint: str | None,
     ) -> None:
         """A tool call is over, in its final attempt."""
+        self._tools_told += 1
         self._runs.tell(
             ToolCall(
                 invocation=self.invocation,
-                number=self.tally.tool_calls,
+                number=self._tools_told,
                 tool=tool,
                 status=status,
                 seconds=seconds,
                 fingerprint=fingerprint,
             )
         )
+
+    def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
+        """Keep a call that ran with its contents, where a user asked for that."""
+        if self._runs.tool_log is not None:
+            self._tools_kept += 1
+            self._runs.tool_log.write(
+                self.invocation, self._tools_kept, tool, arguments, result, trigger=trigger
+            )
 
     def repeat(self, calls: Sequence[Call], text: str | None) -> None:
         """A turn is over: look whether it repeats earlier ones."""
@@ -511,6 +543,7 @@ class Runs:
         self.lock = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
         self.prices: PriceOf | None = None
+        self.tool_log: ToolLog | None = None
         self.deadlines = Deadlines()
         self.clock = clock
         self._last_time = 0.0
@@ -600,7 +633,7 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(
+    def start(  # noqa: PLR0913  what is known when an invocation begins
         self,
         agent: str,
         policy: Policy,
@@ -609,10 +642,14 @@ class Runs:
         *,
         sampled: bool = False,
         model: str | None = None,
+        direct: bool = False,
     ) -> Run:
-        """An agent begins an invocation whose span has these ids, 0 for none."""
+        """An agent begins an invocation whose span has these ids, 0 for none.
+
+        A direct one is never blind: it has no span that could be missed.
+        """
         with self.lock:
-            blind = span_id not in self._sighted
+            blind = not direct and span_id not in self._sighted
             self._sighted.pop(span_id, None)
         parent = current()
         identity = uuid.uuid4().hex
@@ -628,7 +665,7 @@ class Runs:
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
             self._live[identity] = run
-            if not blind:
+            if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
         self._evict()
         self.tell(
@@ -715,6 +752,34 @@ def component_name(observer: Observer) -> str:
 
 LIVE: Final = Runs()
 """The runs of this process."""
+
+
+def kill(
+    *,
+    agent: str | None = None,
+    trace_id: str | None = None,
+    all: bool = False,  # noqa: A002  the word that says it
+) -> int:
+    """End live invocations of this process at once; the next ones are untouched.
+
+    A response that is being streamed is broken off, tools that run are waited for. The stop
+    reason is `killed`, whatever the action.
+
+    Args:
+        agent: Name of the agents; `*` and `?` stand for any characters.
+        trace_id: Trace whose invocations are ended, as 32 hexadecimal digits.
+        all: End every one.
+
+    Returns:
+        How many invocations were ended.
+
+    Raises:
+        ValueError: Nothing says which.
+    """
+    if agent is None and trace_id is None and not all:
+        raise ValueError("kill() needs agent=…, trace_id=… or all=True to know what to end.")
+    return LIVE.kill(agent=agent, trace_id=trace_id, all=all)
+
 
 FAULTS.tell = LIVE.tell_fault
 if hasattr(os, "register_at_fork"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +19,8 @@ from strands.models import Model
 from otel_limits.limits import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
+
     from strands.types.content import Messages
     from strands.types.streaming import StreamEvent
     from strands.types.tools import ToolSpec

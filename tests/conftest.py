@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -24,6 +23,8 @@ from otel_limits.instrumentor import SWITCH
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.models import Model

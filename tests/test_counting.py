@@ -38,7 +38,6 @@ from otel_limits.observers.instruments import METRICS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 
-
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -368,10 +367,11 @@ def test_agents_that_are_folded_are_logged_once(caplog: pytest.LogCaptureFixture
     """Whoever misses an agent in a dashboard learns which variable to set."""
     finish_invocations(through_prometheus(max_agents=2), 5)
 
-    assert [record.getMessage() for record in caplog.records] == [
+    (record,) = caplog.records
+    assert record.getMessage() == (
         "otel-limits: more than 2 agent names; metrics count the rest as _other. "
         "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart."
-    ]
+    )
 
 
 def finish_invocations(way: Way, agents: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +16,7 @@ from otel_limits import Fact, Limits, ModelCall, Stop, Turn, enable
 from otel_limits.testing import ScriptedModel, endless, fails, only, says, tokens, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from strands.types.content import Messages
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.limits import QUOTA_EXCEEDED_STOP_REASON, Breach, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAYMENT_REQUIRED: Final = 402
 STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)

@@ -14,35 +14,58 @@ from otel_limits.dashboards.api import Prometheus, PrometheusError
 if TYPE_CHECKING:
     from otel_limits.dashboards.panels import Dashboard, Window
 
+DASHBOARDS_HELP: Final = """\
+Write out the Grafana dashboards and alerts, or look at them without Grafana.
+"""
+
+EXPORT_HELP: Final = """\
+Write dashboards, alert rules, provisioning files and a compose file to a directory.
+
+Begin with README.md there. What is in the directory under the same names is replaced.
+"""
+
+PREVIEW_HELP: Final = """\
+Draw every dashboard from a Prometheus, one picture per dashboard.
+
+Each panel asks its own queries, as Grafana would, with every job, agent and model. It needs
+matplotlib: pip install 'otel-limits[preview]'
+"""
+
 POINTS: Final = 120
 """Points over time that are asked for, about what a panel of this size shows."""
 
 
-def add_commands(subparsers: Any) -> None:
-    """Add `dashboards` with its two commands to a command line."""
-    dashboards = subparsers.add_parser(
-        "dashboards", help="Grafana dashboards and alerts: write them out, or draw them"
+def add_commands(commands: Any) -> None:
+    """Add `dashboards`, with its two commands, to the commands of a command line."""
+    dashboards = _add_command(commands, "dashboards", DASHBOARDS_HELP)
+    dashboards.set_defaults(call=lambda _: _show_help(dashboards))
+    inner = dashboards.add_subparsers(title="commands", metavar="COMMAND")
+    _add_export(inner)
+    _add_preview(inner)
+
+
+def _add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text.split("\n", 1)[0],
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    commands = dashboards.add_subparsers(metavar="COMMAND", required=True)
-    _add_export(commands)
-    _add_preview(commands)
+    return command
 
 
 def _add_export(commands: Any) -> None:
-    parser = commands.add_parser(
-        "export", help="write dashboards, alert rules, provisioning and a compose file"
-    )
+    parser = _add_command(commands, "export", EXPORT_HELP)
     parser.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
     parser.add_argument(
         "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
     )
-    parser.set_defaults(command=export)
+    parser.set_defaults(call=export)
 
 
 def _add_preview(commands: Any) -> None:
-    parser = commands.add_parser(
-        "preview", help="draw every panel from a Prometheus, one picture per dashboard"
-    )
+    parser = _add_command(commands, "preview", PREVIEW_HELP)
     parser.add_argument(
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )
@@ -63,7 +86,12 @@ def _add_preview(commands: Any) -> None:
         metavar="TIME",
         help="how often that Prometheus scrapes (default: 15s)",
     )
-    parser.set_defaults(command=preview)
+    parser.set_defaults(call=preview)
+
+
+def _show_help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
 
 
 def export(arguments: argparse.Namespace) -> int:

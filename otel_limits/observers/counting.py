@@ -20,6 +20,7 @@ from otel_limits.facts import (
     Halt,
     Lag,
     ModelCall,
+    PolicyRead,
     Started,
     Stop,
     ToolCall,
@@ -100,6 +101,7 @@ class CountingObserver(ABC):
             Fault: self._fault,
             Dropped: self._dropped,
             Lag: self._lag,
+            PolicyRead: self._policy_read,
         }
 
     def __call__(self, fact: Fact) -> None:
@@ -129,8 +131,9 @@ class CountingObserver(ABC):
         self._live.clear()
 
     def info(self, version: str) -> None:
-        """Publish the version."""
+        """Publish the version, and that no policy file was refused so far."""
         self.series(table.BUILD_INFO, version)(1)
+        self.series(table.POLICY_VALID)(1)
 
     def _say_full(self) -> None:
         """Say why agents are missing from the dashboards, once."""
@@ -273,6 +276,9 @@ class CountingObserver(ABC):
         observer = self._component(fact.observer)
         self.series(table.OBSERVERS_DROPPED, observer)  # at 0, or the first loss is missed
         self.series(table.OBSERVER_LAG, observer)(fact.seconds)
+
+    def _policy_read(self, fact: PolicyRead) -> None:
+        self.series(table.POLICY_VALID)(fact.valid)
 
 
 def reason_label(reason: str) -> str:

@@ -195,6 +195,13 @@ OBSERVER_LAG: Final = MetricSpec(
     kind="histogram",
     buckets=(0.0001, 0.001, 0.01, 0.05, 0.25, 1.0),
 )
+POLICY_VALID: Final = MetricSpec(
+    name="otel_limits_policy_valid",
+    labels=(),
+    help="1 unless the newest version of the policy file was refused, so that the version "
+    "before it stays in force.",
+    kind="gauge",
+)
 BUILD_INFO: Final = MetricSpec(
     name="otel_limits_build_info",
     labels=("version",),
@@ -225,6 +232,7 @@ METRICS: Final = (
     INTERNAL_ERRORS,
     OBSERVERS_DROPPED,
     OBSERVER_LAG,
+    POLICY_VALID,
     BUILD_INFO,
 )
 """Every metric; both ways out and the README's table are made from this."""

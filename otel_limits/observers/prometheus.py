@@ -70,7 +70,8 @@ class PrometheusObserver(CountingObserver):
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""
-        child = self._metrics[spec.name].labels(*labels)
+        metric = self._metrics[spec.name]
+        child = metric.labels(*labels) if labels else metric
         taker: Any = getattr(child, TAKES[spec.kind])
         if spec.kind in ("counter", "histogram"):
             return taker  # type: ignore[no-any-return]
@@ -151,7 +152,7 @@ def served(registry: CollectorRegistry) -> CollectorRegistry:
 
 def values_of(metric: MetricWrapperBase) -> Iterator[Any]:
     """Every number that a metric keeps in memory."""
-    for child in list(metric._metrics.values()):  # noqa: SLF001
+    for child in (metric, *getattr(metric, "_metrics", {}).values()):
         for name in ("_value", "_sum", "_buckets"):
             found = getattr(child, name, ())
             for value in found if isinstance(found, list | tuple) else [found]:

@@ -1,0 +1,88 @@
+"""Asks a human for more budget, by an interrupt, and reads the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, cast
+
+from strands.interrupt import Interrupt, InterruptException
+
+from otel_limits.bindings.strands.spans import plain
+from otel_limits.limits import LIMIT_NAMES, Breach, Limits, Policy, Verdict
+from otel_limits.messages import why
+
+if TYPE_CHECKING:
+    from strands.agent.agent import Agent
+
+
+ASK_ID: Final = "v1:otel_limits:ask"
+"""Id of the interrupt that asks a human for more."""
+
+
+def can_be_extended(verdict: Verdict) -> bool:
+    """Tell whether more of the limit can be given to one invocation."""
+    return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
+
+
+def question(verdict: Verdict) -> InterruptException:
+    """Make the interrupt that tells a human what was reached."""
+    breach = cast("Breach", verdict.breach)
+    return InterruptException(
+        Interrupt(
+            id=ASK_ID,
+            name="otel_limits",
+            reason={
+                "limit": breach.limit,
+                "cap": plain(breach.cap),
+                "observed": plain(breach.observed),
+                "reason": breach.reason,
+                "unit": breach.unit,
+                "question": f"{why(verdict)}. Answer {{'extend': {{{breach.limit!r}: …}}}} "
+                "to go on, anything else to stop.",
+            },
+        )
+    )
+
+
+def answer_of(agent: Agent) -> Interrupt | None:
+    """Return our question with the human's answer, when this invocation brings one."""
+    interrupt = agent._interrupt_state.interrupts.get(ASK_ID)
+    return interrupt if interrupt is not None and interrupt.response is not None else None
+
+
+def extension_of(response: object) -> Limits | None:
+    """Read `{"extend": {"max_turns": 20}}`; `None` for anything else."""
+    if not isinstance(response, Mapping) or not isinstance(response.get("extend"), Mapping):
+        return None
+    try:
+        return Limits(**response["extend"])
+    except (TypeError, ValueError):
+        return None
+
+
+def extend(policy: Policy, response: object) -> Policy:
+    """Let the invocation use what the human gave it more."""
+    extension = extension_of(response)
+    if extension is None:
+        return policy
+    return dataclasses.replace(policy, limits=extension.over(policy.limits))
+
+
+def declined_verdict(answer: Interrupt | None) -> Verdict | None:
+    """Rebuild the verdict that a human was asked about and did not lift."""
+    if answer is None or extension_of(answer.response) is not None:
+        return None
+    reason = answer.reason if isinstance(answer.reason, Mapping) else {}
+    return Verdict(
+        reason.get("reason", "max_turns"),
+        (
+            Breach(
+                reason.get("limit", "max_turns"),
+                reason.get("cap", 0),
+                reason.get("observed", 0),
+                reason.get("reason", "max_turns"),
+                reason.get("unit", ""),
+            ),
+        ),
+    )

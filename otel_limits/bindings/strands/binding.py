@@ -1,0 +1,610 @@
+"""What is attached to one agent: it counts, decides at each boundary, and halts."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from opentelemetry import trace
+from strands.hooks import (
+    AfterInvocationEvent,
+    AfterModelCallEvent,
+    AfterToolCallEvent,
+    AfterToolsEvent,
+    BeforeInvocationEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+    HookOrder,
+    MessageAddedEvent,
+)
+from strands.interrupt import Interrupt, InterruptException
+from strands.middleware import InvokeModelStage
+from strands.middleware._agent_stream import AgentStreamContext, AgentStreamStage
+from strands.types._events import (
+    EventLoopStopEvent,
+    ModelStreamChunkEvent,
+    StartEventLoopEvent,
+    StructuredOutputEvent,
+)
+from strands.types.exceptions import ContextWindowOverflowException
+
+from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.bindings.strands.asking import (
+    answer_of,
+    can_be_extended,
+    declined_verdict,
+    extend,
+    question,
+)
+from otel_limits.bindings.strands.notes import append_nudge, with_note, without_tools
+from otel_limits.bindings.strands.reading import (
+    call_of,
+    estimate_tokens,
+    identity_of,
+    is_output_tool,
+    model_id,
+    note_chunk,
+    status_of,
+    text_of,
+    usage_of,
+)
+from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
+from otel_limits.errors import LimitReachedError, limit_reached
+from otel_limits.faults import unfelt
+from otel_limits.limits import (
+    KILLED_STOP_REASON,
+    KIND,
+    MAX_DURATION_STOP_REASON,
+    Breach,
+    Policy,
+    Verdict,
+    verdict_of,
+)
+from otel_limits.messages import (
+    budget_note,
+    halt_message,
+    halt_text,
+    mark,
+    refusal_note,
+    why,
+    wrap_up_note,
+)
+from otel_limits.runs import CURRENT, Run, Runs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+    from strands.agent import AgentResult
+    from strands.agent.agent import Agent
+    from strands.middleware import InvokeModelContext, MiddlewareNext
+    from strands.types.content import Message
+
+    from otel_limits.facts import ActionTaken
+
+    Next: TypeAlias = MiddlewareNext[Any, Any]
+
+VERY_LAST: Final = HookOrder.SDK_LAST + 1
+"""After every other hook, so that what the others decided is known."""
+
+
+AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
+"""Reasons that leave no time for a last answer or a question."""
+
+
+class Refused(InterruptException):
+    """Carries a halt from the model stage to the agent stage.
+
+    It is an interrupt because those pass through the loop unwrapped and unlogged and without an
+    `AfterModelCallEvent`: no model was called.
+    """
+
+    def __init__(self) -> None:
+        """Fill in what the base class wants; nobody reads it."""
+        super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
+
+
+@dataclass(slots=True)
+class Batch:
+    """The tool calls of one turn, as they come and go."""
+
+    requests: tuple[Mapping[str, Any], ...]
+    """Tool uses, in the order in which the model asked."""
+    refusals: dict[str, Breach]
+    """By tool use id."""
+    results: dict[str, AfterToolCallEvent]
+    """The final attempt of each, by tool use id."""
+
+
+@dataclass(slots=True)
+class Live:
+    """A live invocation of the agent, and how far its leg has got."""
+
+    run: Run
+    verdict: Verdict | None = None
+    """The halt under way."""
+    wrapping: Verdict | None = None
+    """The halt before which the model gives a last answer."""
+    marked: Message | None = None
+    """The message that the halt left."""
+    has_output: bool = False
+    """True when the leg has produced its structured output."""
+    refused: bool = False
+    """True when the leg ended because no further model call was let out."""
+    overflowed: bool = False
+    """True while the last model call was one that overflowed the context."""
+    batch: Batch | None = None
+    text: str = ""
+    """What the model said in the turn under way."""
+
+    @property
+    def wrapped_up(self) -> bool:
+        """True when the model was asked for its last answer: there is only one."""
+        return self.run.wrapped_up or self.wrapping is not None
+
+
+class Binding:
+    """Everything that is attached to one agent.
+
+    Args:
+        runs: Where its invocations are followed.
+        policy: What applies to an agent of this name, asked for at the start of each invocation.
+    """
+
+    def __init__(self, runs: Runs, policy: Callable[[str], Policy]) -> None:
+        """Attach nothing yet."""
+        self._runs = runs
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._live: list[Live] = []
+
+    @property
+    def _newest(self) -> Live | None:
+        """The live invocation; the newest one where an agent is used re-entrantly."""
+        return self._live[-1] if self._live else None
+
+    # --- what is attached -------------------------------------------------------------------------
+
+    def _hooks(self) -> tuple[tuple[type, Callable[[Any], None], float], ...]:
+        return (
+            (BeforeInvocationEvent, self._before_leg, HookOrder.SDK_FIRST),
+            (AfterModelCallEvent, self._after_model_call, HookOrder.SDK_FIRST),
+            (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
+            (BeforeToolsEvent, self._before_tools, VERY_LAST),
+            (BeforeToolCallEvent, self._before_tool, VERY_LAST),
+            (AfterToolCallEvent, self._after_tool, HookOrder.SDK_FIRST),
+            (AfterToolsEvent, self._after_tools, VERY_LAST),
+            (AfterInvocationEvent, self._after_leg, VERY_LAST),
+        )
+
+    def attach(self, agent: Agent) -> None:
+        """Add the hooks and the two stages to `agent`."""
+        for event, callback, order in self._hooks():
+            agent.hooks.add_callback(cast("Any", event), callback, order=order)
+        agent.add_middleware(AgentStreamStage, self._agent_stage)
+        agent.add_middleware(InvokeModelStage, self._model_stage)
+
+    def detach(self, agent: Agent) -> None:
+        """Take away what `attach` added, and nothing else."""
+        callbacks = [callback for _, callback, _ in self._hooks()]
+        for entries in agent.hooks._registered_callbacks.values():
+            entries[:] = [entry for entry in entries if entry.callback not in callbacks]
+        stages = [self._agent_stage, self._model_stage]
+        for handlers in agent._middleware_registry._handlers.values():
+            handlers[:] = [tagged for tagged in handlers if tagged.handler not in stages]
+
+    # --- begin and end of an invocation -----------------------------------------------------------
+
+    @unfelt("binding")
+    def begin(self, agent: Agent, span: trace.Span, *, direct: bool = False) -> None:
+        """An invocation begins under `span`; a direct one asks the model without the loop."""
+        context = span.get_span_context()
+        answer = answer_of(agent)
+        policy = self._policy(agent.name)
+        if answer is not None:
+            policy = extend(policy, answer.response)
+        run = self._runs.start(
+            agent.name,
+            policy,
+            context.trace_id,
+            context.span_id,
+            sampled=context.trace_flags.sampled,
+            model=model_id(agent.model),
+            direct=direct,
+        )
+        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
+        self._live.append(Live(run, verdict=declined_verdict(answer)))
+        CURRENT.set(run)
+        run.limit_time()
+
+    @unfelt("binding")
+    def end(
+        self,
+        response: AgentResult | None,
+        error: Exception | None,
+        cancellation: BaseException | None,
+    ) -> None:
+        """The newest invocation is over, with a result, an exception, or nobody waiting for it."""
+        run = self._leave()
+        if run is None:
+            return
+        if response is not None:
+            run.finish(response.stop_reason)
+        elif isinstance(error, LimitReachedError) and run.verdict is not None:
+            run.finish(run.verdict.reason)
+        elif cancellation is not None:
+            run.finish(run.reason or "aborted")
+        else:
+            run.finish("error" if error is not None else "aborted")
+
+    @unfelt("binding")
+    def end_direct(self, error: BaseException | None) -> None:
+        """A direct request for structured output is over."""
+        run = self._leave()
+        if run is not None:
+            run.finish("end_turn" if error is None else "error")
+
+    def _leave(self) -> Run | None:
+        with self._lock:  # from here on nobody may cancel: it would hit the next invocation
+            live = self._live.pop() if self._live else None
+        if live is None:
+            return None
+        CURRENT.set(live.run.parent)
+        return live.run
+
+    def cancel(self, agent: Agent, run: Run, verdict: Verdict) -> None:
+        """End `run` from any thread: a response under way is broken off."""
+        with self._lock:
+            live = self._newest
+            if live is not None and live.run is run:
+                live.verdict = verdict
+                agent.cancel(message=halt_text(verdict))
+
+    # --- legs, model calls and messages -----------------------------------------------------------
+
+    @unfelt("binding")
+    def _before_leg(self, event: BeforeInvocationEvent) -> None:  # noqa: ARG002
+        live = self._newest
+        if live is None:
+            return
+        if live.run.tally.cycles:  # the first leg keeps the answer of a human who was asked
+            self._live[-1] = Live(live.run)
+        live.run.leg()
+
+    @unfelt("binding")
+    def _after_leg(self, event: AfterInvocationEvent) -> None:
+        """A refused leg is not resumed again: nothing would ever come of it."""
+        if self._newest is not None and self._newest.refused:
+            event.resume = None
+
+    @unfelt("binding")
+    def _after_model_call(self, event: AfterModelCallEvent) -> None:
+        """Book the call, unless its span did."""
+        live = self._newest
+        if live is None:
+            return
+        run = live.run
+        live.overflowed = isinstance(event.exception, ContextWindowOverflowException)
+        if run.call is None:
+            return
+        if event.stop_response is None:
+            run.settle(None, failed=True)
+        else:
+            message = event.stop_response.message
+            run.settle(usage_of(message), output_estimate=estimate_tokens(message["content"]))
+
+    @unfelt("binding")
+    def _message_added(self, event: MessageAddedEvent) -> None:
+        """Count a turn, or tag the message that a halt left."""
+        live, message = self._newest, event.message
+        if live is None or message["role"] != "assistant":
+            return
+        if "usage" in (message.get("metadata") or ()):
+            _turn(event.agent, live, message)
+        elif live.verdict is not None and message["content"] == [{"text": halt_text(live.verdict)}]:
+            _perform(event.agent, live, message, live.verdict, _taken(live.run.policy))
+
+    # --- tools ------------------------------------------------------------------------------------
+
+    @unfelt("binding")
+    def _before_tools(self, event: BeforeToolsEvent) -> None:
+        """Decide in request order which calls may run, before any of them does."""
+        live = self._newest
+        if live is None:
+            return
+        if live.wrapping is not None:
+            event.cancel = f"Not run: {why(live.wrapping)}."
+        if event.cancel:
+            return
+        requests = tuple(
+            block["toolUse"]
+            for block in event.message["content"]
+            if "toolUse" in block and not is_output_tool(event.agent, block["toolUse"]["name"])
+        )
+        live.batch = Batch(requests, {}, {})
+        for request in requests:
+            breach = live.run.admit_tool(request["name"])
+            if breach is not None:
+                live.batch.refusals[request["toolUseId"]] = breach
+
+    @unfelt("binding")
+    def _before_tool(self, event: BeforeToolCallEvent) -> None:
+        """Answer in the place of a tool that has no call left."""
+        live = self._newest
+        if live is not None and live.batch is not None:
+            breach = live.batch.refusals.get(event.tool_use["toolUseId"])
+            if breach is not None:
+                event.cancel_tool = refusal_note(breach)
+
+    @unfelt("binding")
+    def _after_tool(self, event: AfterToolCallEvent) -> None:
+        """Keep the final attempt: a retry comes by here again."""
+        live = self._newest
+        if live is not None and live.batch is not None:
+            live.batch.results[event.tool_use["toolUseId"]] = event
+
+    @unfelt("binding")
+    def _after_tools(self, event: AfterToolsEvent) -> None:
+        """End the loop when a limit was reached and the loop would go on."""
+        live = self._newest
+        if live is None:
+            return
+        run = live.run
+        ran = _close_batch(live, event)
+        write_warnings(event.agent.trace_span, run.warn())
+        verdict = live.wrapping or run.judge()
+        _keep(run, ran, halts=verdict is not None)
+        if verdict is None or _ends_anyway(live, event):
+            return
+        if _ends_loop(live, verdict):
+            live.verdict, live.wrapping = verdict, None
+            event.end_turn = halt_text(verdict)
+
+    # --- stages -----------------------------------------------------------------------------------
+
+    async def _agent_stage(
+        self, context: AgentStreamContext, next_fn: Next
+    ) -> AsyncGenerator[Any, None]:
+        """Put our stop reason in place of the framework's, and raise where that is the action."""
+        halted: bool | None = False
+        try:
+            async for event in next_fn(context):
+                kind = type(event)
+                if kind is StartEventLoopEvent:
+                    self._cycle()
+                elif kind is StructuredOutputEvent and self._newest is not None:
+                    self._newest.has_output = True
+                elif kind is EventLoopStopEvent:
+                    halted = self._stop(event)
+                yield event
+        except Refused:
+            halted = True
+            yield await self._answer(context)
+        run = self._newest and self._newest.run
+        if halted and run and run.action == "raised" and run.verdict is not None:
+            raise limit_reached(run.verdict, run.stop(run.verdict.reason))
+
+    @unfelt("binding")
+    def _cycle(self) -> None:
+        """A cycle begins; after an overflow that nobody retried, it is the recovery."""
+        live = self._newest
+        if live is None:
+            return
+        if live.overflowed:
+            live.overflowed = False
+            live.run.recover()
+        if live.run.blind:
+            live.run.cycle()
+
+    @unfelt("binding")
+    def _stop(self, event: EventLoopStopEvent) -> bool:
+        """Note how the leg ended; True when it was our halt."""
+        live = self._newest
+        if live is None:
+            return False
+        reason, message, *rest = event["stop"]
+        verdict = live.run.verdict if message is live.marked else None
+        if verdict is not None:
+            reason = verdict.reason
+            event["stop"] = (reason, message, *rest)
+        live.run.reason = reason
+        return verdict is not None
+
+    async def _answer(self, context: AgentStreamContext) -> EventLoopStopEvent:
+        """Answer in the model's place and end the leg."""
+        agent, live = cast("Agent", context.agent), cast("Live", self._newest)
+        verdict = cast("Verdict", live.verdict)
+        message = cast("Message", halt_message(verdict))
+        await agent._append_messages(message)
+        stop = EventLoopStopEvent(
+            cast("Any", verdict.reason),  # Strands' type lists only its own reasons
+            message,
+            agent.event_loop_metrics,
+            context.invocation_state.get("request_state", {}),
+        )
+        self._stop(stop)
+        live.refused = True
+        return stop
+
+    def _model_stage(self, context: InvokeModelContext, next_fn: Next) -> AsyncGenerator[Any, None]:
+        """Let a model call out, or refuse it before it costs anything."""
+        live = self._newest
+        if live is None:
+            return next_fn(context)
+        refusal = _refusal(live, context)
+        if refusal is not None:
+            end_cycle_span(trace.get_current_span())
+            raise refusal
+        _open_call(live, context)
+        return _follow(live, next_fn(_with_notes(live, context) or context))
+
+
+def _canceller(
+    binding: weakref.ref[Binding], agent: weakref.ref[Agent], run: weakref.ref[Run]
+) -> Callable[[Verdict], None]:
+    """Make what ends an invocation from outside, without keeping any of the three alive."""
+
+    def cancel(verdict: Verdict) -> None:
+        alive = binding(), agent(), run()
+        if alive[0] is not None and alive[1] is not None and alive[2] is not None:
+            alive[0].cancel(alive[1], alive[2], verdict)
+
+    return cancel
+
+
+def _turn(agent: Agent, live: Live, message: Message) -> None:
+    """Count a response that was taken into the conversation."""
+    live.run.turn()
+    write_warnings(agent.trace_span, live.run.warn())
+    live.text = "".join(block.get("text", "") for block in message["content"])
+    if any("toolUse" in block for block in message["content"]):
+        return
+    if live.wrapping is not None:
+        _perform(agent, live, message, live.wrapping, "wrapped_up")
+
+
+def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]:
+    """Tell the calls that ran, in request order, and look for repetitions; returns them."""
+    run, batch, live.batch = live.run, live.batch, None
+    if batch is None:
+        return []
+    ran, calls = [], []
+    for request in batch.requests:
+        done = batch.results.get(request["toolUseId"])
+        if request["toolUseId"] in batch.refusals:
+            run.tool_called(request["name"], "refused", None, None)
+        elif done is None or done.cancel_message is not None:
+            run.return_tool(request["name"])
+        else:
+            call = call_of(run, done)
+            run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
+            calls.append(call)
+            ran.append(done)
+    run.repeat(calls, live.text)
+    if run.nudge():
+        append_nudge(event.message)
+    return ran
+
+
+def _keep(run: Run, ran: Sequence[AfterToolCallEvent], *, halts: bool) -> None:
+    """Keep the calls of a turn in the tool log; the last one is what halts."""
+    for number, done in enumerate(ran, start=1):
+        run.keep_tool(
+            done.tool_use["name"],
+            done.tool_use["input"],
+            text_of(done.result),
+            trigger=halts and number == len(ran),
+        )
+
+
+def _ends_anyway(live: Live, event: AfterToolsEvent) -> bool:
+    """Tell whether the loop stops after these tools without us: the natural end wins."""
+    agent = event.agent
+    return bool(
+        event.end_turn
+        or live.has_output
+        or agent._deferred_cancel
+        or agent._checkpointing
+        or agent.cancel_signal.is_set()
+        or event.invocation_state.get("request_state", {}).get("stop_event_loop")
+    )
+
+
+def _ends_loop(live: Live, verdict: Verdict) -> bool:
+    """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
+    action = live.run.policy.action
+    if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+        live.run.halt(verdict, "observed")
+        return False
+    if live.wrapping is not None or verdict.reason in AT_ONCE:
+        return True
+    return action != "ask" and not (action == "wrap_up" and not live.wrapped_up)
+
+
+@unfelt("binding")
+def _refusal(live: Live, context: InvokeModelContext) -> InterruptException | None:
+    """Return what keeps this call from going out, or `None`."""
+    verdict = live.verdict or _unless_forced(live.run.judge(), context)
+    if verdict is None:
+        return None
+    action = live.run.policy.action
+    if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+        live.run.halt(verdict, "observed")
+        return None
+    if live.verdict is None and verdict.reason not in AT_ONCE:
+        if action == "ask" and can_be_extended(verdict):
+            return question(verdict)
+        if action == "wrap_up" and not live.wrapped_up and not context.tool_choice:
+            live.wrapping = verdict
+            return None
+    live.verdict = verdict
+    return Refused()
+
+
+@unfelt("binding")
+def _open_call(live: Live, context: InvokeModelContext) -> None:
+    projected = context.projected_input_tokens
+    live.run.open_call(
+        model_id(context.model),
+        estimate_tokens(context.messages) if projected is None else projected,
+    )
+
+
+@unfelt("binding")
+def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
+    """Tell the model what it has to know; the conversation does not keep it."""
+    if live.wrapping is not None and not live.run.wrapped_up:
+        live.run.wrapped_up = True
+        told = with_note(without_tools(context.messages), wrap_up_note(live.wrapping))
+        return context.replace(messages=told, tool_specs=[], tool_choice=None)
+    if live.run.policy.tell_model and (levels := live.run.levels()):
+        return context.replace(messages=with_note(context.messages, budget_note(levels)))
+    return None
+
+
+async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Note what the provider sends, and take its refusal for the stop that it is."""
+    try:
+        async for event in events:
+            if type(event) is ModelStreamChunkEvent:
+                note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
+            yield event
+    except Exception as error:
+        verdict = budget_refusal(error) or live.wrapping  # a last answer that fails is a halt
+        if verdict is None:
+            raise
+        live.run.settle(None, failed=True)
+        live.verdict, live.wrapping = verdict, None
+        end_cycle_span(trace.get_current_span())
+        raise Refused from error
+
+
+def _perform(
+    agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
+) -> None:
+    """The halt is a fact now: tell it, mark its message and the live span."""
+    live.marked = message
+    live.run.halt(verdict, action)
+    stop = live.run.stop(verdict.reason)
+    synthetic = action != "wrapped_up"
+    mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
+    write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
+
+
+def _taken(policy: Policy) -> ActionTaken:
+    """What a halt with a synthetic message is called under this policy."""
+    return "raised" if policy.action == "raise" else "halted"
+
+
+def _unless_forced(verdict: Verdict | None, context: InvokeModelContext) -> Verdict | None:
+    """Let the call that only forces structured output pass the limits that yield to it."""
+    if verdict is None or context.structured_output_model is None:
+        return verdict
+    return verdict_of(
+        tuple(
+            breach
+            for breach in verdict.breaches
+            if breach.limit not in KIND or not KIND[breach.limit].yields_to_output
+        )
+    )

@@ -1,0 +1,95 @@
+"""Reads what Strands says about messages, models and tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from strands.telemetry.metrics import _total_prompt_tokens
+from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
+
+from otel_limits.faults import unfelt
+from otel_limits.limits import Usage
+from otel_limits.loops import Call, fingerprint
+from otel_limits.processor import token_count
+from otel_limits.runs import CHARACTERS_PER_TOKEN, Run
+
+if TYPE_CHECKING:
+    from strands.agent.agent import Agent
+    from strands.hooks import AfterToolCallEvent
+
+
+def usage_of(message: Mapping[str, Any]) -> Usage | None:
+    """What the provider reported for this message, in the sense of `Usage`."""
+    usage = message.get("metadata", {}).get("usage")
+    if usage is None:
+        return None
+    counted = token_count(_total_prompt_tokens(usage)), token_count(usage.get("outputTokens"))
+    if counted[0] is None or counted[1] is None:
+        return None
+    return Usage(
+        input=counted[0],
+        output=counted[1],
+        cache_read=token_count(usage.get("cacheReadInputTokens", 0)) or 0,
+        cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
+    )
+
+
+def estimate_tokens(content: object) -> int:
+    """Tokens that `content` has, about: never 0."""
+    characters = len(json.dumps(content, default=str, ensure_ascii=False))
+    return max(1, characters // CHARACTERS_PER_TOKEN)
+
+
+def model_id(model: object) -> str:
+    """Return the id under which the provider knows a model, or `unknown`."""
+    config = getattr(model, "config", None)
+    known = config.get("model_id") if isinstance(config, Mapping) else None
+    return known if isinstance(known, str) else "unknown"
+
+
+@unfelt("binding")
+def note_chunk(run: Run, chunk: Mapping[str, Any]) -> None:
+    """Note that the provider sent something, and whether it reported usage."""
+    if run.call is not None:
+        run.call.streamed = True
+        if "metadata" in chunk and chunk["metadata"].get("usage") is not None:
+            run.call.reported = True
+
+
+def is_output_tool(agent: Agent, name: str) -> bool:
+    """Tell whether a tool is the framework's own way to structured output."""
+    return isinstance(agent.tool_registry.dynamic_tools.get(name), StructuredOutputTool)
+
+
+def status_of(done: AfterToolCallEvent) -> Literal["success", "error"]:
+    """Return how a tool call ended."""
+    return "error" if done.result.get("status") == "error" else "success"
+
+
+def identity_of(call: Call) -> str | None:
+    """Return what is equal for equal calls with equal results."""
+    return fingerprint(call.request, call.result) if call.request else None
+
+
+def call_of(run: Run, done: AfterToolCallEvent) -> Call:
+    """Make what loop detection sees of a call: hashes, where it looks at all."""
+    name = done.tool_use["name"]
+    if run.loops is None:
+        return Call(tool=name, request="", result="", exempt=True)
+    request = fingerprint(name, done.tool_use["input"])
+    return Call(
+        tool=name,
+        request=request,
+        result=fingerprint(done.result.get("status"), done.result.get("content")),
+        exempt=run.policy.exempts(name),
+    )
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """Return what a tool answered, as text."""
+    return "\n".join(
+        str(part["text"]) if "text" in part else json.dumps(part, default=str, ensure_ascii=False)
+        for part in result.get("content", ())
+    )

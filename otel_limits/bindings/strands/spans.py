@@ -1,0 +1,65 @@
+"""Writes halts and warnings to the live spans of an agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from opentelemetry import trace
+
+from otel_limits import semconv
+from otel_limits.errors import limit_reached
+from otel_limits.faults import unfelt
+
+if TYPE_CHECKING:
+    from otel_limits.facts import Warned
+    from otel_limits.limits import Verdict
+    from otel_limits.runs import Run
+
+
+def end_cycle_span(span: trace.Span) -> None:
+    """End the cycle that a refusal leaves, or Strands ends it as an error, which it is not."""
+    if span.is_recording() and getattr(span, "name", None) == semconv.CYCLE_SPAN:
+        span.set_status(trace.StatusCode.OK)
+        span.end()
+
+
+@unfelt("span")
+def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic: bool) -> None:
+    """Write the halt to the live agent span: attributes are frozen once it ends."""
+    if span is None or not span.is_recording():
+        return
+    attributes: dict[str, Any] = {
+        semconv.STOP_REASON: verdict.reason,
+        semconv.STOP_ACTION: run.action,
+        semconv.MESSAGE_SYNTHETIC: synthetic,
+    }
+    if verdict.breach is not None:
+        attributes[semconv.LIMIT_NAME] = verdict.breach.limit
+        attributes[semconv.LIMIT_VALUE] = plain(verdict.breach.cap)
+        attributes[semconv.LIMIT_CONSUMED] = plain(verdict.breach.observed)
+    span.set_attributes(attributes)
+    span.add_event(semconv.HALT_EVENT, attributes)
+    if run.action == "raised":
+        error = limit_reached(verdict, run.stop(verdict.reason))
+        span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
+
+
+@unfelt("span")
+def write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> None:
+    """Write each soft threshold that was passed to the live agent span."""
+    for warning in warnings:
+        if span is not None and span.is_recording():
+            span.add_event(
+                semconv.WARNING_EVENT,
+                {
+                    semconv.LIMIT_NAME: warning.level.limit,
+                    semconv.LIMIT_VALUE: cast("Any", plain(warning.level.cap)),
+                    semconv.LIMIT_CONSUMED: cast("Any", plain(warning.level.observed)),
+                    semconv.WARNING_THRESHOLD: warning.threshold,
+                },
+            )
+
+
+def plain(value: object) -> object:
+    """Return a value that JSON knows."""
+    return value if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,147 @@
+"""Plays the demonstration from beginning to end: on a terminal, in plain text, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from typing import Final
+from urllib.parse import urlsplit
+
+from otel_limits.demo.play import AgentFailedError, Outcome, Play, Scenario, Setting
+from otel_limits.demo.server import Servers
+from otel_limits.demo.show import facts, show_outcomes, show_setting, watch
+from otel_limits.terminal import console
+
+SCENARIOS: Final = (
+    Scenario(name="no_limits", variables={}, ends_with="end_turn"),
+    Scenario(
+        name="max_turns",
+        variables={"OTEL_LIMITS_MAX_TURNS": "6"},
+        ends_with="max_turns",
+        asks_cache=True,
+    ),
+    Scenario(
+        name="max_token_budget",
+        variables={"OTEL_LIMITS_MAX_TOKEN_BUDGET": "5000"},
+        ends_with="max_token_budget",
+    ),
+    Scenario(
+        name="observe",
+        variables={"OTEL_LIMITS_MAX_TURNS": "6", "OTEL_LIMITS_ACTION": "observe"},
+        ends_with="end_turn",
+    ),
+)
+
+PENDING_LOOKS: Final = 20
+"""Enough to see a runaway, and done in a second."""
+
+PENDING_LOOKS_OF_REAL_MODEL: Final = 12
+"""Real models take their time."""
+
+CONNECT_SECONDS: Final = 5.0
+FAILED: Final = 1
+BAD_ARGUMENT: Final = 2
+INTERRUPTED: Final = 130
+
+
+def main(*, base_url: str | None, model: str | None, as_json: bool) -> int:
+    """Play it.
+
+    Args:
+        base_url: A real model server, with or without /v1; the built-in one unless given.
+        model: What to ask it for.
+        as_json: Print the facts for machines instead of showing them.
+
+    Returns:
+        The exit status: 1 when a program failed or a scenario did not end as it should.
+    """
+    try:
+        setting = make_setting(base_url, model)
+    except ValueError as error:
+        sys.stderr.write(f"otel-limits demo: {error}\n")
+        return BAD_ARGUMENT
+    try:
+        return play(setting, as_json=as_json)
+    except AgentFailedError as error:
+        sys.stderr.write(f"otel-limits demo: {error}\n")
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def make_setting(base_url: str | None, model: str | None) -> Setting:
+    """Decide who the agents talk to.
+
+    Raises:
+        ValueError: `base_url` is none, or nobody listens there.
+    """
+    if base_url is None:
+        return Setting(
+            base_url=None,
+            model=model or "demo",
+            pending_looks=PENDING_LOOKS,
+            scenarios=SCENARIOS,
+        )
+    return Setting(
+        base_url=reachable(base_url.rstrip("/").removesuffix("/v1")),
+        model=model or "default",
+        pending_looks=PENDING_LOOKS_OF_REAL_MODEL,
+        scenarios=SCENARIOS,
+    )
+
+
+def reachable(base_url: str) -> str:
+    """Return `base_url`, or explain why nothing can be asked there.
+
+    Raises:
+        ValueError: It is no address of a server, or nobody listens there.
+    """
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"--base-url must be like http://localhost:11434/v1, got {base_url!r}.")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname, port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ValueError(
+            f"No model server answers at {base_url} ({error}). "
+            f"Start it, or leave --base-url out to use the built-in one."
+        ) from error
+    return base_url
+
+
+def play(setting: Setting, *, as_json: bool) -> int:
+    """Run every scenario, tell what happened, and judge it."""
+    screen = console()
+    started = time.monotonic()
+    with Servers(setting.pending_looks) as servers, Play(setting, servers) as running:
+        if not as_json:
+            show_setting(screen, setting, servers)
+            watch(screen, running)
+        outcomes = [future.result() for future in running.futures]
+    seconds = time.monotonic() - started
+    if as_json:
+        print(json.dumps(facts(setting, outcomes, seconds), indent=2))  # noqa: T201  its output
+    else:
+        show_outcomes(screen, setting, outcomes, seconds)
+    return judge(setting, outcomes)
+
+
+def judge(setting: Setting, outcomes: list[Outcome]) -> int:
+    """Say on standard error which scenario ended otherwise than it should.
+
+    A real model may end by itself before a limit is reached, so that it is not judged.
+    """
+    wrong = [
+        outcome
+        for outcome in outcomes
+        if setting.base_url is None and outcome.errand.stop_reason != outcome.scenario.ends_with
+    ]
+    for outcome in wrong:
+        sys.stderr.write(
+            f"otel-limits demo: {outcome.scenario.name} ended with "
+            f"{outcome.errand.stop_reason!r}, not with {outcome.scenario.ends_with!r}.\n"
+        )
+    return FAILED if wrong else 0

@@ -1,0 +1,32 @@
+"""Names matched by globs: which ones fit, and which of those knows best."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WILDCARDS: Final = "*?["
+
+
+def specificity(glob: str) -> tuple[bool, int]:
+    """Rank a glob: a plain name is above every glob, then more characters that must match."""
+    is_name = not any(wildcard in glob for wildcard in WILDCARDS)
+    return is_name, sum(character not in "*?[]" for character in glob)
+
+
+def matching(globs: Iterable[str], name: str) -> list[str]:
+    """Return the globs that fit `name`, the most specific one last.
+
+    `*` stands for any characters, `?` for one, `[abc]` for one of these; upper and lower case
+    differ. Of two that are equally specific the later one comes later.
+    """
+    return sorted((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), key=specificity)
+
+
+def best_match(globs: Iterable[str], name: str) -> str | None:
+    """Return the most specific glob that fits `name`, or `None` when none does."""
+    found = matching(globs, name)
+    return found[-1] if found else None

@@ -1,0 +1,150 @@
+"""Reads YAML into plain values that know their line, and nothing that could do anything.
+
+Only what every YAML reader agrees on has a meaning: `true` and `false` are booleans, decimal
+numbers are numbers (with a fraction: exact ones), everything else is text. So `no` is a name, `010`
+is no octal number and `1:30` is no duration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Value: TypeAlias = "bool | int | Decimal | str | tuple[Node, ...] | Mapping[str, Node] | None"
+
+WHOLE: Final = re.compile(r"[-+]?(0|[1-9][0-9_]{0,29})")
+FRACTION: Final = re.compile(
+    r"[-+]?((0|[1-9][0-9_]{0,29})(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][-+]?[0-9]{1,2})?"
+)
+"""A number longer than these is text: none of ours is, and huge ones are slow."""
+NOTHING: Final = ("", "~", "null", "Null", "NULL")
+BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
+    ("false", "False", "FALSE"), False
+)
+TAGS: Final = frozenset(
+    "tag:yaml.org,2002:" + kind
+    for kind in ("bool", "float", "int", "map", "merge", "null", "seq", "str", "timestamp", "value")
+)
+"""What plain YAML resolves to; any other tag was written by somebody who wants an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value of a file."""
+
+    value: Value
+    line: int
+    """Where it begins, with its key if it has one; 1 is the first line."""
+    shown: str
+    """How a sentence names it: a scalar as it was written, or `a list`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong with a file, and where."""
+
+    line: int
+    sentence: str
+
+
+def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+    """Read one YAML document; a text that is none at all reads as nothing, with its mistake."""
+    try:
+        return _read(text)
+    except yaml.MarkedYAMLError as error:
+        mistake = _syntax_mistake(error)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        mistake = Mistake(line, "The file has a character that YAML does not permit.")
+    except RecursionError:
+        mistake = Mistake(1, "The file is nested too deeply to be read.")
+    return Node(None, mistake.line, "nothing"), (mistake,)
+
+
+def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is None:
+        return Node(None, 1, "nothing"), (Mistake(1, "The file is empty."),)
+    converter = _Converter()
+    return converter.node(root), tuple(converter.mistakes)
+
+
+def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
+    mark = error.problem_mark or error.context_mark
+    reasons = [part for part in (error.context, error.problem) if part]
+    return Mistake(mark.line + 1 if mark else 1, f"This is no valid YAML: {', '.join(reasons)}.")
+
+
+class _Converter:
+    """Turns PyYAML's nodes into ours; a node that is referred to twice is turned once."""
+
+    def __init__(self) -> None:
+        """Begin without a mistake."""
+        self.mistakes: list[Mistake] = []
+        self._done: dict[yaml.Node, Node | None] = {}
+
+    def node(self, node: yaml.Node) -> Node:
+        """Convert a node and everything below it."""
+        line = node.start_mark.line + 1
+        if node not in self._done:
+            self._done[node] = None  # under way
+            self._done[node] = self._convert(node, line)
+        done = self._done[node]
+        if done is None:
+            self.mistakes.append(Mistake(line, "An alias refers to the value that it is part of."))
+            return Node(None, line, "nothing")
+        return done
+
+    def _convert(self, node: yaml.Node, line: int) -> Node:
+        if node.tag not in TAGS:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self.mistakes.append(Mistake(line, f"The tag {tag} is not permitted: plain YAML only."))
+            return Node(None, line, "nothing")
+        if isinstance(node, yaml.MappingNode):
+            return Node(self._mapping(node), line, "a mapping")
+        if isinstance(node, yaml.SequenceNode):
+            return Node(tuple(self.node(item) for item in node.value), line, "a list")
+        assert isinstance(node, yaml.ScalarNode)
+        return _scalar(node.value, line, is_quoted=node.style is not None)
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                self.mistakes.append(Mistake(line, "A key must be a single word or text."))
+            elif key.value in entries:
+                first = entries[key.value].line
+                self.mistakes.append(
+                    Mistake(line, f"The key {key.value!r} is here twice, first on line {first}.")
+                )
+            else:
+                entries[key.value] = dataclasses.replace(self.node(value), line=line)
+        return entries
+
+
+def _scalar(text: str, line: int, *, is_quoted: bool) -> Node:
+    value = text if is_quoted else _plain(text)
+    if value is None:
+        return Node(None, line, "nothing")
+    return Node(value, line, repr(value) if isinstance(value, str) else text)
+
+
+def _plain(text: str) -> bool | int | Decimal | str | None:
+    if text in NOTHING:
+        return None
+    if text in BOOLEANS:
+        return BOOLEANS[text]
+    if WHOLE.fullmatch(text):
+        return int(text.replace("_", ""))
+    if FRACTION.fullmatch(text):
+        return Decimal(text.replace("_", ""))
+    return text

@@ -1,0 +1,483 @@
+"""What is done about a limit besides halting: last answers, warnings, notes, questions, kills."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
+
+import otel_limits
+from otel_limits import Halt, Limits, Stop, Warned, enable, kill
+from otel_limits.runs import LIVE
+from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from strands.types.streaming import StreamEvent
+
+    from otel_limits.facts import Fact
+    from tests.conftest import Call, MakeAgent, Metric
+
+
+# --- wrap_up --------------------------------------------------------------------------------------
+
+
+def wrapping(model: ScriptedModel, make_agent: MakeAgent, **limits: Any) -> Any:
+    """Let an agent run into its limit with the action `wrap_up`."""
+    enable(Limits(**limits), action="wrap_up")
+    return make_agent(model)("go")
+
+
+def test_the_last_call_is_told_why(make_agent: MakeAgent, source: str) -> None:
+    """The model hears that the budget is spent, and the conversation does not keep it."""
+    model = ScriptedModel([uses("search"), says("summary")])
+    agent = make_agent(model)
+    enable(Limits(max_turns=1), action="wrap_up")
+    agent("go")
+    assert "budget of this task is spent" in str(model.requests[-1][-1])
+    assert "budget of this task is spent" not in str(agent.messages)
+
+
+def test_a_last_answer_that_asks_for_a_tool_is_a_plain_halt(
+    make_agent: MakeAgent, source: str, tool_runs: list[str], facts: list[Fact]
+) -> None:
+    """The tool does not run, no further call is made, and the history stays valid."""
+    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    model = ScriptedModel(endless(uses("search")))
+    agent = make_agent(model)
+    result = agent("go")
+    assert (result.stop_reason, model.calls, len(tool_runs)) == ("max_turns", 2, 1)
+    assert otel_limits.is_synthetic(result.message)
+    assert [m["role"] for m in agent.messages] == ["user", *["assistant", "user"] * 2, "assistant"]
+    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    assert stop.action == "halted"
+
+
+def test_wrap_up_happens_once_over_all_legs(make_agent: MakeAgent, source: str) -> None:
+    """A hook that resumes for ever does not get a last answer for ever."""
+    enable(Limits(max_turns=2), action="wrap_up")
+    model = ScriptedModel(itertools.chain([uses("search")] * 2, endless(says("again"))))
+    agent = make_agent(model)
+    agent.hooks.add_callback(AfterInvocationEvent, resume_always)
+    result = agent("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", 3)
+
+
+def resume_always(event: AfterInvocationEvent) -> None:
+    """Start another leg whatever happened."""
+    event.resume = "go on"
+
+
+def test_the_last_call_has_no_tool_blocks(make_agent: MakeAgent, source: str) -> None:
+    """Providers that refuse tool blocks without tools get the conversation told in words."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    model = ScriptedModel([uses("search", arguments={"query": "x"}), says("summary")])
+    make_agent(model)("go")
+    blocks = [block for message in model.requests[-1] for block in message["content"]]
+    assert all(set(block) == {"text"} for block in blocks)
+    assert "search with" in str(blocks)
+    assert "nothing found" in str(blocks)
+
+
+def test_a_last_answer_that_fails_is_a_plain_halt(make_agent: MakeAgent, source: str) -> None:
+    """The agent does not feel that the call that we wanted went wrong."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    model = ScriptedModel([uses("search"), fails(OSError("gone"))])
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", 2)
+    assert otel_limits.is_synthetic(result.message)
+
+
+class Report(BaseModel):
+    """A structured output."""
+
+
+def test_wrap_up_with_forced_output_is_a_halt(make_agent: MakeAgent, source: str) -> None:
+    """A forced call has nothing but its tool, so that a call without tools makes no sense."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    model = ScriptedModel(endless(says("text")))
+    result = make_agent(model)("go", structured_output_model=Report)
+    assert (result.stop_reason, model.calls, result.structured_output) == ("max_turns", 1, None)
+
+
+# --- soft thresholds ------------------------------------------------------------------------------
+
+
+def test_each_threshold_fires_once(
+    make_agent: MakeAgent,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+    facts: list[Fact],
+    warnings_logged: Callable[[], list[str]],
+) -> None:
+    """Once per invocation, limit and threshold: as a fact, and in the log."""
+    monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5,0.9")
+    enable(Limits(max_turns=10), observers=[facts.append])
+    make_agent(ScriptedModel([*[uses("search")] * 8, says("done")]))("go")
+    warned = [fact for fact in facts if isinstance(fact, Warned)]
+    assert [(w.threshold, w.level.observed) for w in warned] == [(0.5, 5), (0.9, 9)]
+    assert warnings_logged() == [
+        "max_turns is used to 50 % by agent 'tester': 5 of 10.",
+        "max_turns is used to 90 % by agent 'tester': 9 of 10.",
+    ]
+
+
+def test_thresholds_are_on_the_span(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, spans: InMemorySpanExporter
+) -> None:
+    """The live agent span gets an event with limit, value and threshold."""
+    monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5")
+    enable(Limits(max_turns=2))
+    make_agent(ScriptedModel([says("done")]))("go")
+    (span,) = [s for s in spans.get_finished_spans() if s.name.startswith("invoke_agent")]
+    (event,) = [e for e in span.events if e.name == "otel_limits.warning"]
+    assert dict(event.attributes or {}) == {
+        "otel_limits.limit.name": "max_turns",
+        "otel_limits.limit.value": 2,
+        "otel_limits.limit.consumed": 1,
+        "otel_limits.warning.threshold": 0.5,
+    }
+
+
+# --- telling the model ----------------------------------------------------------------------------
+
+
+def test_the_model_is_told_what_is_left(
+    make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call has a note with the remaining budget, which no history keeps."""
+    monkeypatch.setenv("OTEL_LIMITS_TELL_MODEL", "true")
+    enable(Limits(max_turns=3))
+    model = ScriptedModel([uses("search"), says("done")])
+    agent = make_agent(model)
+    agent("go")
+    assert ["3 of 3 (max_turns)" in str(model.requests[0]), "2 of 3" in str(model.requests[1])] == [
+        True,
+        True,
+    ]
+    assert "Budget left" not in str(agent.messages)
+
+
+# --- loops ----------------------------------------------------------------------------------------
+
+
+def test_the_model_is_nudged_once_before_the_threshold(make_agent: MakeAgent, source: str) -> None:
+    """One repetition before the cap the tool result says that it is a repetition."""
+    enable(Limits(max_identical_tool_calls=3))
+    model = ScriptedModel(endless(uses("search")))
+    agent = make_agent(model)
+    agent("go")
+    nudged = [
+        "repeating yourself" in str(m["content"]) for m in agent.messages if m["role"] == "user"
+    ]
+    assert nudged == [False, False, True, False]
+
+
+def test_the_nudge_can_be_switched_off(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With OTEL_LIMITS_NUDGE_DISABLED=true tool results stay as they are."""
+    monkeypatch.setenv("OTEL_LIMITS_NUDGE_DISABLED", "true")
+    enable(Limits(max_identical_tool_calls=3))
+    agent = make_agent(ScriptedModel(endless(uses("search"))))
+    agent("go")
+    assert "repeating yourself" not in str(agent.messages)
+
+
+def test_polling_that_returns_something_new_is_no_loop(source: str) -> None:
+    """Identical calls are identical in their results, too."""
+    numbers = itertools.count()
+
+    @tool
+    def poll() -> str:
+        """Poll."""
+        return f"progress {next(numbers)}"
+
+    enable(Limits(max_identical_tool_calls=2))
+    model = ScriptedModel([*[uses("poll")] * 5, says("done")])
+    assert Agent(model=model, tools=[poll], callback_handler=None)("go").stop_reason == "end_turn"
+
+
+def test_an_exempt_tool_may_repeat(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_LIMITS_EXEMPT_TOOLS names what loop limits don't look at."""
+    monkeypatch.setenv("OTEL_LIMITS_EXEMPT_TOOLS", "search")
+    enable(Limits(max_consecutive_same_tool=2, max_identical_tool_calls=2))
+    model = ScriptedModel([*[uses("search")] * 5, says("done")])
+    assert make_agent(model)("go").stop_reason == "end_turn"
+
+
+def test_zero_switches_a_loop_limit_of_the_environment_off(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent's own 0 wins over the environment; unset inherits it."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_CONSECUTIVE_SAME_TOOL", "2")
+    enable()
+    own = otel_limits.LimitsPlugin(Limits(max_consecutive_same_tool=0))
+    script = [*[uses("search")] * 4, says("done")]
+    assert make_agent(ScriptedModel(script), plugins=[own])("go").stop_reason == "end_turn"
+    assert make_agent(ScriptedModel(script))("go").stop_reason == "loop_detected"
+
+
+def test_parallel_calls_are_judged_in_request_order(source: str) -> None:
+    """Tools that finish in another order give the same verdict and the same blame."""
+    release = threading.Event()
+
+    @tool
+    def slow() -> str:
+        """Finish last."""
+        release.wait(5)
+        return "x"
+
+    @tool
+    def fast() -> str:
+        """Finish first."""
+        release.set()
+        return "y"
+
+    enable(Limits(max_consecutive_same_tool=2), action="raise")
+    model = ScriptedModel(endless(uses("slow", "fast", "fast")))
+    agent = Agent(model=model, tools=[slow, fast], callback_handler=None)
+    with pytest.raises(otel_limits.LoopDetectedError) as raised:
+        agent("go")
+    assert (raised.value.tool_name, raised.value.count) == ("fast", 2)
+
+
+# --- tool calls -----------------------------------------------------------------------------------
+
+
+def test_calls_are_refused_one_by_one_within_a_batch(
+    make_agent: MakeAgent, source: str, tool_runs: list[str]
+) -> None:
+    """Of four parallel calls under a cap of two, the first two run and the others are told why."""
+    enable(Limits(max_tool_calls=2))
+    model = ScriptedModel(endless(uses("search", "search", "search", "search")))
+    agent = make_agent(model)
+    result = agent("go")
+    results = [block["toolResult"] for block in agent.messages[2]["content"]]
+    assert (result.stop_reason, model.calls, len(tool_runs)) == ("max_tool_calls", 1, 2)
+    assert [each["status"] for each in results] == ["success", "success", "error", "error"]
+    assert "limit of 2 calls" in str(results[2]["content"])
+
+
+def test_a_tool_retry_is_the_same_call(
+    make_agent: MakeAgent, source: str, tool_runs: list[str]
+) -> None:
+    """A hook that runs a tool again uses up no further call."""
+    enable(Limits(max_tool_calls=1))
+    agent = make_agent(ScriptedModel([uses("search"), says("done")]))
+
+    def again(event: AfterToolCallEvent) -> None:
+        event.retry = len(tool_runs) < 3
+
+    agent.hooks.add_callback(AfterToolCallEvent, again)
+    assert (agent("go").stop_reason, len(tool_runs)) == ("end_turn", 3)
+
+
+def test_direct_tool_calls_do_not_count(make_agent: MakeAgent, source: str) -> None:
+    """`agent.tool.search()` is the application's own doing."""
+    enable(Limits(max_tool_calls=1))
+    agent = make_agent(ScriptedModel([uses("search"), says("done")]))
+    agent.tool.search()
+    agent.tool.search()
+    assert agent("go").stop_reason == "end_turn"
+
+
+def test_structured_output_is_no_tool_call(make_agent: MakeAgent, source: str) -> None:
+    """The tool that the framework makes for structured output passes every tool limit."""
+    enable(Limits(max_tool_calls=1))
+    model = ScriptedModel([uses("search"), uses("Report")])
+    result = make_agent(model)("go", structured_output_model=Report)
+    assert result.structured_output == Report()
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+class Hanging(ScriptedModel):
+    """Streams one chunk and then another one every time it is asked, for ever."""
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
+        """Stream without end."""
+        self.calls += 1
+        yield {"messageStart": {"role": "assistant"}}
+        yield {"contentBlockStart": {"start": {}}}
+        while True:
+            await asyncio.sleep(0.005)
+            yield {"contentBlockDelta": {"delta": {"text": "."}}}
+
+
+def test_a_response_under_way_is_cancelled(
+    make_agent: MakeAgent, source: str, call: Call, facts: list[Fact]
+) -> None:
+    """A stream that does not end is ended by the time limit, and its input is booked."""
+    enable(Limits(max_duration_seconds=0.1), observers=[facts.append])
+    agent = make_agent(Hanging([]))
+    result = call(agent)
+    (booked,) = [fact for fact in facts if isinstance(fact, otel_limits.ModelCall)]
+    assert (result.stop_reason, booked.estimated) == ("max_duration", True)
+    assert otel_limits.is_synthetic(result.message)
+    assert booked.usage.input > 0
+
+
+def test_a_tool_under_way_is_waited_for_and_no_model_is_called(source: str) -> None:
+    """The thread of a tool cannot be stopped, but nothing follows it."""
+    started = threading.Event()
+
+    @tool
+    def slow() -> str:
+        """Take longer than there is time."""
+        started.set()
+        threading.Event().wait(0.3)
+        return "late"
+
+    enable(Limits(max_duration_seconds=0.1))
+    model = ScriptedModel(endless(uses("slow")))
+    result = Agent(model=model, tools=[slow], callback_handler=None)("go")
+    assert (result.stop_reason, model.calls, started.is_set()) == ("max_duration", 1, True)
+
+
+def test_no_thread_without_a_time_limit(make_agent: MakeAgent) -> None:
+    """The shared timer thread exists only while an invocation has a time limit."""
+    enable(Limits(max_turns=3))
+    make_agent(ScriptedModel([says("hello")]))("go")
+    assert "otel-limits-deadlines" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_timer_is_gone_after_the_invocation(make_agent: MakeAgent) -> None:
+    """An invocation that ends in time leaves no deadline behind, and its agent is untouched."""
+    enable(Limits(max_duration_seconds=60))
+    agent = make_agent(ScriptedModel([says("hello"), says("again")]))
+    agent("go")
+    assert (len(LIVE.deadlines), agent("go").stop_reason) == (0, "end_turn")
+
+
+# --- kill -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [{"agent": "test*"}, {"all": True}])
+def test_kill_ends_a_stream(
+    make_agent: MakeAgent, source: str, which: dict[str, Any], facts: list[Fact]
+) -> None:
+    """A response under way ends with `killed`; the next invocation is untouched."""
+    streaming = threading.Event()
+    enable(Limits(max_turns=50), observers=[facts.append])
+    agent = make_agent(Hanging([]), callback_handler=lambda **_: streaming.set())
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(agent("go")))
+    thread.start()
+    assert streaming.wait(10)
+    assert kill(**which) == 1
+    thread.join(10)
+    assert results[0].stop_reason == "killed"
+    assert otel_limits.is_synthetic(results[0].message)
+    agent.model = ScriptedModel([says("hello")])
+    assert agent("go").stop_reason == "end_turn"
+
+
+def test_kill_by_trace(make_agent: MakeAgent, facts: list[Fact]) -> None:
+    """The trace id of an invocation ends it, from within a tool of its own too."""
+    enable(Limits(max_turns=50), observers=[facts.append])
+
+    @tool
+    def suicide() -> str:
+        """End the invocation that runs this."""
+        (started,) = [fact for fact in facts if isinstance(fact, otel_limits.Started)]
+        return str(kill(trace_id=started.invocation.trace_id))
+
+    model = ScriptedModel(endless(uses("suicide")))
+    result = make_agent(model, tools=[suicide])("go")
+    assert (result.stop_reason, model.calls) == ("killed", 1)
+
+
+def test_kill_wins_over_observe(make_agent: MakeAgent, source: str) -> None:
+    """What an operator ends is ended, also where limits are only observed."""
+    enable(Limits(max_turns=50), action="observe")
+
+    @tool
+    def suicide() -> str:
+        """End everything."""
+        return str(kill(all=True))
+
+    model = ScriptedModel(endless(uses("suicide")))
+    assert make_agent(model, tools=[suicide])("go").stop_reason == "killed"
+
+
+def test_kill_raises_where_that_is_the_action(make_agent: MakeAgent, source: str) -> None:
+    """With `raise`, the call raises `KilledError`."""
+    enable(action="raise")
+
+    @tool
+    def suicide() -> str:
+        """End everything."""
+        return str(kill(all=True))
+
+    with pytest.raises(otel_limits.KilledError, match="was killed"):
+        make_agent(ScriptedModel(endless(uses("suicide"))), tools=[suicide])("go")
+
+
+def test_kill_wants_to_know_whom() -> None:
+    """Without an argument it explains itself instead of ending everything."""
+    with pytest.raises(ValueError, match="all=True"):
+        kill()
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def extended(agent: Agent, asked: Any, response: object) -> Any:
+    """Answer the question of an interrupted agent."""
+    interrupt = asked.interrupts[0]
+    answer: Any = {"interruptResponse": {"interruptId": interrupt.id, "response": response}}
+    return agent([answer])
+
+
+def test_a_human_can_extend(make_agent: MakeAgent, source: str) -> None:
+    """`{"extend": {"max_turns": 2}}` lets two more turns pass, and then asks again."""
+    enable(Limits(max_turns=2), action="ask")
+    model = ScriptedModel(endless(uses("search")))
+    agent = make_agent(model)
+    asked = agent("go")
+    again = extended(agent, asked, {"extend": {"max_turns": 2}})
+    assert (again.stop_reason, model.calls) == ("interrupt", 4)
+
+
+def test_an_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> None:
+    """What follows an extension is an ordinary invocation."""
+    enable(Limits(max_turns=1), action="ask")
+    agent = make_agent(ScriptedModel([uses("search"), says("done"), says("next")]))
+    result = extended(agent, agent("go"), {"extend": {"max_turns": 5}})
+    assert (result.stop_reason, agent("go").stop_reason) == ("end_turn", "end_turn")
+
+
+@pytest.mark.parametrize("response", ["no", {"extend": {"max_turns": 0}}, {"extend": 5}, {"x": 1}])
+def test_anything_else_halts(make_agent: MakeAgent, source: str, response: object) -> None:
+    """An answer that extends nothing ends the agent, without another model call."""
+    enable(Limits(max_turns=1), action="ask")
+    model = ScriptedModel(itertools.chain([uses("search")], endless(says("x"))))
+    agent = make_agent(model)
+    result = extended(agent, agent("go"), response)
+    assert (result.stop_reason, model.calls) == ("max_turns", 1)
+    assert agent("go").stop_reason == "end_turn"
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_a_wrapped_up_halt_is_counted_as_such(
+    make_agent: MakeAgent, source: str, metric: Metric, facts: list[Fact]
+) -> None:
+    """It is one stop with the action `wrapped_up`, and no synthetic message."""
+    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    make_agent(ScriptedModel([uses("search"), Answer(text="summary")]))("go")
+    labels = {"agent": "tester", "reason": "max_turns"}
+    assert metric("otel_limits_stops_total", **labels, action="wrapped_up") == 1
+    assert metric("otel_limits_synthetic_messages_total", **labels) == 0
+    assert [fact.action for fact in facts if isinstance(fact, Halt)] == ["wrapped_up"]

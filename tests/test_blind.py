@@ -1,0 +1,347 @@
+"""Spans that don't arrive: the hooks take over, the cap holds, and a metric says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry import context, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from strands import ModelRetryStrategy
+from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import AfterInvocationEvent, AfterModelCallEvent
+from strands.telemetry import tracer as strands_tracer
+from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
+
+import otel_limits
+from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
+from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strands import Agent
+
+    from otel_limits.testing import Answer
+    from tests.conftest import MakeAgent, Metric
+
+
+def follow(provider: trace.TracerProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Strands make its spans with `provider`, as if it had been the process' first."""
+    tracer = strands_tracer.Tracer()
+    tracer.tracer = provider.get_tracer("strands.telemetry.tracer")
+    monkeypatch.setattr(strands_tracer, "_tracer_instance", tracer)
+
+
+def halted_at_three(make_agent: MakeAgent, metric: Metric) -> float:
+    """Run a runaway into a cap of 3 and return how many blind invocations were counted."""
+    model = ScriptedModel(endless(uses("search")))
+    result = make_agent(model)("go")
+    assert (model.calls, result.stop_reason) == (3, "max_turns")
+    return metric("otel_limits_blind_invocations_total", agent="tester")
+
+
+@pytest.fixture
+def unsampled() -> Iterator[None]:
+    """Run under an incoming `traceparent` whose sender does not sample."""
+    carrier = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
+    token = context.attach(TraceContextTextMapPropagator().extract(carrier))
+    yield
+    context.detach(token)
+
+
+def test_spans_that_arrive_are_not_blind(make_agent: MakeAgent, metric: Metric) -> None:
+    """With an SDK provider nothing is blind."""
+    enable(Limits(max_turns=3))
+    assert halted_at_three(make_agent, metric) == 0
+
+
+@pytest.mark.usefixtures("hooks_only")
+def test_no_provider(make_agent: MakeAgent, metric: Metric) -> None:
+    """Without an SDK provider the cap holds and the invocation counts as blind."""
+    enable(Limits(max_turns=3))
+    assert halted_at_three(make_agent, metric) == 1
+
+
+def test_a_sampler_that_drops_everything(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `ALWAYS_OFF` the processor sees nothing, and the cap holds."""
+    enable(Limits(max_turns=3))
+    follow(TracerProvider(sampler=ALWAYS_OFF), monkeypatch)
+    assert halted_at_three(make_agent, metric) == 1
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_caller_that_does_not_sample(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `ParentBased` an incoming `traceparent …-00` blinds the processor, and the cap holds."""
+    enable(Limits(max_turns=3))
+    follow(TracerProvider(sampler=ParentBased(ALWAYS_ON)), monkeypatch)
+    assert halted_at_three(make_agent, metric) == 1
+
+
+def test_a_disabled_sdk(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `OTEL_SDK_DISABLED=true` every span is a no-op, and the cap holds."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    enable(Limits(max_turns=3))
+    follow(TracerProvider(), monkeypatch)
+    assert halted_at_three(make_agent, metric) == 1
+
+
+def test_a_provider_that_is_not_the_sdks(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans of a vendor's own provider never reach a processor, and the cap holds."""
+    enable(Limits(max_turns=3))
+    follow(trace.NoOpTracerProvider(), monkeypatch)
+    assert halted_at_three(make_agent, metric) == 1
+
+
+def test_a_second_provider_that_comes_too_late(
+    make_agent: MakeAgent, metric: Metric, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenTelemetry refuses a second global provider; the first one goes on being followed."""
+    enable(Limits(max_turns=3))
+    trace.set_tracer_provider(TracerProvider())
+    assert "Overriding of current TracerProvider is not allowed" in caplog.text
+    assert halted_at_three(make_agent, metric) == 0
+
+
+def test_a_provider_that_was_never_the_global_one(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider from before `enable()` that only Strands knows has no processor of ours."""
+    provider = TracerProvider()
+    enable(Limits(max_turns=3))
+    follow(provider, monkeypatch)
+    assert halted_at_three(make_agent, metric) == 1
+
+
+@pytest.mark.parametrize("count", ["0", "2", "6"])
+def test_attribute_limits_do_not_hide_tokens(
+    count: str, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the SDK drops the usage from the `chat` span, the hook books it."""
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", count)
+    enable(Limits(max_token_budget=31))
+    follow(TracerProvider(), monkeypatch)
+    model = ScriptedModel(endless(uses("search")))
+    stop = otel_limits.stop_of(make_agent(model)("go"))
+    assert stop is not None
+    assert (model.calls, stop.usage) == (3, otel_limits.Usage(input=30, output=15))
+
+
+@pytest.mark.parametrize(
+    "opt_in",
+    [
+        "gen_ai_latest_experimental",
+        "gen_ai_use_latest_invocation_tokens",
+        "gen_ai_unredacted_attributes=",
+    ],
+)
+def test_conventions_that_users_opt_into_are_understood(
+    opt_in: str, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of Strands' own variants of its spans gives the same tokens, from the spans."""
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opt_in)
+    facts: list[Fact] = []
+    enable(Limits(max_token_budget=31), observers=[facts.append])
+    follow(TracerProvider(), monkeypatch)
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+    assert [call.usage.total for call in calls] == [15, 15, 15]
+    assert all(call.span_id for call in calls)
+
+
+def test_tokens_of_an_agents_life_are_not_summed(make_agent: MakeAgent) -> None:
+    """The agent span's cumulative usage is never booked: three invocations cost what they cost."""
+    facts: list[Fact] = []
+    enable(observers=[facts.append])
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    for _ in range(3):
+        agent("go")
+    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [15, 15, 15]
+
+
+@pytest.mark.parametrize("source", ["spans", "hooks"], indirect=True)
+def test_started_tells_what_is_followed(make_agent: MakeAgent, source: str) -> None:
+    """`Started.blind` says whether the spans arrive, before anything is counted."""
+    facts: list[Fact] = []
+    enable(observers=[facts.append])
+    make_agent(ScriptedModel([says("done")]))("go")
+    (started,) = [fact for fact in facts if isinstance(fact, Started)]
+    assert started.blind == (source == "hooks")
+    assert (started.invocation.trace_id is None) == (source == "hooks")
+
+
+APPLICATION = """
+import logging, sys
+import otel_limits
+from otel_limits.testing import ScriptedModel, endless, uses
+from strands import Agent, tool
+
+if "provider" in sys.argv:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    trace.set_tracer_provider(TracerProvider())
+
+@tool
+def search() -> str:
+    "Search."
+    return "nothing"
+
+otel_limits.enable()
+model = ScriptedModel(endless(uses("search")))
+result = Agent(model=model, tools=[search], callback_handler=None)("go")
+from prometheus_client import REGISTRY
+blind = REGISTRY.get_sample_value(
+    "otel_limits_blind_invocations_total", {"agent": "Strands Agents"}
+)
+print(model.calls, result.stop_reason, blind)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "blind"),
+    [
+        ([], {}, 1.0),
+        (["provider"], {}, 0.0),
+        (["provider"], {"OTEL_SDK_DISABLED": "true"}, 1.0),
+        (["provider"], {"OTEL_TRACES_SAMPLER": "always_off"}, 1.0),
+    ],
+    ids=["no provider", "provider", "disabled", "always_off"],
+)
+def test_a_process_of_its_own(
+    arguments: list[str], variables: dict[str, str], blind: float
+) -> None:
+    """An application that only sets the environment is halted at 3, whatever it does to spans."""
+    done = subprocess.run(
+        [sys.executable, "-c", APPLICATION, *arguments],
+        env={"OTEL_LIMITS_MAX_TURNS": "3", **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["3", "max_turns", str(blind)]
+
+
+class KeepsEverything(NullConversationManager):
+    """A conversation manager whose recovery from an overflow changes nothing."""
+
+    def reduce_context(self, agent: Any, e: Exception | None = None, **_: Any) -> None:
+        """Pretend that the context is smaller now."""
+
+
+ZERO = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+
+ANSWERS: st.SearchStrategy[Answer] = st.sampled_from(
+    [
+        uses("search"),
+        uses("search", "search"),
+        uses("search", usage=None),
+        uses("search", usage=ZERO),
+        uses("no_such_tool"),
+        says("done"),
+        says("done", usage=None),
+        fails(ModelThrottledException("slow")),
+        fails(ContextWindowOverflowException("long")),
+        says("half", error=ConnectionError("gone")),
+    ]
+)
+
+LIMITS = st.builds(
+    Limits,
+    max_turns=st.none() | st.integers(1, 6),
+    max_iterations=st.none() | st.integers(1, 6),
+    max_token_budget=st.none() | st.integers(1, 100),
+)
+
+
+def prepare(agent: Agent, legs: int, retries: set[int]) -> None:
+    """Make `agent` start that many further legs, and retry those model calls."""
+    left, number = iter(range(legs)), iter(range(1000))
+
+    def resume(event: AfterInvocationEvent) -> None:
+        if next(left, None) is not None:
+            event.resume = "once more"
+
+    def retry(event: AfterModelCallEvent) -> None:
+        event.retry = next(number) in retries
+
+    agent.hooks.add_callback(AfterInvocationEvent, resume)
+    agent.hooks.add_callback(AfterModelCallEvent, retry)
+
+
+IDENTITY: Any = {
+    "trace_id": None,
+    "invocation_id": "",
+    "invocation": None,
+    "started": 0.0,
+    "seconds": 0.0,
+}
+"""What differs between two invocations that are otherwise the same."""
+
+
+def outcome(agent: Agent) -> Any:
+    """How an invocation ended for its caller."""
+    try:
+        return str(agent("go").stop_reason)
+    except Exception as error:  # noqa: BLE001  compared between the two sources
+        return type(error)
+
+
+@settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    answers=st.lists(ANSWERS, max_size=8),
+    limits=LIMITS,
+    action=st.sampled_from(otel_limits.limits.ACTIONS),
+    legs=st.integers(0, 2),
+    retries=st.sets(st.integers(0, 5), max_size=2),
+)
+def test_spans_and_hooks_tell_the_same(  # noqa: PLR0913, PLR0917  hypothesis gives each apart
+    answers: list[Answer],
+    limits: Limits,
+    action: Any,
+    legs: int,
+    retries: set[int],
+    make_agent: MakeAgent,
+    tracers: dict[str, strands_tracer.Tracer],
+) -> None:
+    """Whatever an agent goes through, both sources count the same and end it at the same call."""
+    told = []
+    for source in ("spans", "hooks"):
+        facts: list[Fact] = []
+        enable(limits, action=action, observers=[facts.append])
+        vars(strands_tracer)["_tracer_instance"] = tracers[source]
+        model = ScriptedModel([*answers, *[says("enough")] * 12])
+        agent = make_agent(
+            model,
+            conversation_manager=KeepsEverything(),
+            retry_strategy=ModelRetryStrategy(initial_delay=0, max_delay=0),
+        )
+        prepare(agent, legs, retries)
+        end = outcome(agent)
+        (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+        assert stop.model_calls == model.calls
+        spare = {"observe": 100, "wrap_up": 1}.get(action, 0)
+        assert stop.turns <= (limits.max_turns or 100) + spare
+        assert stop.usage.total == sum(f.usage.total for f in facts if isinstance(f, ModelCall))
+        same = replace(stop, **IDENTITY)
+        told.append((end, same, [m["role"] for m in agent.messages]))
+    assert told[0] == told[1]

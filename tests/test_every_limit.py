@@ -1,0 +1,177 @@
+"""Every limit with every action, by every way to invoke an agent."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+from strands import Agent, tool
+
+import otel_limits
+from otel_limits import LimitReachedError, Limits, enable
+from otel_limits.runs import LIVE
+from otel_limits.testing import Answer, ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.facts import Fact
+    from tests.conftest import Call
+
+
+@dataclass(frozen=True)
+class Case:
+    """A limit, and how far a runaway gets under it."""
+
+    limits: Limits
+    reason: str
+    turns: int
+    at_once: bool = False
+    alternates: bool = False
+    """The agent uses two tools in turn instead of one."""
+
+
+CASES = {
+    "max_iterations": Case(Limits(max_iterations=3), "max_iterations", 3),
+    "max_turns": Case(Limits(max_turns=3), "max_turns", 3),
+    "max_token_budget": Case(Limits(max_token_budget=45), "max_token_budget", 3),
+    "max_input_tokens": Case(Limits(max_input_tokens=30), "max_input_tokens", 3),
+    "max_output_tokens": Case(Limits(max_output_tokens=15), "max_output_tokens", 3),
+    "max_tool_calls": Case(Limits(max_tool_calls=3), "max_tool_calls", 4),
+    "max_calls_per_tool": Case(Limits(max_calls_per_tool={"search": 3}), "max_tool_calls", 4),
+    "max_cost_usd": Case(Limits(max_cost_usd=Decimal("0.03")), "max_cost_usd", 3),
+    "max_duration_seconds": Case(Limits(max_duration_seconds=250), "max_duration", 3, at_once=True),
+    "max_consecutive_same_tool": Case(Limits(max_consecutive_same_tool=3), "loop_detected", 3),
+    "max_identical_tool_calls": Case(Limits(max_identical_tool_calls=3), "loop_detected", 3),
+    "max_repeated_tool_cycles": Case(
+        Limits(max_repeated_tool_cycles=3), "loop_detected", 6, alternates=True
+    ),
+    "max_no_progress_turns": Case(Limits(max_no_progress_turns=3), "loop_detected", 4),
+}
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Every limit."""
+    return CASES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def priced_and_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cent per call, and 100 seconds per tool, by a clock that only tools move."""
+    monkeypatch.setattr(LIVE, "prices", lambda _model, _usage: Decimal("0.01"))
+    CLOCK.now = 1000.0
+    monkeypatch.setattr(LIVE, "clock", lambda: CLOCK.now)
+
+
+class Clock:
+    """Time that moves when a tool runs."""
+
+    now = 1000.0
+
+
+CLOCK = Clock()
+
+
+@tool
+def search() -> str:
+    """Search."""
+    CLOCK.now += 100
+    return "nothing"
+
+
+@tool
+def fetch() -> str:
+    """Fetch."""
+    CLOCK.now += 100
+    return "nothing either"
+
+
+def script(case: Case, turns: int, *then: Answer) -> Iterator[Answer]:
+    """Use tools for `turns` turns, then go on with `then`."""
+    tools = itertools.cycle(
+        [uses("search"), uses("fetch")] if case.alternates else [uses("search")]
+    )
+    return itertools.chain(itertools.islice(tools, turns), then)
+
+
+def make(model: ScriptedModel) -> Agent:
+    """Make an agent with both tools."""
+    return Agent(model=model, tools=[search, fetch], name="tester", callback_handler=None)
+
+
+def test_halt(case: Case, source: str, call: Call) -> None:
+    """The agent returns after exactly its turns, with the reason and a synthetic message."""
+    enable(case.limits)
+    model = ScriptedModel(script(case, 50))
+    result = call(make(model))
+    assert (result.stop_reason, model.calls) == (case.reason, case.turns)
+    assert otel_limits.is_synthetic(result.message)
+
+
+def test_raise(case: Case, source: str, call: Call) -> None:
+    """The call raises the exception of the reason, with the stop."""
+    enable(case.limits, action="raise")
+    model = ScriptedModel(script(case, 50))
+    with pytest.raises(LimitReachedError) as raised:
+        call(make(model))
+    assert raised.value.stop is not None
+    assert (raised.value.stop.reason, model.calls) == (case.reason, case.turns)
+
+
+def test_observe(case: Case, source: str, call: Call, facts: list[Fact]) -> None:
+    """The agent ends by itself, and one fact says what would have been halted."""
+    enable(case.limits, action="observe", observers=[facts.append])
+    model = ScriptedModel(script(case, case.turns + 2, says("done")))
+    result = call(make(model))
+    halts = [fact for fact in facts if isinstance(fact, otel_limits.Halt)]
+    assert (result.stop_reason, model.calls) == ("end_turn", case.turns + 3)
+    assert [(halt.reason, halt.action) for halt in halts] == [(case.reason, "observed")]
+
+
+def test_wrap_up(case: Case, source: str, call: Call, facts: list[Fact]) -> None:
+    """One call without tools writes the answer, unless there is no time left for one."""
+    enable(case.limits, action="wrap_up", observers=[facts.append])
+    model = ScriptedModel(script(case, case.turns, says("in short")))
+    result = call(make(model))
+    (stop,) = [fact for fact in facts if isinstance(fact, otel_limits.Stop)]
+    assert (result.stop_reason, stop.reason) == (case.reason, case.reason)
+    assert stop.action == ("halted" if case.at_once else "wrapped_up")
+    assert otel_limits.is_synthetic(result.message) is case.at_once
+    assert model.calls == case.turns + (0 if case.at_once else 1)
+    if not case.at_once:
+        assert (str(result), model.tool_specs[-1]) == ("in short\n", None)
+        assert otel_limits.stop_of(result) is not None
+
+
+def test_ask(case: Case, source: str, call: Call) -> None:
+    """A human is asked; anything but more budget halts the agent without another call."""
+    enable(case.limits, action="ask")
+    model = ScriptedModel(script(case, 50))
+    agent = make(model)
+    asked = call(agent)
+    if case.at_once:
+        assert asked.stop_reason == case.reason
+        return
+    assert (asked.stop_reason, model.calls) == ("interrupt", case.turns)
+    (interrupt,) = asked.interrupts or ()
+    assert interrupt.reason["reason"] == case.reason
+    answer = {"interruptResponse": {"interruptId": interrupt.id, "response": "no"}}
+    refused = call(agent, [answer])
+    assert (refused.stop_reason, model.calls) == (case.reason, case.turns)
+    assert otel_limits.is_synthetic(refused.message)
+
+
+def test_the_agent_can_be_called_again(case: Case, source: str, call: Call) -> None:
+    """After any halt the next invocation begins with a fresh budget and a valid history."""
+    enable(case.limits)
+    model = ScriptedModel(itertools.chain(script(case, case.turns), [says("hello")]))
+    agent = make(model)
+    call(agent)
+    assert (call(agent).stop_reason, [m["role"] for m in agent.messages[-2:]]) == (
+        "end_turn",
+        ["user", "assistant"],
+    )

@@ -1,0 +1,476 @@
+"""Every path by which an agent spends: trees, aborts, other instrumentations, gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from opentelemetry import trace
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.agent.conversation_manager import SummarizingConversationManager
+from strands.multiagent import GraphBuilder, Swarm
+from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
+
+import otel_limits
+from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.runs import LIVE
+from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.facts import Fact
+    from tests.conftest import MakeAgent, Metric
+
+
+def stops(facts: list[Fact]) -> dict[str, Stop]:
+    """Stops by agent."""
+    return {fact.agent: fact for fact in facts if isinstance(fact, Stop)}
+
+
+def calls(facts: list[Fact]) -> list[ModelCall]:
+    """Settled model calls."""
+    return [fact for fact in facts if isinstance(fact, ModelCall)]
+
+
+# --- budget trees ---------------------------------------------------------------------------------
+
+
+def family(child_model: ScriptedModel, parent_model: ScriptedModel) -> Agent:
+    """Make a parent that uses a child as its tool."""
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    child = Agent(model=child_model, tools=[look], name="child", callback_handler=None)
+    return Agent(
+        model=parent_model,
+        tools=[child.as_tool(name="child", description="Ask the child.")],
+        name="parent",
+        callback_handler=None,
+    )
+
+
+ASK_CHILD = uses("child", arguments={"input": "go"})
+
+
+def test_a_tree_shares_one_budget(
+    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+) -> None:
+    """A breach of the tree halts the child, then the parent; both return."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "4")
+    enable(observers=[facts.append])
+    child, parent = ScriptedModel(endless(uses("look"))), ScriptedModel(endless(ASK_CHILD))
+    result = family(child, parent)("go")
+    assert (result.stop_reason, parent.calls, child.calls) == ("max_turns", 1, 3)
+    assert {name: stop.reason for name, stop in stops(facts).items()} == {
+        "child": "max_turns",
+        "parent": "max_turns",
+    }
+    breach = stops(facts)["child"].breach
+    assert breach is not None
+    assert (breach.limit, breach.observed) == ("tree_max_turns", 4)
+
+
+def test_a_tree_counts_each_call_once(
+    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+) -> None:
+    """Each invocation is debited with its own calls, the tree with all of them."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "1000000")
+    enable(observers=[facts.append])
+    child = ScriptedModel([uses("look"), says("done")])
+    parent = ScriptedModel([ASK_CHILD, says("done")])
+    family(child, parent)("go")
+    own = {name: stop.usage.total for name, stop in stops(facts).items()}
+    tree = [level for level in stops(facts)["parent"].levels if level.limit.startswith("tree_")]
+    assert (own, [level.observed for level in tree]) == ({"child": 30, "parent": 30}, [60])
+
+
+def test_the_tree_is_told(source: str, facts: list[Fact]) -> None:
+    """Every fact of a child names its parent and the root."""
+    enable(observers=[facts.append])
+    family(ScriptedModel([says("x")]), ScriptedModel([ASK_CHILD, says("y")]))("go")
+    parent, child = (
+        next(
+            fact.invocation
+            for fact in facts
+            if isinstance(fact, otel_limits.Started) and fact.invocation.agent == name
+        )
+        for name in ("parent", "child")
+    )
+    assert (child.parent_id, child.root_id) == (parent.id, parent.id)
+    assert (parent.parent_id, parent.root_id) == (None, parent.id)
+
+
+def test_the_next_invocation_has_a_tree_of_its_own(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees don't outlive the invocation that they began with."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "2")
+    enable()
+    agent = Agent(model=ScriptedModel(endless(says("hello"))), callback_handler=None)
+    assert [agent("go").stop_reason for _ in range(4)] == ["end_turn"] * 4
+
+
+def node(name: str, model: ScriptedModel) -> Agent:
+    """Make an agent with a tool."""
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    return Agent(model=model, tools=[look], name=name, callback_handler=None)
+
+
+def test_a_graph_is_one_tree(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a graph share its budget, and each node has its own readable stop reason."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "3")
+    enable()
+    first, second = ScriptedModel([uses("look"), says("x")]), ScriptedModel(endless(uses("look")))
+    builder = GraphBuilder()
+    builder.add_node(node("first", first), "first")
+    builder.add_node(node("second", second), "second")
+    builder.add_edge("first", "second")
+    builder.set_max_node_executions(10)
+    result = builder.build()("go")
+    reasons = {name: each.result.stop_reason for name, each in result.results.items()}  # type: ignore[union-attr]
+    assert reasons == {"first": "end_turn", "second": "max_turns"}
+    assert (first.calls, second.calls) == (2, 1)
+
+
+def test_a_swarm_is_one_tree(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents of a swarm share its budget across a handoff."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "3")
+    enable()
+    handoff = uses(
+        "handoff_to_agent", arguments={"agent_name": "second", "message": "go", "context": {}}
+    )
+    first, second = ScriptedModel([handoff, says("x")]), ScriptedModel(endless(uses("look")))
+    result = Swarm([node("first", first), node("second", second)])("go")
+    assert result.results["second"].result.stop_reason == "max_turns"  # type: ignore[union-attr]
+    assert first.calls + second.calls == 3
+
+
+class Report(BaseModel):
+    """A structured output."""
+
+    text: str = ""
+
+
+class Summarised(ScriptedModel):
+    """Answers direct requests for structured output through its own stream, as providers do."""
+
+    async def structured_output(self, output_model: Any, prompt: Any, *_: Any, **__: Any) -> Any:
+        """Ask the model, then answer."""
+        async for _event in self.stream(prompt):
+            pass
+        yield {"output": output_model()}
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_direct_structured_output_is_an_invocation(
+    source: str, facts: list[Fact], metric: Metric
+) -> None:
+    """`agent.structured_output()` asks the model without the agent loop, and is counted once."""
+    enable(observers=[facts.append])
+    agent = Agent(model=Summarised([says("x")]), name="direct", callback_handler=None)
+    agent.structured_output(Report, "go")
+    assert [call.usage.total for call in calls(facts)] == [15]
+    assert stops(facts)["direct"].usage.total == 15
+    assert metric("otel_limits_blind_invocations_total", agent="direct") == 0
+
+
+def test_a_summary_is_debited(source: str, facts: list[Fact]) -> None:
+    """What a summarising conversation manager asks counts in the invocation that needed it."""
+    enable(observers=[facts.append])
+    script = [
+        fails(ContextWindowOverflowException("too long")),
+        says("a summary"),
+        says("the answer"),
+    ]
+    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
+    agent = Agent(
+        model=ScriptedModel(script),
+        conversation_manager=manager,
+        callback_handler=None,
+        name="long",
+        messages=[
+            {"role": role, "content": [{"text": f"{number}"}]}  # type: ignore[typeddict-item]
+            for number, role in enumerate(["user", "assistant"] * 4)
+        ],
+    )
+    assert agent("go").stop_reason == "end_turn"
+    assert [call.kind for call in calls(facts)] == ["failed", "measured", "measured"]
+    assert stops(facts)["long"].usage.total == 30
+
+
+def test_an_auxiliary_model_of_a_tool_is_debited(source: str, facts: list[Fact]) -> None:
+    """A model that a tool asks by itself counts in the invocation that the tool works for."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel([says("hint")], model_id="helper")
+
+    @tool
+    async def think() -> str:
+        """Ask another model."""
+        async for _event in helper.stream([{"role": "user", "content": [{"text": "?"}]}]):
+            pass
+        return "thought"
+
+    agent = Agent(
+        model=ScriptedModel([uses("think"), says("x")]),
+        tools=[think],
+        callback_handler=None,
+        name="thinker",
+    )
+    agent("go")
+    assert sorted(call.model for call in calls(facts)) == ["helper", "scripted", "scripted"]
+    assert stops(facts)["thinker"].usage.total == 45
+
+
+# --- aborts ---------------------------------------------------------------------------------------
+
+
+async def abandon(agent: Agent, events: int) -> None:
+    """Read `events` events of a stream and close it."""
+    stream = agent.stream_async("go")
+    async for _event in itertools_async(stream, events):
+        pass
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def itertools_async(stream: Any, number: int) -> Any:
+    """Yield the first `number` events."""
+    for _ in range(number):
+        yield await anext(stream)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_abandoned_call_is_booked_once(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """A stream that is closed within a response costs at least its input, and says so."""
+    enable(observers=[facts.append])
+    asyncio.run(abandon(make_agent(ScriptedModel([says("hello")])), 6))
+    (call,) = calls(facts)
+    assert (call.kind, call.estimated) == ("failed", True)
+    assert call.usage.input > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_aborting_does_not_dodge_a_budget(
+    make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that opens and abandons responses 100 times exhausts the budget of its tree."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "400")
+    enable()
+    child = ScriptedModel(endless(says("hello")))
+
+    @tool
+    async def dodge() -> str:
+        """Open and abandon the same question again and again."""
+        for _ in range(100):
+            await abandon(make_agent(child, name="child"), 6)
+        return "done"
+
+    model = ScriptedModel(endless(uses("dodge")))
+    result = make_agent(model, tools=[dodge])("go")
+    assert (result.stop_reason, model.calls) == ("max_token_budget", 1)
+    assert child.calls < 100
+
+
+def test_a_response_that_breaks_off_is_booked(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """A model that fails in mid-stream had read its input."""
+    enable(observers=[facts.append])
+    model = ScriptedModel([Answer(text="half an ans", error=OSError("gone"), usage=None)])
+    with pytest.raises(Exception, match="gone"):
+        make_agent(model)("go")
+    (call,) = calls(facts)
+    assert (call.kind, call.estimated, call.usage.input > 0) == ("failed", True, True)
+
+
+def test_a_request_that_was_turned_away_costs_nothing(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Before anything came back nothing is billed."""
+    enable(observers=[facts.append])
+    with pytest.raises(Exception, match="no route"):
+        make_agent(ScriptedModel([fails(OSError("no route"))]))("go")
+    (call,) = calls(facts)
+    assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
+
+
+# --- other instrumentations -----------------------------------------------------------------------
+
+
+class Instrumented(ScriptedModel):
+    """A provider whose HTTP client is instrumented, too."""
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Emit a second span for the same call."""
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.usage.input_tokens": 10,
+            "gen_ai.usage.output_tokens": 5,
+        }
+        tracer = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
+        span = tracer.start_span("chat gpt-4o", attributes=attributes)
+        async for event in super().stream(*args, **kwargs):
+            yield event
+        span.end()
+
+
+def test_a_chat_span_under_a_chat_span_is_one_call(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """Two instrumentations of one call count it once."""
+    enable(observers=[facts.append])
+    make_agent(Instrumented([says("x")]))("go")
+    assert [call.usage.total for call in calls(facts)] == [15]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
+        ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"),
+        ("llm.token_count.prompt", "llm.token_count.completion"),
+    ],
+)
+def test_a_chat_span_of_a_tool_is_a_call(
+    make_agent: MakeAgent, facts: list[Fact], names: tuple[str, str]
+) -> None:
+    """A client that a tool uses is followed by its span, under every name of the attributes."""
+    enable(observers=[facts.append])
+
+    @tool
+    def think() -> str:
+        """Ask a model that Strands does not know."""
+        tracer = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
+        usage = {names[0]: 100, names[1]: 20, "gen_ai.usage.cache_read.input_tokens": 60}
+        attributes: dict[str, Any] = {"gen_ai.request.model": "gpt-4o", **usage}
+        with tracer.start_as_current_span("chat gpt-4o", attributes=attributes):
+            pass
+        return "thought"
+
+    make_agent(ScriptedModel([uses("think"), says("x")]), tools=[think])("go")
+    (foreign,) = [call for call in calls(facts) if call.model == "gpt-4o"]
+    assert (foreign.usage.total, foreign.usage.cache_read) == (120, 60)
+    assert stops(facts)["tester"].usage.total == 150
+
+
+# --- native limits --------------------------------------------------------------------------------
+
+
+def test_native_limits_keep_working(make_agent: MakeAgent, source: str, metric: Metric) -> None:
+    """Strands' own limits stop as they do, and are counted under their own name."""
+    enable(Limits(max_turns=10))
+    result = make_agent(ScriptedModel(endless(uses("search"))))("go", limits={"turns": 2})
+    assert (result.stop_reason, otel_limits.stop_of(result)) == ("limit_turns", None)
+    assert metric("otel_limits_stops_total", agent="tester", reason="limit_turns", action="none")
+
+
+def test_ours_wins_when_it_is_lower(make_agent: MakeAgent, source: str) -> None:
+    """Both caps are in force, and the first one reached decides."""
+    enable(Limits(max_turns=1))
+    result = make_agent(ScriptedModel(endless(uses("search"))))("go", limits={"turns": 2})
+    assert result.stop_reason == "max_turns"
+
+
+# --- gateways -------------------------------------------------------------------------------------
+
+
+def http_error(status: int, body: str) -> httpx.HTTPStatusError:
+    """Make what an HTTP client raises."""
+    request = httpx.Request("POST", "http://gateway/v1/chat/completions")
+    response = httpx.Response(status, text=body, request=request)
+    return httpx.HTTPStatusError(f"status {status}", request=request, response=response)
+
+
+def wrapped(error: Exception) -> Exception:
+    """Wrap an error as providers do, so that the framework would retry it."""
+    throttled = ModelThrottledException(str(error))
+    throttled.__cause__ = error
+    return throttled
+
+
+SPENT = [
+    http_error(402, "Payment Required"),
+    http_error(
+        429, '{"error": {"type": "budget_exceeded", "message": "Budget has been exceeded"}}'
+    ),
+    http_error(429, '{"error": {"code": "insufficient_quota"}}'),
+    http_error(422, "ExceededBudget: over budget"),
+]
+
+
+@pytest.mark.parametrize("error", SPENT, ids=str)
+def test_a_spent_gateway_is_a_stop(
+    make_agent: MakeAgent, source: str, error: Exception, facts: list[Fact]
+) -> None:
+    """It is not retried: one call, and the stop reason `quota_exceeded`."""
+    enable(observers=[facts.append])
+    model = ScriptedModel([uses("search"), fails(wrapped(error))])
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("quota_exceeded", 2)
+    assert otel_limits.is_synthetic(result.message)
+    assert [call.kind for call in calls(facts)] == ["measured", "failed"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        http_error(429, '{"error": {"message": "Rate limit reached for requests"}}'),
+        http_error(500, "budget service exceeded its time"),
+        OSError("insufficient_quota"),
+    ],
+    ids=str,
+)
+def test_other_errors_are_none_of_ours(error: Exception) -> None:
+    """A rate limit, a broken server and a text without a status are left to the framework."""
+    assert budget_refusal(error) is None
+
+
+# --- what is left over ----------------------------------------------------------------------------
+
+
+def test_concurrent_children_share_a_budget_exactly(
+    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+) -> None:
+    """Children that run at once debit one tree: no call is lost or counted twice."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "100000")
+    enable(observers=[facts.append])
+
+    def children() -> Iterator[Agent]:
+        for number in range(4):
+            script = [*[uses("look")] * 5, says("x")]
+            yield node(f"child{number}", ScriptedModel(script))
+
+    tools = [
+        child.as_tool(name=f"ask{number}", description="Ask.")
+        for number, child in enumerate(children())
+    ]
+    asks = Answer(tools=tuple((f"ask{number}", {"input": "go"}) for number in range(4)))
+    parent = Agent(
+        model=ScriptedModel([asks, says("x")]), tools=list(tools), name="p", callback_handler=None
+    )
+    parent("go")
+    (level,) = stops(facts)["p"].levels
+    assert level.observed == 15 * (2 + 4 * 6)
+    assert len(LIVE) == 0
+
+
+def test_nothing_is_repeated(facts: list[Fact]) -> None:
+    """The order in which children end is theirs; every one ends once."""
+    enable(observers=[facts.append])
+    family(ScriptedModel(itertools.repeat(says("x"))), ScriptedModel([ASK_CHILD, says("y")]))("go")
+    assert [fact.agent for fact in facts if isinstance(fact, Stop)] == ["child", "parent"]

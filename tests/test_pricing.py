@@ -1,0 +1,366 @@
+"""Prices are those of the policy file and of genai-prices, to the last digit, or unknown."""
+
+from __future__ import annotations
+
+import decimal
+import importlib.metadata
+import subprocess
+import sys
+import threading
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_limits.limits import Usage
+from otel_limits.pricing import Price, Prices, price_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from genai_prices.types import ModelInfo, Provider
+
+listed = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
+)
+
+GPT = Price(input=Decimal("2.50"), output=Decimal(10), cache_read=Decimal("1.25"))
+CALL = Usage(input=1_000, output=100, cache_read=200, cache_write=50)
+NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if genai-prices were not installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+
+# --- prices of the policy file ----------------------------------------------------------------
+
+
+def test_cached_tokens_are_a_part_of_the_input() -> None:
+    """Each part of the input costs its own price, and an unset one costs as the input."""
+    fresh, read, written, output = 750 * 2500, 200 * 1250, 50 * 2500, 100 * 10_000
+    expected = Decimal(fresh + read + written + output) / 10**9
+    assert Prices({"gpt": GPT}).price("gpt", CALL) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"cache_write": Decimal(6)}, "0.005"),
+        ({"request": Decimal("0.01")}, "0.015"),
+        ({}, "0.005"),
+        ({"input": Decimal(0), "output": Decimal(0)}, "0"),
+    ],
+)
+def test_a_price_is_exact(parts: dict[str, Decimal], expected: str) -> None:
+    """A thousand tokens in and out, in USD, whatever is priced on top."""
+    price = Price(**{"input": Decimal(2), "output": Decimal(3), **parts})
+    assert price.of(Usage(input=1_000, output=1_000)) == Decimal(expected)
+
+
+def test_parts_that_exceed_the_whole_have_no_price() -> None:
+    """More cached tokens than input is a report that nobody can price."""
+    assert Prices({"gpt": GPT}).price("gpt", Usage(input=10, cache_read=11)) is None
+
+
+def test_the_decimal_context_of_the_application_does_not_matter() -> None:
+    """Amounts stay exact where the application rounds to two digits, or traps what is inexact."""
+    expected = Prices({"gpt": GPT}).price("gpt", CALL)
+    with decimal.localcontext(decimal.Context(prec=2, traps=[decimal.Inexact])):
+        assert Prices({"gpt": GPT}).price("gpt", CALL) == expected
+
+
+def test_an_exact_name_comes_before_globs_and_globs_in_their_order() -> None:
+    """The first glob of the file that fits decides, unless the id itself is there."""
+    cents = {"gpt-*": 1, "*": 2, "gpt-4*": 3, "gpt-4o": 4}
+    prices = Prices(
+        {name: Price(input=Decimal(usd), output=Decimal(0)) for name, usd in cents.items()}
+    )
+    million = Usage(input=1_000_000)
+    found = [prices.price(model, million) for model in ("gpt-4o", "gpt-4o-mini", "llama")]
+    assert found == [4, 1, 2]
+
+
+@pytest.mark.parametrize("amount", [-1, 1.5, "1", True, Decimal("NaN"), Decimal("inf"), None])
+def test_an_amount_that_is_not_exact_is_refused(amount: Any) -> None:
+    """The sentence names the part and the value."""
+    with pytest.raises(ValueError, match=r"^output must be a Decimal of 0 USD .*, got "):
+        Price(input=Decimal(1), output=amount)
+
+
+def test_whole_numbers_are_amounts() -> None:
+    """An int is as exact as a Decimal."""
+    assert Price(input=3, output=15) == Price(input=Decimal(3), output=Decimal(15))  # type: ignore[arg-type]
+
+
+# --- without any price ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_package")
+def test_without_a_source_every_price_is_unknown() -> None:
+    """Nobody guesses, and a cost limit can be refused."""
+    prices = Prices()
+    assert prices.price("gpt-4o", CALL) is None
+    assert (prices.available, prices.source, prices.version) == (False, "none", "")
+
+
+@pytest.mark.usefixtures("no_package")
+def test_the_policy_alone_is_a_source() -> None:
+    """Its models have prices, others have none."""
+    prices = Prices({"gpt": GPT})
+    assert (prices.available, prices.source) == (True, "policy")
+    assert prices.price("claude", CALL) is None
+
+
+@pytest.mark.usefixtures("no_package")
+def test_the_version_follows_the_prices_of_the_policy() -> None:
+    """Equal prices have equal versions, one other amount has another."""
+    versions = [
+        Prices({"gpt": Price(input=Decimal(usd), output=Decimal(1))}).version for usd in (1, 1, 2)
+    ]
+    assert versions[0] == versions[1] != versions[2]
+
+
+# --- genai-prices -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def genai() -> ModuleType:
+    """The package itself, to compare with."""
+    import genai_prices
+
+    return genai_prices
+
+
+def every_model() -> list[tuple[Provider, ModelInfo]]:
+    """Every model of the list that the package brings along."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    return [(provider, model) for provider in get_snapshot().providers for model in provider.models]
+
+
+def as_genai(genai: ModuleType, usage: Usage) -> Any:
+    """Write a usage as the package has it."""
+    return genai.Usage(
+        input_tokens=usage.input,
+        output_tokens=usage.output,
+        cache_read_tokens=usage.cache_read,
+        cache_write_tokens=usage.cache_write,
+    )
+
+
+USAGES = st.builds(
+    lambda fresh, read, write, output: Usage(
+        input=fresh + read + write, output=output, cache_read=read, cache_write=write
+    ),
+    *[st.integers(0, 2_000) | st.integers(0, 300_000)] * 4,
+)
+
+
+@listed
+@given(st.data(), USAGES, st.datetimes(datetime(2024, 1, 1), datetime(2027, 1, 1)))  # noqa: DTZ001  naive is UTC
+def test_every_listed_model_costs_what_the_package_says(
+    genai: ModuleType, data: st.DataObject, usage: Usage, when: datetime
+) -> None:
+    """Tiers, times of day, cached tokens and fees per request: equal to the last digit."""
+    provider, model = data.draw(st.sampled_from(every_model()))
+    price = price_of(model, usage, when)
+    expected = model.calc_price(as_genai(genai, usage), provider, genai_request_timestamp=when)
+    if price is not None:
+        assert price.of(usage) == expected.total_price
+    else:
+        rates = expected.model_price
+        assert rates.input_mtok is None or rates.output_mtok is None or rates.output_reasoning_mtok
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider", "reference"),
+    [
+        ("gpt-4o", "openai", "gpt-4o"),
+        ("GPT-4o", "openai", "gpt-4o"),
+        ("claude-sonnet-4-5", "anthropic", "claude-sonnet-4-5"),
+        ("gemini-2.5-flash", "google", "gemini-2.5-flash"),
+        ("mistral-large-latest", "mistral", "mistral-large-latest"),
+        ("ft:gpt-4o-2024-08-06:acme::x", "openai", "ft:gpt-4o-2024-08-06:acme::x"),
+        ("amazon.nova-lite-v1:0", "aws", "amazon.nova-lite-v1:0"),
+        ("apac.amazon.nova-lite-v1:0", "aws", "amazon.nova-lite-v1:0"),
+        (
+            "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+            "aws",
+            "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        ),
+        (
+            "global.anthropic.claude-sonnet-4-5-20250929-v1:0",
+            "aws",
+            "global.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        ),
+        (
+            "arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.amazon.nova-pro-v1:0",
+            "aws",
+            "eu.amazon.nova-pro-v1:0",
+        ),
+        ("bedrock/us.amazon.nova-pro-v1:0", "aws", "us.amazon.nova-pro-v1:0"),
+        ("gemini/gemini-2.5-flash", "google", "gemini-2.5-flash"),
+        ("openai/gpt-4o", "openai", "gpt-4o"),
+        ("azure/gpt-4o", "azure", "gpt-4o"),
+        ("xai/grok-4", "x-ai", "grok-4"),
+        ("openrouter/openai/gpt-4o", "openrouter", "openai/gpt-4o"),
+    ],
+)
+def test_a_model_id_names_its_provider(
+    genai: ModuleType, model: str, provider: str, reference: str
+) -> None:
+    """Ids of the providers themselves, of Bedrock profiles and of gateways are understood."""
+    expected = genai.calc_price(
+        as_genai(genai, CALL), reference, provider_id=provider, genai_request_timestamp=NOON
+    )
+    assert expected.total_price > 0
+    assert Prices().price(model, CALL, NOON) == expected.total_price
+
+
+@listed
+@pytest.mark.parametrize(
+    "model",
+    [
+        "unknown",
+        "",
+        "gpt-99-turbo",
+        "claude-foo-99",
+        "llama3",
+        "deepseek-r1:8b",
+        "deepseek-ai/DeepSeek-R1",
+        "mistralai/mistral-nemo",
+        "acme/gpt-4o",
+        "azure/my-deployment",
+        "openrouter/deepseek/deepseek-chat:free",
+        "whisper-1",
+        "sonar-deep-research",
+        "perplexity/sonar-deep-research",
+        "us.anthropic.claude-99-v1:0",
+        "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123",
+    ],
+)
+def test_what_the_list_does_not_say_is_unknown(model: str) -> None:
+    """A name that no provider has, a local copy of a model, an empty entry: no price, never 0."""
+    assert Prices().price(model, CALL) is None
+
+
+@listed
+def test_a_tier_is_that_of_one_call() -> None:
+    """A call beyond a threshold costs more per token than two calls below it."""
+    half, whole = Usage(input=150_000), Usage(input=300_000)
+    prices = Prices()
+    two, one = (prices.price("gemini-2.5-pro", usage, NOON) for usage in (half, whole))
+    assert two is not None
+    assert one is not None
+    assert one > two * 2
+
+
+@listed
+def test_the_policy_comes_before_the_package() -> None:
+    """A model that both know costs what the policy says, others what the package says."""
+    prices, package = Prices({"gpt-4o": GPT}), Prices()
+    assert prices.price("gpt-4o", CALL) == GPT.of(CALL)
+    assert prices.price("o3", CALL, NOON) == package.price("o3", CALL, NOON) is not None
+
+
+@listed
+def test_the_version_is_that_of_the_package() -> None:
+    """The ledger can say which list a price came from."""
+    installed = importlib.metadata.version("genai-prices")
+    assert (Prices().source, Prices().version) == ("genai-prices", installed)
+    both = Prices({"gpt": GPT})
+    assert both.source == "policy+genai-prices"
+    assert both.version.endswith(f"+{installed}")
+
+
+@pytest.fixture
+def newer_list() -> Iterator[Any]:
+    """Replace the package's list as its updater does: one provider fewer each time."""
+    from genai_prices.data_snapshot import DataSnapshot, get_snapshot, set_custom_snapshot
+
+    providers = get_snapshot().providers
+
+    def replace() -> None:
+        kept = [provider for provider in providers if provider.id != "openai"]
+        set_custom_snapshot(DataSnapshot(kept, from_auto_update=True, timestamp=NOON))
+
+    yield replace
+    set_custom_snapshot(None)
+
+
+@listed
+def test_a_newer_list_is_used_and_named(newer_list: Any) -> None:
+    """An application that updates the package's prices gets the new ones, and a new version."""
+    prices = Prices()
+    assert prices.price("gpt-4o", CALL) is not None
+    newer_list()
+    assert prices.price("gpt-4o", CALL) is None
+    assert prices.version.endswith("@2026-11-01T12:00:00")
+
+
+@listed
+def test_any_number_of_threads_may_ask() -> None:
+    """All of them get the same price, the first ones too."""
+    prices = Prices()
+    found: list[Decimal | None] = []
+    start = threading.Barrier(8)
+
+    def ask() -> None:
+        start.wait()
+        found.extend(prices.price("gpt-4o", CALL, NOON) for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Prices().price("gpt-4o", CALL, NOON)] * 160
+
+
+@listed
+@pytest.mark.usefixtures("faulty")
+def test_a_package_that_fails_leaves_the_price_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent does not feel it."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError
+
+    monkeypatch.setattr("genai_prices.calc_price", fail)
+    assert Prices().price("gpt-4o", CALL) is None
+
+
+def run(program: str) -> None:
+    """Run a program in a process of its own; it must succeed."""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_nothing_is_imported_before_the_first_price() -> None:
+    """Neither the library nor a list of prices loads the package."""
+    run(
+        "import sys, otel_limits\n"
+        "from otel_limits.pricing import Prices\n"
+        "Prices().version\n"
+        "assert 'genai_prices' not in sys.modules"
+    )
+
+
+@listed
+def test_nothing_is_fetched() -> None:
+    """A price is found without a connection or a look-up of a name."""
+    run(
+        "import sys\n"
+        "from otel_limits.limits import Usage\n"
+        "from otel_limits.pricing import Prices\n"
+        "used = []\n"
+        "sys.addaudithook(lambda event, _: used.append(event) if 'socket' in event else None)\n"
+        "assert Prices().price('gpt-4o', Usage(input=1)) is not None\n"
+        "assert not {'socket.connect', 'socket.getaddrinfo', 'socket.sendto'} & set(used), used"
+    )

@@ -1,0 +1,224 @@
+"""Streams that nobody reads to the end: broken off, closed or cancelled at every event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent, tool
+
+import otel_limits
+from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+if TYPE_CHECKING:
+    from strands.types.streaming import StreamEvent
+
+    from tests.conftest import MakeAgent
+
+pytestmark = pytest.mark.usefixtures("source")
+
+Leave = Callable[[Agent, int], Coroutine[Any, Any, None]]
+
+
+class PausingModel(ScriptedModel):
+    """Gives way to other tasks before every chunk, as a provider's socket does."""
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Stream the next answer of the script."""
+        async for event in super().stream(*arguments, **named):
+            await asyncio.sleep(0)
+            yield event
+
+
+@tool
+async def search(query: str = "") -> str:
+    """Search for a query."""
+    await asyncio.sleep(0)
+    return "nothing found"
+
+
+async def break_off(agent: Agent, at: int) -> None:
+    """Leave the loop over the stream, and the stream to the garbage collector."""
+    number = 0
+    async for _ in agent.stream_async("go"):
+        number += 1
+        if number == at:
+            break
+
+
+async def close(agent: Agent, at: int) -> None:
+    """Close the stream, as a web framework does when its client is gone."""
+    stream: Any = agent.stream_async("go")
+    assert isinstance(stream, AsyncGenerator)
+    for _ in range(at):
+        await anext(stream, None)
+    await stream.aclose()
+
+
+async def cancel_inside(agent: Agent, at: int) -> None:
+    """Cancel the task while the agent is at work behind event `at`."""
+
+    async def read() -> None:
+        number = 0
+        async for _ in agent.stream_async("go"):
+            number += 1
+            if number == at:
+                task.cancel()
+
+    task = asyncio.ensure_future(read())
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def cancel_outside(agent: Agent, at: int) -> None:
+    """Cancel the task while it is busy with event `at` and the agent waits."""
+
+    async def read() -> None:
+        number = 0
+        async for _ in agent.stream_async("go"):
+            number += 1
+            if number == at:
+                task.cancel()
+                await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(read())
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.fixture(params=[break_off, close, cancel_inside, cancel_outside])
+def leave(request: pytest.FixtureRequest) -> Leave:
+    """Every way to leave a stream."""
+    way: Leave = request.param
+    return way
+
+
+def runaway(make_agent: MakeAgent) -> Agent:
+    """An agent that asks for one more search for ever."""
+    return make_agent(PausingModel(endless(uses("search"))), tools=[search])
+
+
+def count_events(make_agent: MakeAgent) -> int:
+    """Events of a whole stream."""
+
+    async def count() -> int:
+        return sum([1 async for _ in runaway(make_agent).stream_async("go")])
+
+    return asyncio.run(count())
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """What was logged, by whom, since the last look."""
+    gc.collect(0)
+    lines = [(r.name, r.getMessage()) for r in caplog.records if r.levelname != "DEBUG"]
+    caplog.clear()
+    return lines
+
+
+def test_leaving_a_stream_leaves_nothing_behind(
+    leave: Leave, make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At every event: nothing live, one stop told, and no log line of ours but the halt's."""
+    facts: list[Fact] = []
+    enable(Limits(max_turns=2), observers=[facts.append])
+    events = count_events(make_agent)
+    assert events > 20
+    for at in range(1, events + 1):
+        facts.clear()
+        caplog.clear()
+        asyncio.run(leave(runaway(make_agent), at))
+        ours = [text for name, text in logged(caplog) if name.startswith("otel_limits")]
+        assert len(LIVE) == 0, at
+        assert [text for text in ours if "cap reached" not in text] == [], at
+        kinds = [type(fact) for fact in facts if isinstance(fact, Started | Stop)]
+        assert kinds == [Started, Stop], at
+
+
+def test_raising_into_a_stream_that_was_left_is_silent(leave: Leave, make_agent: MakeAgent) -> None:
+    """With `raise`, a stream that was left early has nobody to raise to, and does not."""
+    enable(Limits(max_turns=2), action="halt")
+    events = count_events(make_agent)
+    otel_limits.disable()
+    enable(Limits(max_turns=2), action="raise")
+    for at in range(1, events - 2):
+        asyncio.run(leave(runaway(make_agent), at))
+        assert len(LIVE) == 0, at
+
+
+def test_others_log_what_they_log_without_us(
+    leave: Leave, make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever Strands and OpenTelemetry say about a stream that was left, we add nothing."""
+
+    def run(at: int) -> list[tuple[str, str]]:
+        answers = [uses("search"), says("done")]
+        asyncio.run(leave(make_agent(PausingModel(answers), tools=[search]), at))
+        return sorted((name, text.split(" at 0x")[0]) for name, text in logged(caplog))
+
+    indices = range(1, 25)
+    before = {at: run(at) for at in indices}
+    enable(Limits(max_turns=9))
+    assert {at: run(at) for at in indices} == before
+
+
+def test_an_agent_that_was_left_can_be_called_again(leave: Leave, make_agent: MakeAgent) -> None:
+    """The next invocation begins with nothing of the one that was left."""
+    enable(Limits(max_turns=2))
+    for at in (1, 5, 12, 20):
+        agent = runaway(make_agent)
+        asyncio.run(leave(agent, at))
+        assert isinstance(agent.model, ScriptedModel)
+        calls = agent.model.calls
+        agent.messages.clear()
+        assert str(agent("x").stop_reason) == "max_turns"
+        assert agent.model.calls == calls + 2
+
+
+def test_a_response_that_was_broken_off_is_counted(
+    leave: Leave, make_agent: MakeAgent, source: str
+) -> None:
+    """A call that was under way is booked as failed, with its input when chunks had come."""
+    facts: list[Fact] = []
+    enable(observers=[facts.append])
+    agent = make_agent(PausingModel([says("a long story")]))
+    asyncio.run(leave(agent, 6))
+    (call,) = [fact for fact in facts if isinstance(fact, ModelCall)]
+    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    assert (call.kind, call.estimated, call.usage.input > 0) == ("failed", True, True)
+    assert (stop.reason, stop.usage) == ("aborted", call.usage)
+
+
+def test_a_stream_that_is_never_started_is_no_invocation(make_agent: MakeAgent) -> None:
+    """Asking for a stream and not reading it begins nothing."""
+    facts: list[Fact] = []
+    enable(observers=[facts.append])
+    stream = make_agent(ScriptedModel([])).stream_async("go")
+    assert isinstance(stream, AsyncGenerator)
+    asyncio.run(stream.aclose())
+    assert facts == []
+
+
+def test_a_timeout_around_an_agent_leaves_nothing(make_agent: MakeAgent) -> None:
+    """`asyncio.wait_for` cancels an invocation in the middle of a tool."""
+
+    @tool
+    async def hang() -> str:
+        """Never come back."""
+        await asyncio.Event().wait()
+        return "never"
+
+    enable(Limits(max_turns=3))
+    agent = make_agent(ScriptedModel(endless(uses("hang"))), tools=[hang])
+
+    async def run() -> None:
+        await asyncio.wait_for(agent.invoke_async("go"), timeout=0.05)
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(run())
+    assert len(LIVE) == 0
