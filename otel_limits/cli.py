@@ -214,6 +214,10 @@ def check(options: Namespace) -> int:  # noqa: ARG001  the signature of every co
 
 def shown(value: object) -> str:
     """Write a value as its variable would have it; `unset` for none."""
+    if isinstance(value, Mapping):
+        value = [f"{key}={each}" for key, each in value.items()]
+    if isinstance(value, (tuple, list, frozenset)):
+        value = ",".join(sorted(str(each) for each in value)) or None
     if value is None:
         return "unset"
     if isinstance(value, (tuple, frozenset)):

@@ -1,0 +1,74 @@
+"""Writes the tables of the README from the code: `python -m tests.readme`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from otel_limits.cli import shown
+from otel_limits.config import SETTINGS
+from otel_limits.limits import KINDS, STOP_REASONS
+from otel_limits.observers.prometheus import METRICS
+
+README: Final = Path(__file__).parents[1] / "README.md"
+
+LIMITS_OF: Final[Mapping[str, str]] = {
+    **{
+        reason: ", ".join(f"`{kind.name}`" for kind in KINDS if kind.reason == reason)
+        for reason in STOP_REASONS
+    },
+    "max_tool_calls": "`max_tool_calls`, `max_calls_per_tool`",
+    "quota_exceeded": "a gateway that says that its budget is spent",
+    "killed": "`otel_limits.kill()`, `SIGUSR2`",
+}
+"""What leads to each stop reason, in Markdown."""
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Lay out a Markdown table."""
+    lines = [tuple(titles), *map(tuple, rows)]
+    lines.insert(1, ("---",) * len(lines[0]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def settings() -> str:
+    """Lay out every variable."""
+    rows = ((f"`{setting.variable}`", shown(setting.default), setting.help) for setting in SETTINGS)
+    return table(("variable", "default", "meaning"), rows)
+
+
+def reasons() -> str:
+    """Lay out every stop reason, in the order in which one is chosen."""
+    rows = ((f"`{reason}`", LIMITS_OF[reason]) for reason in STOP_REASONS)
+    return table(("stop reason", "because of"), rows)
+
+
+def metrics() -> str:
+    """Lay out every metric."""
+    rows = (
+        (f"`{spec.name}`", ", ".join(f"`{label}`" for label in spec.labels) or "none", spec.help)
+        for spec in METRICS
+    )
+    return table(("metric", "labels", "meaning"), rows)
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "settings": settings,
+    "reasons": reasons,
+    "metrics": metrics,
+}
+
+
+def written(text: str) -> str:
+    """Put every table where its markers are."""
+    for name, make in TABLES.items():
+        begin, end = re.escape(f"<!-- {name}: "), re.escape(f"<!-- /{name} -->")
+        before, place, after = re.split(rf"({begin}[^\n]*-->\n).*?(?={end})", text, flags=re.DOTALL)
+        text = before + place + make() + after
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
