@@ -12,6 +12,7 @@ from argparse import (
     Namespace,
     RawDescriptionHelpFormatter,
 )
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from otel_limits.dashboards import commands as dashboards
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table
 
@@ -143,35 +144,35 @@ def run(options: Namespace) -> int:
     mistakes = setting_mistakes(inherited, given) + command_mistakes(command)
     if mistakes:
         return _refuse(mistakes, MISTAKE)
-    variables = {setting.variable: text for setting, text in given.items()}
+    variables = {setting.variable: text for setting, text in given}
     status, sentence = replace_process(command, environment_for(inherited, variables))
     return _refuse([sentence], status)
 
 
-def given_flags(options: Namespace) -> dict[config.Setting, str]:
-    """Collect the settings that are given as options, as the text of their variables."""
-    values = {setting: getattr(options, setting.name) for setting in config.SETTINGS}
-    return {
-        setting: str(value).lower() if isinstance(value, bool) else value
-        for setting, value in values.items()
+def given_flags(options: Namespace) -> list[tuple[config.Setting, str]]:
+    """Collect the settings that are given as options, with the text of their variables."""
+    values = [(setting, getattr(options, setting.name)) for setting in config.SETTINGS]
+    return [
+        (setting, str(value).lower() if isinstance(value, bool) else value)
+        for setting, value in values
         if value is not None
-    }
+    ]
 
 
 def setting_mistakes(
-    inherited: Mapping[str, str], given: Mapping[config.Setting, str]
+    inherited: Mapping[str, str], given: Sequence[tuple[config.Setting, str]]
 ) -> list[str]:
     """Say what is wrong with the options, by the names that were typed, and with the rest.
 
     A variable that an option stands in for is not looked at.
     """
     mistakes = []
-    for setting, text in given.items():
+    for setting, text in given:
         try:
             setting.parse(setting.flag, text)
         except ValueError as error:  # noqa: PERF203  every mistake is told, not only the first
             mistakes.append(str(error))
-    replaced = {setting.variable for setting in given}
+    replaced = {setting.variable for setting, _ in given}
     rest = {name: text for name, text in inherited.items() if name not in replaced}
     return [*mistakes, *config.read(rest).mistakes]
 
@@ -214,15 +215,13 @@ def check(options: Namespace) -> int:  # noqa: ARG001  the signature of every co
 
 def shown(value: object) -> str:
     """Write a value as its variable would have it; `unset` for none."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, Mapping):
-        value = [f"{key}={each}" for key, each in value.items()]
-    if isinstance(value, (tuple, list, frozenset)):
-        value = ",".join(sorted(str(each) for each in value)) or None
-    if value is None:
-        return "unset"
-    if isinstance(value, (tuple, frozenset)):
-        return ",".join(sorted(map(str, value))) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        value = [f"{name}={each}" for name, each in value.items()]
+    if isinstance(value, Collection) and not isinstance(value, str):
+        value = ",".join(sorted(str(each) for each in value))
+    return str(value) if value not in (None, "") else "unset"
 
 
 def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:

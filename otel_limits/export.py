@@ -135,14 +135,14 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
         return getattr(found, name)()
     except ImportError:
         logger.error(  # noqa: TRY400  the traceback would not help
-            "OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no %s are "
-            "exported. Run: pip install 'otel-limits[otlp]'",
+            "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
+            "%s are exported. Run: pip install 'otel-limits[otlp]'",
             signal,
         )
     except Exception as error:  # noqa: BLE001  whatever a setting of the exporter leads to
         logger.error(  # noqa: TRY400  the same
-            "The OTLP exporter for %s cannot be made (%s), so no %s are exported; limits stay "
-            "in force. Check OTEL_EXPORTER_OTLP_*.",
+            "otel-limits: the OTLP exporter for %s cannot be made (%s), so no %s are exported; "
+            "limits stay in force. Check OTEL_EXPORTER_OTLP_*.",
             signal,
             error,
             signal,

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.limits import LOOP_LIMITS
-from otel_limits.loops import IDENTICAL_WINDOW, PERIODS, SEEN_CAPACITY, Call, LoopState, fingerprint
+from otel_limits.loops import Call, LoopState, fingerprint
 
 # --- a reference that keeps everything and looks at all of it again ---------------------------
 
@@ -62,7 +62,7 @@ def in_a_row(calls: list[Call]) -> int:
 
 def identical(calls: list[Call]) -> int:
     """Calls among the last 20 that equal the last one."""
-    window = calls[-IDENTICAL_WINDOW:]
+    window = calls[-20:]
     return sum(
         (call.request, call.result) == (calls[-1].request, calls[-1].result) for call in window
     )
@@ -72,7 +72,7 @@ def repetitions(calls: list[Call]) -> int:
     """How often the best pattern of 2 to 5 calls stands at the end, if more than once."""
     sequence = [(call.request, call.result) for call in calls]
     most = 0
-    for period in PERIODS:
+    for period in (2, 3, 4, 5):
         pattern = sequence[-period:]
         times = 0
         while sequence[len(sequence) - period * (times + 1) :][:period] == pattern and (
@@ -216,7 +216,7 @@ def test_polling_that_returns_something_new_is_no_loop() -> None:
 
 def test_identical_calls_are_forgotten_after_twenty_others() -> None:
     """A call counts among the last 20 and no further."""
-    others = [f"x{number}" for number in range(IDENTICAL_WINDOW - 1)]
+    others = [f"x{number}" for number in range(19)]
     assert turns_of("a", *others[1:], "a").identical_tool_calls == 2
     assert turns_of("a", *others, "a").identical_tool_calls == 1
 
@@ -288,12 +288,12 @@ def test_the_same_error_for_other_arguments_is_no_progress() -> None:
 def test_the_memory_of_what_was_seen_is_bounded() -> None:
     """A result is remembered for 1,000 new ones, and is new again after that."""
     state = LoopState()
-    results = [call("a", str(number)) for number in range(SEEN_CAPACITY + 1)]
-    for result in results[:SEEN_CAPACITY]:
+    results = [call("a", str(number)) for number in range(1_001)]
+    for result in results[:1_000]:
         state.turn([result], None)
     state.turn(results[:1], None)
     assert state.no_progress_turns == 1
-    state.turn(results[SEEN_CAPACITY:], None)
+    state.turn(results[1_000:], None)
     state.turn(results[:1], None)
     assert state.no_progress_turns == 1
     state.turn(results[1:2], None)
@@ -422,7 +422,9 @@ def test_a_value_that_holds_itself_has_a_fingerprint() -> None:
         return ring
 
     assert fingerprint(circle(1)) == fingerprint(circle(1)) != fingerprint(circle(2))
-    assert fingerprint(circle(1)) != fingerprint([{"end": 1}])
+    ring: list[Any] = [1]
+    ring.append(ring)
+    assert fingerprint(ring) != fingerprint([1])
 
 
 def test_depth_does_not_matter() -> None:

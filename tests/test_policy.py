@@ -189,6 +189,12 @@ def test_the_most_specific_glob_wins(agent: str, turns: int) -> None:
     assert effective(text, agent).limits.max_turns == turns
 
 
+def test_a_name_wins_over_every_glob() -> None:
+    """A plain name is more specific than a glob of as many letters that stands below it."""
+    text = "agents: {ab: {limits: {max_turns: 1}}, 'ab*': {limits: {max_turns: 2}}}"
+    assert [effective(text, agent).limits.max_turns for agent in ("ab", "abc")] == [1, 2]
+
+
 def test_of_equally_specific_globs_the_later_wins() -> None:
     """Two globs with as many letters are taken in the order of the file."""
     text = "agents: {'a?': {limits: {max_turns: 1}}, '?b': {limits: {max_turns: 2}}}"
@@ -214,6 +220,13 @@ def test_caps_of_single_tools_are_merged_tool_by_tool() -> None:
     """
     caps = {"fetch": 1, "search": 2, "write": 3}
     assert effective(text, base=base).limits.max_calls_per_tool == caps
+
+
+def test_caps_of_the_tree_are_merged_as_well() -> None:
+    """The file's caps of a budget tree leave those of the environment that it does not name."""
+    base = Policy(tree=Limits(max_turns=1, max_token_budget=2))
+    tree = effective("defaults: {tree: {max_turns: 3}}", base=base).tree
+    assert tree == Limits(max_turns=3, max_token_budget=2)
 
 
 def test_every_setting_of_an_agent_can_be_written() -> None:
@@ -398,7 +411,19 @@ tools:
     assert rows["max_iterations"] == (None, "default")
     assert rows['tools["poll_*"].exempt'] == (True, "policy limits.yaml:10")
     assert rows['models["m*"].price'][1] == "policy limits.yaml:8"
-    assert "max_calls_per_tool" not in rows
+
+
+def test_caps_of_single_tools_have_a_row_each() -> None:
+    """The row that says that there are none is only there where there are none."""
+    reading = settings.read({})
+
+    def names(text: str) -> list[str]:
+        rows = understood(text).rows(reading.values, reading.sources)
+        return [row.name for row in rows if "per_tool" in row.name]
+
+    assert names("defaults: {}") == ["max_calls_per_tool"]
+    text = "defaults: {limits: {max_calls_per_tool: {fetch: 1}}}"
+    assert names(text) == ["max_calls_per_tool.fetch"]
 
 
 def test_rows_without_a_name_are_those_of_everybody() -> None:
@@ -427,6 +452,7 @@ WRONG = {
     "defaults: {limits: {max_turns: '5'}}": f"defaults.limits.max_turns {WHOLE}, got '5'.",
     "defaults: {limits: {max_turns: true}}": f"defaults.limits.max_turns {WHOLE}, got True.",
     "defaults: {limits: {max_turns: 010}}": f"defaults.limits.max_turns {WHOLE}, got '010'.",
+    "defaults: {limits: {max_turns: 1__0}}": f"defaults.limits.max_turns {WHOLE}, got '1__0'.",
     "defaults: {limits: {max_turns: 0x10}}": f"defaults.limits.max_turns {WHOLE}, got '0x10'.",
     "defaults: {limits: {max_turns: }}": "max_turns must be a single value, got nothing.",
     "defaults: {limits: {max_turns: null}}": "max_turns must be a single value, got nothing.",
@@ -817,7 +843,7 @@ def test_the_example_of_the_readme_is_valid() -> None:
 
 
 YAML_ITSELF = re.compile(
-    "no valid YAML|twice|alias|tag|character|nested|single word|010|0x10|1:30|'yes'|inf"
+    "no valid YAML|twice|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
 )
 """What a schema cannot know: mistakes in the text, and what YAML 1.1 takes for numbers."""
 

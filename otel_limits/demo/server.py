@@ -41,6 +41,8 @@ class Seen:
     requests: int = 0
     looks: int = 0
     tokens: int = 0
+    last_tokens: int = 0
+    """Those of the newest request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +115,11 @@ class Servers(socketserver.ThreadingTCPServer):
     def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Reply:
         """Answer one agent's model call."""
         reply = think(messages) if agent != CACHE else Reply(text=CACHED_ANSWER)
+        used = reply.usage["total_tokens"]
         with self._lock:
             seen = self._seen[agent]
             self._seen[agent] = dataclasses.replace(
-                seen,
-                requests=seen.requests + 1,
-                tokens=seen.tokens + reply.usage["total_tokens"],
+                seen, requests=seen.requests + 1, tokens=seen.tokens + used, last_tokens=used
             )
         return reply
 

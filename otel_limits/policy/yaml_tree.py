@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "bool | int | Decimal | str | tuple[Node, ...] | Mapping[str, Node] | None"
 
-WHOLE: Final = re.compile(r"[-+]?(0|[1-9][0-9_]{0,29})")
+DIGITS: Final = r"(0|[1-9](_?[0-9]){0,29})"
+WHOLE: Final = re.compile(rf"[-+]?{DIGITS}")
 FRACTION: Final = re.compile(
-    r"[-+]?((0|[1-9][0-9_]{0,29})(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][-+]?[0-9]{1,2})?"
+    rf"[-+]?({DIGITS}(\.[0-9]{{0,30}})?|\.[0-9]{{1,30}})([eE][-+]?[0-9]{{1,2}})?"
 )
 """A number longer than these is text: none of ours is, and huge ones are slow."""
 NOTHING: Final = ("", "~", "null", "Null", "NULL")
@@ -144,7 +145,7 @@ def _plain(text: str) -> bool | int | Decimal | str | None:
     if text in BOOLEANS:
         return BOOLEANS[text]
     if WHOLE.fullmatch(text):
-        return int(text.replace("_", ""))
+        return int(text)
     if FRACTION.fullmatch(text):
-        return Decimal(text.replace("_", ""))
+        return Decimal(text)
     return text

@@ -1,0 +1,301 @@
+"""The command line itself: what `check` says, what help there is, which mistakes are found."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from otel_limits import config
+from otel_limits.cli import main
+from otel_limits.launch import STARTUP, environment_for, option_that_hides_us
+
+COMMAND = str(Path(sys.executable).with_name("otel-limits"))
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def check(
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[], tuple[int, dict[str, str], list[str]]]:
+    """Run `otel-limits check`: its status, each setting's line, and the lines on stderr."""
+
+    def run() -> tuple[int, dict[str, str], list[str]]:
+        status = main(["check"])
+        captured = capsys.readouterr()
+        lines = (line.split(maxsplit=1) for line in captured.out.splitlines())
+        return status, dict(lines), captured.err.splitlines()
+
+    return run
+
+
+Check = Callable[[], tuple[int, dict[str, str], list[str]]]
+
+
+def test_check_prints_every_setting(check: Check) -> None:
+    """Each variable has a line, in an environment without any."""
+    status, lines, mistakes = check()
+    assert (status, mistakes) == (0, [])
+    assert list(lines) == [setting.variable for setting in config.SETTINGS]
+
+
+def test_check_says_where_a_value_came_from(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment, from a preset, or by default."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "30")
+    monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
+    _, lines, _ = check()
+    assert lines["OTEL_LIMITS_MAX_TURNS"].split(maxsplit=1) == ["30", "environment"]
+    assert lines["OTEL_LIMITS_MAX_ITERATIONS"].split(maxsplit=1) == ["25", "preset recommended"]
+    assert lines["OTEL_LIMITS_ACTION"].split(maxsplit=1) == ["halt", "default"]
+    assert lines["OTEL_LIMITS_PROMETHEUS_PORT"].split(maxsplit=1) == ["unset", "default"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(("OTEL_LIMITS_MAX_TURNS", value) for value in ("abc", "0", "-1", "2.5", "1e3", "٣")),
+        ("OTEL_LIMITS_MAX_TOKEN_BUDGET", "100_000"),
+        ("OTEL_LIMITS_ACTION", "stop"),
+        ("OTEL_LIMITS_PRESET", "best"),
+        ("OTEL_LIMITS_STRICT", "yes"),
+        ("OTEL_LIMITS_PROMETHEUS_PORT", "70000"),
+    ],
+)
+def test_check_finds_a_bad_value(
+    check: Check, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """Status 1, and one sentence that names the variable and the value."""
+    monkeypatch.setenv(variable, value)
+    status, lines, mistakes = check()
+    assert (status, len(mistakes)) == (1, 1)
+    assert mistakes[0].startswith(f"otel-limits: {variable} must be ")
+    assert f"got {value!r}." in mistakes[0]
+    assert lines[variable].endswith("default, the environment's is invalid")
+
+
+def test_check_finds_a_variable_that_is_no_setting(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typing error is no limit."""
+    monkeypatch.setenv("OTEL_LIMITS_MAXTURNS", "30")
+    status, _, mistakes = check()
+    assert (status, len(mistakes)) == (1, 1)
+    assert "OTEL_LIMITS_MAXTURNS is not a setting of otel-limits." in mistakes[0]
+
+
+def test_check_finds_every_mistake_at_once(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence each, and valid settings beside them keep their value."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "abc")
+    monkeypatch.setenv("OTEL_LIMITS_ACTION", "stop")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "7")
+    status, lines, mistakes = check()
+    assert (status, len(mistakes)) == (1, 2)
+    assert lines["OTEL_LIMITS_MAX_ITERATIONS"].split(maxsplit=1) == ["7", "environment"]
+
+
+def test_an_empty_variable_is_unset(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenTelemetry has it."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "")
+    assert check()[1]["OTEL_LIMITS_MAX_TURNS"].split(maxsplit=1) == ["unset", "default"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("OTEL_LIMITS_DISABLED", "TRUE", "true"),
+        ("OTEL_LIMITS_WARN_AT", "0.8,0.5", "0.5,0.8"),
+        ("OTEL_LIMITS_EXEMPT_TOOLS", "wait, poll", "poll,wait"),
+        ("OTEL_LIMITS_MAX_CALLS_PER_TOOL", "search=20", "search=20"),
+        ("OTEL_LIMITS_MAX_COST_USD", "0.50", "0.50"),
+        ("OTEL_LIMITS_PROMETHEUS_HOST", "h" * 150, "h" * 150),
+    ],
+)
+def test_values_are_shown_whole_and_as_variables_have_them(
+    check: Check, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
+) -> None:
+    """What is printed can be set again; nothing is cut off."""
+    monkeypatch.setenv(variable, value)
+    assert check()[1][variable].split(maxsplit=1)[0] == expected
+
+
+def test_a_value_that_is_no_text_is_shown_escaped() -> None:
+    """Bytes in a variable don't end us with a traceback."""
+    environment = {**os.environb, b"OTEL_LIMITS_PROMETHEUS_HOST": b"host-\xff"}
+    done = subprocess.run([COMMAND, "check"], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"host-\\udcff" in done.stdout
+
+
+def on_terminal(*command: str, columns: int = 100, **variables: str) -> str:
+    """Run a command on a terminal of its own and return what it writes there."""
+    main_end, terminal = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **variables}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal)
+    os.close(terminal)
+    chunks = []
+    try:
+        while chunk := os.read(main_end, 65_536):
+            chunks.append(chunk)
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(main_end)
+    process.wait()
+    return b"".join(chunks).decode()
+
+
+def test_on_a_terminal_settings_are_a_table() -> None:
+    """With colours, headings, and no line longer than the terminal."""
+    shown = on_terminal(COMMAND, "check", OTEL_LIMITS_PROMETHEUS_HOST="h" * 150)
+    plain = re.sub(ESCAPE + r"\[[0-9;]*m", "", shown)
+    assert ESCAPE in shown
+    assert "Setting" in plain.splitlines()[1]
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 100
+    assert plain.count("h" * 20) > 1
+    assert sum(line.count("h") for line in plain.splitlines() if "hhh" in line) >= 150
+
+
+def test_elsewhere_settings_are_plain_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No colours, even where others are told to use them."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    main(["check"])
+    assert ESCAPE not in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`otel-limits check | head -0` ends without a traceback."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run([COMMAND, "check"], stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["--help"], ["run", "--help"]])
+def test_strands_is_not_imported_to_answer_a_question(arguments: list[str]) -> None:
+    """It takes more than a second."""
+    program = (
+        "import sys\nfrom otel_limits.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "sys.exit('strands' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["run", "check", "demo"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the list of commands, and of its own."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    listed = capsys.readouterr().out
+    assert re.search(rf"^ +{command} +[A-Z]\w+ ", listed, re.MULTILINE)
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: otel-limits {command} ")
+
+
+def test_run_has_one_option_per_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with the help that the setting has everywhere."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for setting in config.SETTINGS:
+        assert f" {setting.flag}" in words
+        assert setting.help in words
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told apart from a bare number."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert re.fullmatch(r"otel-limits \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, and with the status of a mistake."""
+    assert main([]) == 2
+    assert "usage: otel-limits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("python app.py", None),
+        ("python -I app.py", "-I"),
+        ("/usr/bin/python3.12 -uE app.py", "-E"),
+        ("python -S -m app", "-S"),
+        ("python -X dev -W error::SyntaxWarning app.py", None),
+        ("python -Xdev -WError app.py", None),
+        ("python -X dev -I app.py", "-I"),
+        ("python -c print() -I", None),
+        ("python -um app -S", None),
+        ("python - -I", None),
+        ("python --check-hash-based-pycs always -I app.py", None),
+        ("python", None),
+        ("uvicorn -I app:app", None),
+    ],
+)
+def test_the_option_with_which_python_ignores_us_is_found(command: str, option: str | None) -> None:
+    """Options of the interpreter are told apart from their arguments and from the program's."""
+    assert option_that_hides_us(command.split()) == option
+
+
+@pytest.mark.parametrize(
+    ("inherited", "path"),
+    [
+        ({}, [STARTUP]),
+        ({"PYTHONPATH": ""}, [STARTUP]),
+        ({"PYTHONPATH": "/a"}, [STARTUP, "/a"]),
+        ({"PYTHONPATH": f"/a{os.pathsep}"}, [STARTUP, "/a", ""]),
+        ({"PYTHONPATH": f"/a{os.pathsep}{STARTUP}"}, [STARTUP, "/a"]),
+    ],
+)
+def test_the_path_of_a_program_is_kept_behind_us(
+    inherited: dict[str, str], path: list[str]
+) -> None:
+    """Once, and also an empty entry, which means the current directory."""
+    assert environment_for(inherited, {})["PYTHONPATH"].split(os.pathsep) == path
+
+
+@pytest.mark.parametrize(
+    ("environ", "protocol"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}, "http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "grpc"),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            },
+            "http/protobuf",
+        ),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://collector:4318"}, None),
+        ({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://collector:4318"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, None),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318",
+                "OTEL_TRACES_EXPORTER": "console,otlp",
+            },
+            "http/protobuf",
+        ),
+    ],
+)
+def test_traces_are_exported_when_the_environment_asks_for_it(
+    environ: dict[str, str], protocol: str | None
+) -> None:
+    """Not for what is said of metrics and logs alone, nor against OTEL_TRACES_EXPORTER."""
+    assert config.otlp_protocol(environ) == protocol

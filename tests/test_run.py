@@ -1,0 +1,508 @@
+"""Real programs that are limited from outside: by each of the three ways that need no code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from otel_limits.launch import environment_for
+
+ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
+BIN = Path(sys.executable).parent
+RUN = (str(BIN / "otel-limits"), "run")
+INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
+
+NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
+"""The distro would export to a collector, and fails without its exporter."""
+
+SELECTED = {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}
+
+WAYS = {
+    "run": (RUN, {}),
+    "instrument": (INSTRUMENT, NO_EXPORT),
+    "tracer provider": ((), SELECTED),
+}
+"""Command in front of the program, and variables that it needs."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has come to its end."""
+
+    status: int
+    output: str
+    log: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `endless.py` printed."""
+        facts: dict[str, Any] = json.loads(self.output)
+        return facts
+
+    @property
+    def ours(self) -> list[str]:
+        """Lines of the log in which we speak."""
+        return [line for line in self.log.splitlines() if "otel-limits" in line or " cap " in line]
+
+
+def fresh_environment(**variables: str) -> dict[str, str]:
+    """Make the environment of a shell that has heard of nothing yet."""
+    strange = ("OTEL_", "PYTHON", "PROMETHEUS_")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(strange)}
+    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", **variables}
+
+
+def execute(*command: str, **variables: str) -> Ended:
+    """Run a command to its end."""
+    done = subprocess.run(
+        command,
+        env=fresh_environment(**variables),
+        cwd=BIN,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def free_port() -> int:
+    """Find a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- the same limit, three ways -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
+def limited(request: pytest.FixtureRequest) -> Ended:
+    """An endless agent with max_turns=3, limited each of the ways."""
+    front, variables = WAYS[request.param]
+    return execute(*front, sys.executable, ENDLESS, OTEL_LIMITS_MAX_TURNS="3", **variables)
+
+
+def test_an_endless_agent_stops_after_exactly_that_many_model_calls(limited: Ended) -> None:
+    """The cap holds exactly, with the honest stop reason."""
+    assert (limited.facts["stop_reason"], limited.facts["model_calls"]) == ("max_turns", 3)
+
+
+def test_nothing_is_counted_twice(limited: Ended) -> None:
+    """Three model calls are three turns in the metrics, and one stop."""
+    samples = limited.facts["samples"]
+    assert samples["otel_limits_turns_total endless"] == 3
+    assert samples["otel_limits_stops_total endless max_turns halted"] == 1
+
+
+def test_spans_are_followed(limited: Ended) -> None:
+    """There is an SDK provider, and the agent's span reached the processor."""
+    assert limited.facts["provider"] == "TracerProvider"
+    assert "otel_limits_blind_invocations_total endless" not in limited.facts["samples"]
+
+
+def test_the_log_tells_the_halt_once_and_nothing_else(limited: Ended) -> None:
+    """One line of ours."""
+    assert [line.split(" by ")[0] for line in limited.ours] == ["max_turns cap reached"]
+
+
+# --- otel-limits run ------------------------------------------------------------------------------
+
+
+def test_options_win_over_the_environment() -> None:
+    """--max-turns stands in for OTEL_LIMITS_MAX_TURNS, even for one that is wrong."""
+    program = "import os; print(os.environ['OTEL_LIMITS_MAX_TURNS'])"
+    ended = execute(
+        *RUN, "--max-turns", "3", "--", sys.executable, "-c", program, OTEL_LIMITS_MAX_TURNS="abc"
+    )
+    assert (ended.status, ended.output) == (0, "3\n")
+
+
+def test_switches_reach_the_program_as_opentelemetry_spells_them() -> None:
+    """--strict is `true`, --no-disabled is `false`."""
+    program = (
+        "import os; print(os.environ['OTEL_LIMITS_STRICT'], os.environ['OTEL_LIMITS_DISABLED'])"
+    )
+    ended = execute(
+        *RUN,
+        "--strict",
+        "--no-disabled",
+        sys.executable,
+        "-c",
+        program,
+        OTEL_LIMITS_DISABLED="true",
+    )
+    assert ended.output == "true false\n"
+
+
+def test_every_mistake_is_told_before_the_program_starts(tmp_path: Path) -> None:
+    """Options by the names that were typed, variables by theirs; the program never runs."""
+    ran = tmp_path / "ran"
+    ended = execute(
+        *(*RUN, "--max-turns", "0", "--", sys.executable, "-c", f"open({str(ran)!r}, 'w')"),
+        OTEL_LIMITS_ACTION="explode",
+        OTEL_LIMITS_MAXTURNS="3",
+    )
+    assert (ended.status, ran.exists()) == (2, False)
+    assert [line.split()[1] for line in ended.log.splitlines()] == [
+        "--max-turns",
+        "OTEL_LIMITS_ACTION",
+        "OTEL_LIMITS_MAXTURNS",
+    ]
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    """A typing error is no limit."""
+    ended = execute(*RUN, "--max-turn", "3", "--", sys.executable, "-c", "")
+    assert ended.status == 2
+    assert "--max-turn" in ended.log
+
+
+def test_no_program_is_a_mistake() -> None:
+    """There is something to try instead."""
+    ended = execute(*RUN, "--max-turns", "3")
+    assert ended.status == 2
+    assert "no program to run. Try: otel-limits run -- python app.py" in ended.log
+
+
+def test_a_command_that_is_not_found_has_the_status_that_shells_give_it() -> None:
+    """127, and a sentence."""
+    ended = execute(*RUN, "--", "no-such-program")
+    assert (ended.status, ended.log) == (127, "otel-limits: no-such-program: command not found.\n")
+
+
+def test_a_command_that_cannot_be_executed_has_the_status_that_shells_give_it(
+    tmp_path: Path,
+) -> None:
+    """126, and a sentence with the reason."""
+    program = tmp_path / "program"
+    program.write_text("")
+    ended = execute(*RUN, "--", str(program))
+    assert ended.status == 126
+    assert ended.log == f"otel-limits: {program} cannot be started: Permission denied.\n"
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE", "-WignoreI -I"])
+def test_a_python_that_would_not_load_us_is_not_started(option: str) -> None:
+    """Isolated modes ignore PYTHONPATH: the program would run without limits."""
+    ended = execute(*RUN, "--", sys.executable, *option.split(), "-c", "print('ran')")
+    assert (ended.status, ended.output) == (2, "")
+    assert "would ignore every limit. Start it without -" in ended.log
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-c", "print('ran')", "-E"), ("-Wdefault", "-c", "print('ran')")]
+)
+def test_arguments_of_the_program_are_its_own(arguments: tuple[str, ...]) -> None:
+    """What looks like an option of Python and is none is left alone."""
+    assert execute(*RUN, "--", sys.executable, *arguments).output == "ran\n"
+
+
+def test_arguments_are_passed_on_untouched() -> None:
+    """Also those that look like ours, and a second double dash."""
+    program = "import sys; print(sys.argv[1:])"
+    ended = execute(
+        *RUN, "--", sys.executable, "-c", program, "--", "--max-turns", "0", "a b", "--help"
+    )
+    assert ended.output == "['--', '--max-turns', '0', 'a b', '--help']\n"
+
+
+def test_the_exit_status_is_that_of_the_program() -> None:
+    """There is no wrapper in between."""
+    assert execute(*RUN, "--", sys.executable, "-c", "raise SystemExit(7)").status == 7
+
+
+def test_signals_reach_the_program() -> None:
+    """The program is the very process that was started, and dies of the signal itself."""
+    program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        (*RUN, "--", sys.executable, "-c", program),
+        env=fresh_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_a_provider_that_the_program_sets_before_the_first_call_wins() -> None:
+    """Even after the agent was made: no warning of OpenTelemetry, and the cap holds by spans."""
+    ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS, "--late-provider")
+    assert (ended.facts["model_calls"], "Overriding" in ended.log) == (3, False)
+    assert "otel_limits_blind_invocations_total endless" not in ended.facts["samples"]
+
+
+def test_it_goes_together_with_opentelemetry_instrument() -> None:
+    """Counted once, and the preset and the halt are told once."""
+    ended = execute(
+        *(*RUN, "--max-turns", "3", "--preset", "recommended", "--"),
+        *(*INSTRUMENT, sys.executable, ENDLESS),
+        **NO_EXPORT,
+    )
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
+    assert len(ended.ours) == 2
+
+
+def test_python_programs_that_the_program_starts_are_limited_too() -> None:
+    """They inherit the environment, and us with it."""
+    program = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
+    ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
+
+
+def test_a_program_without_agents_loads_nothing_of_us() -> None:
+    """Waiting costs no import, and leaves the path as it was."""
+    program = (
+        "import sys; print('otel_limits' in sys.modules, any('startup' in p for p in sys.path))"
+    )
+    assert execute(*RUN, "--", sys.executable, "-c", program).output == "False False\n"
+
+
+# --- sitecustomize --------------------------------------------------------------------------------
+
+
+def test_a_sitecustomize_further_down_the_path_still_runs(tmp_path: Path) -> None:
+    """It is the one that the program sees; the command is a Python as well, and runs it, too."""
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
+    program = "import sitecustomize; print(sitecustomize.__file__)"
+    ended = execute(*RUN, "--", sys.executable, "-c", program, PYTHONPATH=str(tmp_path))
+    assert ended.output == f"theirs\ntheirs\n{tmp_path / 'sitecustomize.py'}\n"
+
+
+@pytest.mark.parametrize("fault", ["1 / 0", "import no_such_module"])
+def test_a_sitecustomize_that_fails_fails_as_it_does_without_us(tmp_path: Path, fault: str) -> None:
+    """Python says so and goes on: once for the command, once for the program."""
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    with_us = execute(*RUN, "--", sys.executable, "-c", "print(1)", PYTHONPATH=str(tmp_path))
+    without = execute(sys.executable, "-c", "print(1)", PYTHONPATH=str(tmp_path))
+    assert "sitecustomize" in without.log
+    assert with_us == Ended(0, without.output, without.log * 2)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> dict[str, str]:
+    """What a program inherits in whose Python otel-limits cannot be imported, but Strands can."""
+    (tmp_path / "strands" / "agent").mkdir(parents=True)
+    for module in ("strands/__init__.py", "strands/agent/__init__.py", "strands/agent/agent.py"):
+        (tmp_path / module).write_text("")
+    (tmp_path / "otel_limits.py").write_text("raise ImportError('it is not here')")
+    return environment_for({"PYTHONPATH": str(tmp_path)}, {})
+
+
+def test_a_python_without_us_says_that_nothing_is_limited(foreign: dict[str, str]) -> None:
+    """The program goes on, but not silently."""
+    ended = execute(sys.executable, "-c", "import strands.agent.agent; print('ran')", **foreign)
+    assert (ended.status, ended.output) == (0, "ran\n")
+    assert "so no limit is in force there. Install it there: pip install otel-limits" in ended.log
+
+
+def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
+    foreign: dict[str, str],
+) -> None:
+    """A helper in another environment is none of our business."""
+    ended = execute(sys.executable, "-c", "import opentelemetry.sdk.trace; print('ran')", **foreign)
+    assert (ended.output, ended.log) == ("ran\n", "")
+
+
+# --- mistakes where nobody asked ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mistaken() -> Ended:
+    """A program under opentelemetry-instrument with one bad and one good setting."""
+    return execute(
+        *(*INSTRUMENT, sys.executable, ENDLESS),
+        OTEL_LIMITS_MAX_TURNS="abc",
+        OTEL_LIMITS_MAX_ITERATIONS="2",
+        **NO_EXPORT,
+    )
+
+
+def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended) -> None:
+    """It cannot end the program, which others instrument as well."""
+    errors = [line for line in mistaken.ours if "cap reached" not in line]
+    sentence = (
+        "otel-limits: OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got 'abc'. "
+        "Unset it for no such limit. Every other setting is in force."
+    )
+    assert errors == [sentence]
+
+
+def test_a_bad_value_is_counted(mistaken: Ended) -> None:
+    """An alert can see it."""
+    assert mistaken.facts["samples"]["otel_limits_internal_errors_total config"] == 1
+
+
+def test_beside_a_bad_value_the_others_are_enforced(mistaken: Ended) -> None:
+    """A bad value never means "no limit" for all."""
+    assert mistaken.facts["stop_reason"] == "max_iterations"
+    assert mistaken.facts["model_calls"] == 2
+
+
+def test_beside_a_bad_value_other_instrumentors_load(mistaken: Ended) -> None:
+    """An exception of ours would have stopped them."""
+    assert mistaken.facts["threads_instrumented"] is True
+
+
+@pytest.mark.parametrize("way", ["instrument", "tracer provider"])
+def test_strict_ends_the_process(way: str) -> None:
+    """Status 2 and the sentence, instead of a program whose limits are in doubt."""
+    front, variables = WAYS[way]
+    ended = execute(
+        *(*front, sys.executable, ENDLESS),
+        OTEL_LIMITS_MAX_TURNS="abc",
+        OTEL_LIMITS_STRICT="true",
+        **variables,
+    )
+    assert (ended.status, ended.output) == (2, "")
+    assert [line.split(", got")[1] for line in ended.log.splitlines()] == [
+        " 'abc'. Unset it for no such limit."
+    ]
+
+
+def test_what_was_enabled_in_code_is_not_replaced_by_the_environment() -> None:
+    """The provider that the environment asks for comes later, and leaves it alone."""
+    ended = execute(*(sys.executable, ENDLESS, "--enable"), OTEL_LIMITS_MAX_TURNS="5", **SELECTED)
+    assert ended.facts["model_calls"] == 2
+
+
+def test_settings_are_options_of_opentelemetry_instrument() -> None:
+    """--limits_max_turns is OTEL_LIMITS_MAX_TURNS."""
+    ended = execute(*INSTRUMENT, "--limits_max_turns", "3", sys.executable, ENDLESS, **NO_EXPORT)
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+
+
+# --- exporters ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def install_exporter(tmp_path: Path) -> Callable[[str], str]:
+    """Put an OTLP exporter on the path: what its constructor does is given."""
+
+    def install(constructor: str) -> str:
+        package = tmp_path / "opentelemetry/exporter/otlp/proto/http"
+        package.mkdir(parents=True)
+        (package / "trace_exporter.py").write_text(
+            "from opentelemetry.sdk.trace.export import ConsoleSpanExporter\n"
+            "class OTLPSpanExporter(ConsoleSpanExporter):\n"
+            "    def __init__(self):\n"
+            f"        {constructor}\n"
+        )
+        return str(tmp_path)
+
+    return install
+
+
+def test_spans_are_exported_where_the_environment_asks_for_it(
+    install_exporter: Callable[[str], str],
+) -> None:
+    """The provider that a program is given has an OTLP exporter, flushed at its end."""
+    path = install_exporter("super().__init__(formatter=lambda span: f'span {span.name}\\n')")
+    ended = execute(
+        *(*RUN, "--max-turns", "2", "--", sys.executable, ENDLESS),
+        PYTHONPATH=path,
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
+    )
+    assert ended.output.splitlines()[1:].count("span chat") == 2
+
+
+def test_an_exporter_that_cannot_be_made_costs_no_limit(
+    install_exporter: Callable[[str], str],
+) -> None:
+    """It is told, and agents are followed through their spans all the same."""
+    path = install_exporter("raise ValueError('no such compression')")
+    ended = execute(
+        *(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS),
+        PYTHONPATH=path,
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
+    )
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert ended.facts["provider"] == "TracerProvider"
+    assert "otel-limits cannot make the OTLP exporter, so no spans are exported." in ended.log
+
+
+# --- /metrics -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def staying() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A limited program that stays after its agent was halted, and the port it serves."""
+    port = free_port()
+    with subprocess.Popen(
+        (
+            *(*RUN, "--max-turns", "3", "--prometheus-port", str(port)),
+            *("--", sys.executable, ENDLESS, "--stay"),
+        ),
+        env=fresh_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process, port
+        process.communicate()
+
+
+def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str], int]) -> None:
+    """Over HTTP, while the program runs."""
+    process, port = staying
+    assert process.stdout is not None
+    process.stdout.readline()
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'otel_limits_stops_total{action="halted",agent="endless",reason="max_turns"} 1.0' in text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "x" * 70 + ".test"])
+def test_an_address_that_cannot_be_served_is_told_and_never_fatal(host: str) -> None:
+    """A port that is taken, or a host that is none: the limit holds all the same."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = execute(
+            *(*RUN, "--max-turns", "3", "--prometheus-port", str(port)),
+            *("--prometheus-host", host, "--", sys.executable, ENDLESS),
+        )
+    assert (ended.status, ended.facts["model_calls"]) == (0, 3)
+    assert ended.facts["samples"]["otel_limits_internal_errors_total prometheus"] == 1
+    assert f"otel-limits cannot serve /metrics on {host} port {port}" in ended.log
+
+
+def test_a_supervisor_without_agents_leaves_the_port_to_its_worker() -> None:
+    """It imports the SDK, which is enough to switch on, and starts the program with the agent."""
+    port = free_port()
+    supervisor = (
+        "import opentelemetry.sdk.trace, socket, subprocess, sys\n"
+        "subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
+    )
+    ended = execute(
+        *(*RUN, "--max-turns", "3", "--prometheus-port", str(port), "--"),
+        *(sys.executable, "-c", supervisor, ENDLESS),
+    )
+    assert ended.facts["model_calls"] == 3
+    assert "cannot serve" not in ended.log
+
+
+def test_metrics_that_cannot_be_made_cost_no_limit(tmp_path: Path) -> None:
+    """The multi-process directory of prometheus_client is not there."""
+    ended = execute(
+        *(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS),
+        PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "missing"),
+    )
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert "otel-limits cannot count in prometheus_client" in ended.log
