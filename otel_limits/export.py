@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_limits")
 
 EXPORTERS: Final = {
-    "traces": ("trace_exporter", "OTLPSpanExporter"),
-    "metrics": ("metric_exporter", "OTLPMetricExporter"),
-    "logs": ("_log_exporter", "OTLPLogExporter"),
+    "traces": ("trace_exporter", "OTLPSpanExporter", "spans"),
+    "metrics": ("metric_exporter", "OTLPMetricExporter", "metrics"),
+    "logs": ("_log_exporter", "OTLPLogExporter", "events"),
 }
-"""Module and class of each signal's exporter; the one for logs is not public yet."""
+"""Module and class of each signal's exporter, and what it exports; that of logs is not public."""
 
 
 class Farewell:
@@ -128,7 +128,7 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
     """
     if protocol is None:
         return None
-    module, name = EXPORTERS[signal]
+    module, name, things = EXPORTERS[signal]
     transport = "grpc" if protocol == "grpc" else "http"
     try:
         found = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{transport}.{module}")
@@ -137,14 +137,10 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
         logger.error(  # noqa: TRY400  the traceback would not help
             "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
             "%s are exported. Run: pip install 'otel-limits[otlp]'",
-            signal,
+            things,
         )
-    except Exception as error:  # noqa: BLE001  whatever a setting of the exporter leads to
-        logger.error(  # noqa: TRY400  the same
-            "otel-limits: the OTLP exporter for %s cannot be made (%s), so no %s are exported; "
-            "limits stay in force. Check OTEL_EXPORTER_OTLP_*.",
-            signal,
-            error,
-            signal,
+    except Exception:
+        logger.exception(
+            "otel-limits cannot make the OTLP exporter, so no %s are exported.", things
         )
     return None

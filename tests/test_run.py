@@ -397,6 +397,7 @@ def install_exporter(tmp_path: Path) -> Callable[[str], str]:
     def install(constructor: str) -> str:
         package = tmp_path / "opentelemetry/exporter/otlp/proto/http"
         package.mkdir(parents=True)
+        (package / "__init__.py").touch()  # it stands before the one that is installed
         (package / "trace_exporter.py").write_text(
             "from opentelemetry.sdk.trace.export import ConsoleSpanExporter\n"
             "class OTLPSpanExporter(ConsoleSpanExporter):\n"

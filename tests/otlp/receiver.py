@@ -60,7 +60,7 @@ class Received:
 def grpc_receiver(received: Received) -> Iterator[str]:
     """Serve over gRPC; gives the endpoint."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
-    for add, base, answer in (
+    services: tuple[tuple[Any, type, type], ...] = (
         (
             traces_grpc.add_TraceServiceServicer_to_server,
             traces_grpc.TraceServiceServicer,
@@ -76,7 +76,8 @@ def grpc_receiver(received: Received) -> Iterator[str]:
             logs_grpc.LogsServiceServicer,
             logs.ExportLogsServiceResponse,
         ),
-    ):
+    )
+    for add, base, answer in services:
         add(servicer(base, answer, received), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
