@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHARE, SHORT, Target
-from dashboards.queries import PER_INTERVAL, WHOLE_RANGE
+from dashboards.queries import PER_BAR, WHOLE_RANGE
 
 UID: Final = "otel-limits-agents"
 
@@ -75,7 +75,7 @@ STOPS: Final = (
         "Finished invocations by stop reason: our limits first, natural ends last.",
         SHORT,
         *(
-            Target(f"{queries.increase(stops, PER_INTERVAL, 'reason')} > 0", "{{reason}}")
+            Target(f"{queries.increase(stops, PER_BAR, 'reason')} > 0", "{{reason}}")
             for stops in (
                 queries.stops_by("max_turns"),
                 queries.stops_by("max_iterations"),
@@ -91,8 +91,7 @@ STOPS: Final = (
         "that the cap is too low or the agent is stuck.",
         SHARE,
         Target(
-            f"{queries.increase(queries.HALTS, PER_INTERVAL, 'agent')}"
-            f" / {queries.increase(queries.STOPS, PER_INTERVAL, 'agent')}",
+            f"{queries.rate(queries.HALTS, 'agent')} / {queries.rate(queries.STOPS, 'agent')}",
             "{{agent}}",
         ),
         width=10,
@@ -102,7 +101,7 @@ STOPS: Final = (
         "Invocations that a limit ended. A diamond is an exemplar: open it to see the trace.",
         SHORT,
         Target(
-            f"{queries.increase(queries.HALTS, PER_INTERVAL, 'agent', 'reason')} > 0",
+            f"{queries.increase(queries.HALTS, PER_BAR, 'agent', 'reason')} > 0",
             "{{agent}}: {{reason}}",
             exemplars=True,
         ),
@@ -113,7 +112,7 @@ STOPS: Final = (
         "Limits that were reached while the action is observe: what halt would have stopped.",
         SHORT,
         Target(
-            f"{queries.increase(queries.WOULD_BE_HALTS, PER_INTERVAL, 'agent', 'reason')} > 0",
+            f"{queries.increase(queries.WOULD_BE_HALTS, PER_BAR, 'agent', 'reason')} > 0",
             "{{agent}}: {{reason}}",
         ),
         width=10,
@@ -129,7 +128,7 @@ BUDGETS: Final = (
         "At 100 % and above the limit was reached.",
         SHARE,
         Target(
-            queries.increase(queries.BUDGET_USED.replace("{", "_bucket{", 1), PER_INTERVAL, "le"),
+            queries.increase(queries.BUDGET_USED.replace("{", "_bucket{", 1), PER_BAR, "le"),
             "{{le}}",
         ),
         width=12,
@@ -142,19 +141,19 @@ BUDGETS: Final = (
         width=12,
     ),
     panels.lines(
-        "Turns per invocation",
-        "Model responses that an invocation took: the middle and the 95th percentile.",
+        "Turns per invocation, 95th percentile",
+        "Model responses that an invocation took: 19 of 20 invocations of an agent took no more.",
         SHORT,
-        Target(queries.quantile(0.5, queries.INVOCATION_TURNS, "agent"), "{{agent}} median"),
-        Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}} p95"),
+        Target(queries.quantile(0.5, queries.INVOCATION_TURNS), "all agents, median"),
+        Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}}"),
         width=12,
     ),
     panels.lines(
-        "Duration of an invocation",
-        "Time from the begin of an invocation to its end: the middle and the 95th percentile.",
+        "Duration of an invocation, 95th percentile",
+        "Time from begin to end: 19 of 20 invocations of an agent took no longer.",
         SECONDS,
-        Target(queries.quantile(0.5, queries.INVOCATION_DURATION, "agent"), "{{agent}} median"),
-        Target(queries.quantile(0.95, queries.INVOCATION_DURATION, "agent"), "{{agent}} p95"),
+        Target(queries.quantile(0.5, queries.INVOCATION_DURATION), "all agents, median"),
+        Target(queries.quantile(0.95, queries.INVOCATION_DURATION, "agent"), "{{agent}}"),
         width=12,
     ),
     panels.bars(
@@ -162,7 +161,7 @@ BUDGETS: Final = (
         "Invocations that passed a soft threshold of a limit (OTEL_LIMITS_WARN_AT).",
         SHORT,
         Target(
-            f"{queries.increase(queries.WARNINGS, PER_INTERVAL, 'limit', 'threshold')} > 0",
+            f"{queries.increase(queries.WARNINGS, PER_BAR, 'limit', 'threshold')} > 0",
             "{{limit}} at {{threshold}}",
         ),
         width=12,
@@ -207,7 +206,7 @@ AGENTS_AND_TOOLS: Final = (
         "Tool calls by how they ended",
         "Refused calls are those that a limit kept from running.",
         SHORT,
-        Target(f"{queries.increase(queries.TOOL_CALLS, PER_INTERVAL, 'status')} > 0", "{{status}}"),
+        Target(f"{queries.increase(queries.TOOL_CALLS, PER_BAR, 'status')} > 0", "{{status}}"),
         width=24,
     ),
 )
@@ -220,9 +219,9 @@ CALLS_WITHOUT_TOKENS: Final = (
         "A synthetic message is a halt: no model was called. A zero-token call is a real "
         "answer for which the provider reported 0. An unmeasured call had no usage at all.",
         SHORT,
-        Target(f"{queries.increase(queries.SYNTHETIC, PER_INTERVAL)} > 0", "synthetic message"),
+        Target(f"{queries.increase(queries.SYNTHETIC, PER_BAR)} > 0", "synthetic message"),
         *(
-            Target(f"{queries.increase(queries.calls_of(kind), PER_INTERVAL)} > 0", legend)
+            Target(f"{queries.increase(queries.calls_of(kind), PER_BAR)} > 0", legend)
             for kind, legend in (
                 ("zero_token", "zero-token call"),
                 ("unmeasured", "unmeasured call"),

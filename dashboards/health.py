@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHORT, Target
-from dashboards.queries import PER_INTERVAL, WHOLE_RANGE
+from dashboards.queries import PER_BAR, WHOLE_RANGE
 
 UID: Final = "otel-limits-health"
 
@@ -62,7 +62,7 @@ UNSEEN: Final = (
         "Their spans did not reach the span processor (sampling, no SDK, another provider), so "
         "that the framework's hooks were followed instead.",
         SHORT,
-        Target(f"{queries.increase(queries.BLIND, PER_INTERVAL, 'agent')} > 0", "{{agent}}"),
+        Target(f"{queries.increase(queries.BLIND, PER_BAR, 'agent')} > 0", "{{agent}}"),
         width=12,
     ),
     panels.lines(
@@ -86,7 +86,7 @@ SLOW_OR_LOST: Final = (
         "Failures inside otel-limits that were kept away from the agents; the log says more.",
         SHORT,
         Target(
-            f"{queries.increase(queries.INTERNAL_ERRORS, PER_INTERVAL, 'component')} > 0",
+            f"{queries.increase(queries.INTERNAL_ERRORS, PER_BAR, 'component')} > 0",
             "{{component}}",
         ),
         width=12,
@@ -95,9 +95,7 @@ SLOW_OR_LOST: Final = (
         "Facts lost by observer",
         "Facts that an observer lost, because it failed or could not keep up.",
         SHORT,
-        Target(
-            f"{queries.increase(queries.DROPPED, PER_INTERVAL, 'observer')} > 0", "{{observer}}"
-        ),
+        Target(f"{queries.increase(queries.DROPPED, PER_BAR, 'observer')} > 0", "{{observer}}"),
         width=12,
     ),
     panels.lines(
@@ -117,7 +115,7 @@ SLOW_OR_LOST: Final = (
                 queries.select(
                     "otel_limits_stops_total", queries.AGENT, 'reason=~"aborted|evicted"'
                 ),
-                PER_INTERVAL,
+                PER_BAR,
                 "agent",
                 "reason",
             )

@@ -38,6 +38,10 @@ COLORS: Final = {
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
 
+SHORTEST_BAR: Final = "2m"
+"""Two scrapes of a Prometheus that is left at its one per minute: no bar can do with less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One query of a panel."""
@@ -80,6 +84,8 @@ def bars(title: str, description: str, unit: str, *targets: Target, **layout: An
         .line_width(1.0)
         .fill_opacity(70.0)
         .stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+        .interval(SHORTEST_BAR)
+        .decimals(0)
     )
     return _over_time(panel, Words(title, description, unit), targets, **layout)
 
@@ -87,7 +93,7 @@ def bars(title: str, description: str, unit: str, *targets: Target, **layout: An
 def number(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
     """Show one number for the time range."""
     panel = (
-        stat.Panel()
+        _counting(stat.Panel(), unit)
         .graph_mode(common.BigValueGraphMode.NONE)
         .color_mode(common.BigValueColorMode.VALUE)
         .reduce_options(_last_value())
@@ -99,7 +105,7 @@ def number(title: str, description: str, unit: str, target: Target, **layout: An
 def ranking(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
     """Show the largest values of the time range."""
     panel = (
-        bargauge.Panel()
+        _counting(bargauge.Panel(), unit)
         .orientation(common.VizOrientation.HORIZONTAL)
         .display_mode(common.BarGaugeDisplayMode.BASIC)
         .reduce_options(_last_value())
@@ -122,6 +128,7 @@ def spread(title: str, description: str, unit: str, target: Target, **layout: An
         )
         .y_axis(heatmap.YAxisConfig().unit(unit))
         .cell_gap(1)
+        .interval(SHORTEST_BAR)
     )
     return _finish(panel, Words(title, description, SHORT), _queries([target], "heatmap"), **layout)
 
@@ -195,6 +202,11 @@ def _query(ref_id: str, target: Target, form: Form) -> Any:
     if form in ("heatmap", "table"):
         query = query.format(prometheus_models.PromQueryFormat(form))
     return query.exemplar(True) if target.exemplars else query  # noqa: FBT003  the SDK's signature
+
+
+def _counting(panel: Any, unit: str) -> Any:
+    """Show counts whole: Prometheus extrapolates increases to fractions."""
+    return panel.decimals(0) if unit == SHORT else panel
 
 
 def _last_value() -> Any:

@@ -15,7 +15,8 @@ ENFORCED: Final = 'action=~"halted|wrapped_up|raised"'
 OBSERVED: Final = 'action="observed"'
 
 WHOLE_RANGE: Final = "$__range"
-PER_INTERVAL: Final = "$__rate_interval"
+PER_BAR: Final = "$__interval"
+"""Bars stand side by side: each counts what happened since the one before."""
 
 
 def select(name: str, *matchers: str) -> str:
@@ -30,7 +31,7 @@ def increase(selector: str, over: str, *by: str) -> str:
 
 def rate(selector: str, *by: str) -> str:
     """How fast a counter goes up, per second."""
-    return f"sum{kept(by)}(rate({selector}[{PER_INTERVAL}]))"
+    return f"sum{kept(by)}(rate({selector}[$__rate_interval]))"
 
 
 def quantile(share: float, histogram: str, *by: str) -> str:

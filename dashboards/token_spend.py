@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SHARE, SHORT, USD, Target
-from dashboards.queries import PER_INTERVAL, WHOLE_RANGE
+from dashboards.queries import PER_BAR, WHOLE_RANGE
 
 UID: Final = "otel-limits-spend"
 
@@ -29,7 +29,7 @@ NOW: Final = (
         height=4,
     ),
     panels.number(
-        "US dollars until the end of the month",
+        "USD to end of month",
         "What will be spent until the month is over (UTC), at the pace of the time range.",
         USD,
         Target(queries.or_zero(queries.until_end_of_month(queries.COST))),
@@ -37,7 +37,7 @@ NOW: Final = (
         height=4,
     ),
     panels.number(
-        "Tokens until the end of the month",
+        "Tokens to end of month",
         "What will be used until the month is over (UTC), at the pace of the time range.",
         SHORT,
         Target(queries.or_zero(queries.until_end_of_month(queries.TOKENS))),
@@ -97,11 +97,11 @@ TOKENS: Final = (
         width=12,
     ),
     panels.lines(
-        "Tokens per invocation",
-        "Input and output tokens of a finished invocation: the middle and the 95th percentile.",
+        "Tokens per invocation, 95th percentile",
+        "Input and output tokens: 19 of 20 invocations of an agent used no more.",
         SHORT,
-        Target(queries.quantile(0.5, queries.INVOCATION_TOKENS, "agent"), "{{agent}} median"),
-        Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}} p95"),
+        Target(queries.quantile(0.5, queries.INVOCATION_TOKENS), "all agents, median"),
+        Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
         width=12,
     ),
     panels.lines(
@@ -164,7 +164,7 @@ UNKNOWNS: Final = (
         "Tokens without a price, by model",
         "Give the model a price in the policy file, and they appear in the panels above.",
         SHORT,
-        Target(f"{queries.increase(queries.UNPRICED, PER_INTERVAL, 'model')} > 0", "{{model}}"),
+        Target(f"{queries.increase(queries.UNPRICED, PER_BAR, 'model')} > 0", "{{model}}"),
         width=12,
     ),
     panels.bars(
@@ -173,7 +173,7 @@ UNKNOWNS: Final = (
         "OTEL_LIMITS_UNMEASURED says otherwise.",
         SHORT,
         Target(
-            f"{queries.increase(queries.UNMEASURED, PER_INTERVAL, 'agent', 'model')} > 0",
+            f"{queries.increase(queries.UNMEASURED, PER_BAR, 'agent', 'model')} > 0",
             "{{agent}}: {{model}}",
         ),
         width=12,
@@ -182,7 +182,7 @@ UNKNOWNS: Final = (
         "Model calls by kind",
         "Measured, zero_token (the provider reported 0), unmeasured (it reported nothing), failed.",
         SHORT,
-        Target(f"{queries.increase(queries.MODEL_CALLS, PER_INTERVAL, 'kind')} > 0", "{{kind}}"),
+        Target(f"{queries.increase(queries.MODEL_CALLS, PER_BAR, 'kind')} > 0", "{{kind}}"),
         width=24,
     ),
 )

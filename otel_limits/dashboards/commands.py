@@ -115,7 +115,7 @@ def preview(arguments: argparse.Namespace) -> int:
             answers = ask(Prometheus(arguments.prometheus), dashboard, window)
         except PrometheusError as error:
             return _complain(str(error))
-        empty = draw.draw(dashboard, answers, path)
+        empty = draw.draw(dashboard, answers, window, path)
         note = f"; no data for: {', '.join(empty)}" if empty else ""
         _say(f"{path}: {len(dashboard.panels)} panels{note}")
     return 0
@@ -135,23 +135,22 @@ def ask(prometheus: Prometheus, dashboard: Dashboard, window: Window) -> dict[An
         PrometheusError: There was no answer.
     """
     return {
-        target: prometheus.answer(target, window)
+        target: prometheus.answer(target, window if target.instant else window.for_panel(panel))
         for panel in dashboard.panels
         for target in panel.targets
     }
 
 
 def seconds(text: str) -> float:
-    """Parse `30m`, `6h` or `7d`.
+    """Parse a length of time.
 
     Raises:
-        argparse.ArgumentTypeError: It is none of these.
+        argparse.ArgumentTypeError: It is none.
     """
-    lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    number, unit = text[:-1], text[-1:]
-    if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
-        return float(int(number) * lengths[unit])
-    raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30s, 15m, 6h or 7d")
+    try:
+        return panels.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _say(text: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from otel_limits.dashboards.api import Line
-    from otel_limits.dashboards.panels import Dashboard, Panel, Target
+    from otel_limits.dashboards.panels import Dashboard, Panel, Target, Window
 
 Answers = Mapping["Target", Sequence["Line"]]
 
@@ -33,17 +33,29 @@ COLOURS: Final = {
     "max_turns": "#c4162a",
     "max_iterations": "#ff780a",
     "loop_detected": "#8f3bb8",
-    "end_turn": "#37872d",
+    "end_turn": "#73bf69",
 }
 """As in Grafana, a reason has one colour wherever it is drawn."""
+
+PALETTE: Final = (
+    "#3274d9",
+    "#56a64b",
+    "#f2cc0c",
+    "#8ab8ff",
+    "#b877d9",
+    "#19a2a8",
+    "#a16f50",
+    "#e5a8e2",
+    "#6e7687",
+    "#96d98d",
+)
 
 STYLE: Final[dict[Any, Any]] = {
     "axes.edgecolor": "#b0b0b8",
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
+    "axes.axisbelow": True,
+    "axes.prop_cycle": f"cycler(color={list(PALETTE)})",
     "font.size": 8,
     "grid.color": "#e4e4ea",
     "legend.fontsize": 8,
@@ -51,13 +63,14 @@ STYLE: Final[dict[Any, Any]] = {
 }
 
 
-def draw(dashboard: Dashboard, answers: Answers, path: Path) -> list[str]:
+def draw(dashboard: Dashboard, answers: Answers, window: Window, path: Path) -> list[str]:
     """Draw `dashboard` into `path`; return the titles of panels that had nothing to show."""
     bottom = max(panel.top + panel.height for panel in dashboard.panels)
     with mpl.rc_context(dict(STYLE)):
         figure = Figure(figsize=(WIDTH_INCHES, bottom * ROW_INCHES + 1), dpi=DPI)
         grid = gridspec.GridSpec(bottom, COLUMNS, figure, 0.03, 0.02, 0.97, 0.97, 0, 0)
         figure.suptitle(dashboard.title, x=0.03, ha="left", fontsize=14, fontweight="bold")
+        figure.text(0.97, 0.98, _told(window), ha="right", va="top", color="#55555f")
         for title, top in dashboard.rows:
             _draw_row(figure, grid, title, top)
         empty = [
@@ -87,7 +100,9 @@ def _draw_panel(figure: Figure, grid: Any, panel: Panel, answers: Answers) -> bo
     frame.spines[:].set_color("#e4e4ea")
     box = area.get_position(figure)
     axes = figure.add_axes(_inside(box, panel))
-    axes.set_title(panel.title, pad=6)
+    frame.annotate(
+        panel.title, (0, 1), (8, -8), "axes fraction", "offset points", va="top", weight="bold"
+    )
     lines = [
         (line.named(target.legend), line) for target in panel.targets for line in answers[target]
     ]
@@ -104,12 +119,12 @@ def _inside(box: Any, panel: Panel) -> tuple[float, float, float, float]:
     unit = (box.y1 - box.y0) / panel.height
     left = 0.012 if panel.kind in ("stat", "table") else 0.04
     if panel.kind == "bargauge":
-        left = (box.x1 - box.x0) * 0.36
+        left = 0.075
     bottom = unit * (0.3 if panel.kind in ("stat", "table", "bargauge") else 1.0)
     width = box.x1 - box.x0 - left - 0.012
     if panel.kind == "timeseries":
         width -= LEGEND_WIDTH
-    return box.x0 + left, box.y0 + bottom, width, box.y1 - box.y0 - bottom - unit * 1.1
+    return box.x0 + left, box.y0 + bottom, width, box.y1 - box.y0 - bottom - unit * 1.3
 
 
 MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
@@ -128,7 +143,7 @@ def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:
         for name, line in lines:
             marker = "o" if len(line.times) == 1 else None
             axes.plot(line.times, line.values, label=name, marker=marker, color=COLOURS.get(name))
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(axis="y")
     axes.yaxis.set_major_formatter(
         ticker.FuncFormatter(lambda value, _: written(value, panel.unit))
@@ -152,8 +167,10 @@ def _stack(axes: Axes, lines: Named) -> None:
 def _legend(axes: Axes, panel: Panel, lines: Named) -> None:
     handles, names = axes.get_legend_handles_labels()
     peaks = {name: max(line.values) for name, line in lines}
-    labels = [f"{_cut(name)}  {written(peaks[name], panel.unit)}" for name in names]
-    shown = sorted(zip(handles, labels, names, strict=True), key=lambda each: -peaks[each[2]])
+    labels = [f"{_cut(name)}  {written(peaks[name], panel.unit, panel.decimals)}" for name in names]
+    shown = list(zip(handles, labels, names, strict=True))
+    if not panel.stacked:
+        shown.sort(key=lambda each: -peaks[each[2]])
     axes.legend(
         [handle for handle, _, _ in shown[:MAX_LEGEND]],
         [label for _, label, _ in shown[:MAX_LEGEND]],
@@ -167,7 +184,7 @@ def _legend(axes: Axes, panel: Panel, lines: Named) -> None:
 
 def _stat(axes: Axes, panel: Panel, lines: Named) -> None:
     axes.axis("off")
-    text = written(lines[0][1].last, panel.unit)
+    text = written(lines[0][1].last, panel.unit, panel.decimals)
     axes.text(0.5, 0.42, text, ha="center", va="center", fontsize=20, color="#1f60c4")
 
 
@@ -175,9 +192,9 @@ def _bargauge(axes: Axes, panel: Panel, lines: Named) -> None:
     ordered = sorted(lines, key=lambda each: each[1].last)
     values = [line.last for _, line in ordered]
     bars = axes.barh([_cut(name, 30) for name, _ in ordered], values, color="#5794f2", height=0.6)
-    axes.bar_label(bars, [f" {written(value, panel.unit)}" for value in values])
+    axes.bar_label(bars, [f" {written(value, panel.unit, panel.decimals)}" for value in values])
     axes.set_xlim(0, max(values) * 1.25)
-    axes.set_ylim(-0.6, max(4.0, len(ordered)) - 0.4)
+    axes.set_ylim(min(0, len(ordered) - 5) - 0.6, len(ordered) - 0.4)
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     axes.tick_params(left=False)
@@ -199,7 +216,7 @@ def _heatmap(axes: Axes, panel: Panel, lines: Named) -> None:
     axes.set_yticks(
         [number + 0.5 for number in range(len(cells))],
         [
-            f"≤ {written(bound, panel.unit)}" if math.isfinite(bound) else "above"
+            f"≤ {written(bound, panel.unit)}" if math.isfinite(bound) else "more"
             for bound, _ in ordered
         ],
     )
@@ -228,6 +245,14 @@ DRAWINGS: Final = {
     "heatmap": _heatmap,
     "table": _table,
 }
+
+
+def _told(window: Window) -> str:
+    """Say which time is shown."""
+    first, last = (
+        dt.datetime.fromtimestamp(time, dt.timezone.utc) for time in (window.start, window.end)
+    )
+    return f"{first:%d %B %Y, %H:%M} to {last:%H:%M} UTC"
 
 
 def _time_axis(axes: Axes) -> None:

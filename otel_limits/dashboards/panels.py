@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -32,7 +32,11 @@ class Panel:
     title: str
     kind: Kind
     unit: str
+    decimals: int | None
+    """Digits after the point, where that is set."""
     stacked: bool
+    min_step: float
+    """Seconds between two points, at least."""
     targets: tuple[Target, ...]
     left: int
     top: int
@@ -70,15 +74,35 @@ class Window:
         """What Grafana would put in place of `$__rate_interval`."""
         return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
 
+    def for_panel(self, panel: Panel) -> Window:
+        """Take steps as long as a panel wants them, at full multiples, as Grafana does."""
+        step = max(self.step, panel.min_step)
+        end = self.end // step * step
+        return replace(self, start=min(self.start, end - step), end=end, step=step)
+
     def fill(self, expr: str, variables: Mapping[str, str] | None = None) -> str:
         """Put values in the place of Grafana's variables; one that is not given matches all."""
         values = {
+            "__interval": f"{self.step * 1000:.0f}ms",
             "__rate_interval": f"{self.rate_interval * 1000:.0f}ms",
             "__range": f"{self.range * 1000:.0f}ms",
             "__range_s": f"{self.range:.0f}",
             **(variables or {}),
         }
         return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".+"), expr)
+
+
+def seconds(text: str) -> float:
+    """Parse `30s`, `15m`, `6h` or `7d`.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = text[:-1], text[-1:]
+    if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
+        return float(int(number) * lengths[unit])
+    raise ValueError(f"{text!r} is no time such as 30s, 15m, 6h or 7d")
 
 
 def read(path: Path) -> Dashboard:
@@ -111,6 +135,8 @@ def _panel(content: Mapping[str, Any]) -> Panel:
         title=content["title"],
         kind=kind,
         unit=unit,
+        decimals=defaults.get("decimals"),
+        min_step=seconds(content.get("interval", "1s")),
         stacked=defaults.get("custom", {}).get("drawStyle") == "bars",
         targets=tuple(_target(each) for each in content["targets"]),
         left=place["x"],

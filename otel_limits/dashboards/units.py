@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 THOUSAND: Final = 1000.0
-TEN: Final = 10.0
 DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
-def written(value: float, unit: str) -> str:
+def written(value: float, unit: str, decimals: int | None = None) -> str:
     """Write `value` as Grafana's `unit` does, about."""
+    if unit == "short" and decimals is not None and abs(value) < THOUSAND:
+        return f"{value:.{decimals}f}"
     if unit == "percentunit":
         return f"{value * 100:.3g} %"
     if unit == "currencyUSD":
