@@ -77,11 +77,22 @@ def _filled(board: Any, rows: tuple[tuple[str, tuple[Any, ...]], ...]) -> Any:
     return board.build()
 
 
+def _plain(board: Any) -> dict[str, Any]:
+    """Turn a dashboard into what JSON knows, without what the SDK adds and Grafana has no more."""
+    plain: dict[str, Any] = json.loads(json.dumps(board, cls=JSONEncoder))
+    for each in plain["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min"):
+            each.pop(name, None)
+    for panel in plain["panels"]:
+        panel.get("options", {}).pop("footer", None)
+    return plain
+
+
 def write(directory: Path) -> None:
     """Write one JSON file per dashboard."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, board in dashboards().items():
-        text = json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True)
+        text = json.dumps(_plain(board), indent=2, sort_keys=True)
         (directory / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ NOW: Final = (
         "Time since the process that was seen longest ago was seen.",
         SECONDS,
         Target(f"max({queries.SCRAPE_AGE})"),
-        width=5,
+        width=4,
         height=4,
     ),
     panels.number(
@@ -33,7 +33,7 @@ NOW: Final = (
         "Failures inside otel-limits that were kept away from the agents.",
         SHORT,
         Target(queries.or_zero(queries.increase(queries.INTERNAL_ERRORS, WHOLE_RANGE))),
-        width=5,
+        width=4,
         height=4,
     ),
     panels.number(
@@ -41,7 +41,15 @@ NOW: Final = (
         "Facts that an observer lost, because it failed or could not keep up.",
         SHORT,
         Target(queries.or_zero(queries.increase(queries.DROPPED, WHOLE_RANGE))),
-        width=5,
+        width=4,
+        height=4,
+    ),
+    panels.number(
+        "Refused policy files",
+        "Processes whose newest policy file is invalid, so that the one before stays in force.",
+        SHORT,
+        Target(queries.or_zero(f"count({queries.POLICY_VALID} == 0)")),
+        width=4,
         height=4,
     ),
     panels.number(
@@ -49,7 +57,7 @@ NOW: Final = (
         "Invocations whose span did not reach otel-limits. Limits hold all the same.",
         SHORT,
         Target(queries.or_zero(queries.increase(queries.BLIND, WHOLE_RANGE))),
-        width=5,
+        width=4,
         height=4,
     ),
 )

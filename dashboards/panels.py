@@ -258,7 +258,6 @@ def variable(name: str, metric: str, description: str) -> Any:
         .description(description)
         .datasource(DATASOURCE)
         .query({"query": query, "refId": name, "qryType": 1})
-        .definition(query)
         .multi(True)  # noqa: FBT003  the SDK's signature
         .include_all(True)  # noqa: FBT003  the SDK's signature
         .all_value(".+")

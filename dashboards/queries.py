@@ -96,6 +96,7 @@ MODEL_CALLS: Final = select("otel_limits_model_calls_total", AGENT, MODEL)
 UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, 'kind="unmeasured"')
 
 BUILDS: Final = select("otel_limits_build_info")
+POLICY_VALID: Final = select("otel_limits_policy_valid")
 INTERNAL_ERRORS: Final = select("otel_limits_internal_errors_total")
 DROPPED: Final = select("otel_limits_observers_dropped_total")
 LAG: Final = select("otel_limits_observer_lag_seconds")

@@ -76,7 +76,7 @@ def draw(dashboard: Dashboard, answers: Answers, window: Window, path: Path) -> 
         empty = [
             panel.title
             for panel in dashboard.panels
-            if not _draw_panel(figure, grid, panel, answers)
+            if not _draw_panel(figure, grid, panel, answers, window)
         ]
         figure.savefig(path)
     return empty
@@ -89,7 +89,7 @@ def _draw_row(figure: Figure, grid: Any, title: str, top: int) -> None:
     axes.axhline(0.05, color="#c8c8d0", linewidth=1)
 
 
-def _draw_panel(figure: Figure, grid: Any, panel: Panel, answers: Answers) -> bool:
+def _draw_panel(figure: Figure, grid: Any, panel: Panel, answers: Answers, window: Window) -> bool:
     """Draw one panel; False when it had nothing to show."""
     area = grid[panel.top : panel.top + panel.height, panel.left : panel.left + panel.width]
     frame = figure.add_subplot(area)
@@ -101,7 +101,14 @@ def _draw_panel(figure: Figure, grid: Any, panel: Panel, answers: Answers) -> bo
     box = area.get_position(figure)
     axes = figure.add_axes(_inside(box, panel))
     frame.annotate(
-        panel.title, (0, 1), (8, -8), "axes fraction", "offset points", va="top", weight="bold"
+        panel.title,
+        (0, 1),
+        (8, -8),
+        "axes fraction",
+        "offset points",
+        va="top",
+        weight="bold",
+        fontsize=10,
     )
     lines = [
         (line.named(target.legend), line) for target in panel.targets for line in answers[target]
@@ -111,6 +118,8 @@ def _draw_panel(figure: Figure, grid: Any, panel: Panel, answers: Answers) -> bo
         axes.text(0.5, 0.5, "No data", ha="center", va="center", fontsize=12, color="#9090a0")
         return False
     DRAWINGS[panel.kind](axes, panel, lines)
+    if panel.kind in OVER_TIME:
+        _time_axis(axes, window.start, window.end)
     return True
 
 
@@ -126,6 +135,8 @@ def _inside(box: Any, panel: Panel) -> tuple[float, float, float, float]:
         width -= LEGEND_WIDTH
     return box.x0 + left, box.y0 + bottom, width, box.y1 - box.y0 - bottom - unit * 1.3
 
+
+OVER_TIME: Final = ("timeseries", "heatmap")
 
 MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
 TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
@@ -149,7 +160,6 @@ def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:
         ticker.FuncFormatter(lambda value, _: written(value, panel.unit))
     )
     axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
-    _time_axis(axes)
     _legend(axes, panel, lines)
 
 
@@ -220,7 +230,6 @@ def _heatmap(axes: Axes, panel: Panel, lines: Named) -> None:
             for bound, _ in ordered
         ],
     )
-    _time_axis(axes)
 
 
 def _table(axes: Axes, panel: Panel, lines: Named) -> None:
@@ -255,8 +264,8 @@ def _told(window: Window) -> str:
     return f"{first:%d %B %Y, %H:%M} to {last:%H:%M} UTC"
 
 
-def _time_axis(axes: Axes) -> None:
-    start, end = axes.get_xlim()
+def _time_axis(axes: Axes, start: float, end: float) -> None:
+    axes.set_xlim(start, end)
     step = next((each for each in TICK_SECONDS if (end - start) / each <= MAX_TICKS), end - start)
     axes.xaxis.set_major_locator(ticker.MultipleLocator(step))
     shape = "%d %b" if step >= DAY else "%H:%M" if step >= MINUTE else "%H:%M:%S"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -75,10 +76,10 @@ class Window:
         return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
 
     def for_panel(self, panel: Panel) -> Window:
-        """Take steps as long as a panel wants them, at full multiples, as Grafana does."""
+        """Take steps as long as a panel wants them, at full multiples, the last one unfinished."""
         step = max(self.step, panel.min_step)
-        end = self.end // step * step
-        return replace(self, start=min(self.start, end - step), end=end, step=step)
+        end = math.ceil(self.end / step) * step
+        return replace(self, start=min(self.start // step * step, end - step), end=end, step=step)
 
     def fill(self, expr: str, variables: Mapping[str, str] | None = None) -> str:
         """Put values in the place of Grafana's variables; one that is not given matches all."""

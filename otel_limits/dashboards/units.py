@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 THOUSAND: Final = 1000.0
+CENT: Final = 0.01
 DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
@@ -15,10 +16,16 @@ def written(value: float, unit: str, decimals: int | None = None) -> str:
     if unit == "percentunit":
         return f"{value * 100:.3g} %"
     if unit == "currencyUSD":
-        return f"${_short(value)}" if value == 0 or abs(value) >= 0.01 else f"${value:.2g}"  # noqa: PLR2004  a cent
+        return _dollars(value)
     if unit == "s":
         return _duration(value)
     return _short(value)
+
+
+def _dollars(value: float) -> str:
+    if value == 0 or abs(value) >= THOUSAND:
+        return f"${_short(value)}"
+    return f"${value:.2f}" if abs(value) >= CENT else f"${value:.2g}"
 
 
 def _short(value: float) -> str:

@@ -34,7 +34,7 @@ def take(minutes: float) -> int:
             time.sleep(PAUSE_SECONDS * random.random() * 2)
         out = str(ROOT / "dashboards/pictures")
         looked = f"{math.ceil(minutes)}m"
-        options = ("--range", looked, "--scrape-interval", "1s")
+        options = ("--range", looked, "--scrape-interval", "15s")
         return main(["dashboards", "preview", "--prometheus", url, "--out", out, *options])
 
 

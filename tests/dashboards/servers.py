@@ -120,6 +120,8 @@ class Scene:
 
     prometheus: Prometheus
     url: str
+    port: int
+    """Where the agents serve their metrics."""
     rounds: int
     traces: dict[str, str]
     """Trace ids of the halts of the last round, by agent."""
@@ -170,6 +172,7 @@ def scene(directory: Path, rounds: int) -> Iterator[Scene]:
         yield Scene(
             prometheus=prometheus,
             url=url,
+            port=agents.port,
             rounds=rounds,
             traces=traces,
             window=Window(start=start, end=end, step=1.0, scrape_interval=SCRAPE_SECONDS),
