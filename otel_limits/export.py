@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import logging
 import os
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry._logs import get_logger_provider
@@ -16,6 +18,7 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -84,12 +87,21 @@ class Farewell:
 FAREWELL: Final = Farewell()
 
 
+@functools.cache
+def resource() -> Resource:
+    """Describe the process, with an id: Prometheus' label `instance`, by which dashboards select."""
+    described = Resource.create()
+    if SERVICE_INSTANCE_ID in described.attributes:
+        return described
+    return described.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
+
+
 def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvider:
     """Make a tracer provider, one that exports when an OTLP protocol is given."""
     exporter = otlp_exporter("traces", protocol)
     if exporter is None:
         return TracerProvider()
-    provider = TracerProvider(shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     FAREWELL.add(provider.shutdown, timeout_seconds)
     return provider
@@ -103,7 +115,7 @@ def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvide
     if exporter is None:
         return None
     reader = PeriodicExportingMetricReader(exporter)
-    provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
+    provider = MeterProvider([reader], resource(), shutdown_on_exit=False)
     FAREWELL.add(provider.shutdown, timeout_seconds)
     return provider
 
@@ -115,7 +127,7 @@ def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvi
     exporter = otlp_exporter("logs", protocol)
     if exporter is None:
         return None
-    provider = LoggerProvider(shutdown_on_exit=False)
+    provider = LoggerProvider(resource(), shutdown_on_exit=False)
     provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
     FAREWELL.add(provider.shutdown, timeout_seconds)
     return provider

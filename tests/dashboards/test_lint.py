@@ -131,7 +131,9 @@ def test_a_variable_asks_for_a_label_that_exists(board: dict[str, Any]) -> None:
     """template-label-promql-rule; `job` and `instance` come from the scrape."""
     for variable in variables(board).values():
         if variable["type"] == "query":
-            found = re.fullmatch(r"label_values\((\w+)(?:{.*})?, (\w+)\)", variable["query"]["query"])
+            found = re.fullmatch(
+                r"label_values\((\w+)(?:{.*})?, (\w+)\)", variable["query"]["query"]
+            )
             assert found is not None
             assert found[2] in {"job", "instance", *SERIES[found[1]].labels}
 

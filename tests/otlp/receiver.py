@@ -38,6 +38,7 @@ class Received:
         self.metrics: dict[str, Any] = {}
         """The last state of each metric, by name."""
         self.logs: list[Any] = []
+        self.resources: list[Any] = []
 
     def take(self, request: Any) -> None:
         """Keep what a request carries, or behave badly."""
@@ -46,12 +47,15 @@ class Received:
         if self.behaviour != "taking":
             raise ConnectionRefusedError
         for resource in getattr(request, "resource_spans", ()):
+            self.resources.append(resource.resource)
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
         for resource in getattr(request, "resource_metrics", ()):
+            self.resources.append(resource.resource)
             for scope in resource.scope_metrics:
                 self.metrics.update({metric.name: metric for metric in scope.metrics})
         for resource in getattr(request, "resource_logs", ()):
+            self.resources.append(resource.resource)
             for scope in resource.scope_logs:
                 self.logs.extend(scope.log_records)
 
