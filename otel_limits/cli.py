@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits import config
 from otel_limits.dashboards import commands as dashboards
+from otel_limits.instrumentor import policy_mistakes
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
+from otel_limits.policy import PolicyFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
 BROKEN_PIPE: Final = 141
 MISTAKE: Final = 2
 """Exit status when the program was not even started."""
+
+VARIABLES: Final = {setting.name: setting.variable for setting in config.SETTINGS}
 
 RUN_HELP: Final = """\
 Run a program with limits on every agent in it.
@@ -48,6 +50,9 @@ OTLP exporter when OTEL_EXPORTER_OTLP_* is set.
 
 CHECK_HELP: Final = """\
 Print every setting, its value and where it came from.
+
+With --agent it is what applies to one agent, by the line of the policy file that says so. What a
+LimitsPlugin sets in code wins over it and is not known here.
 
 Exit status 1 if any is wrong, with one sentence per mistake on standard error.
 """
@@ -94,7 +99,7 @@ def make_parser() -> ArgumentParser:
     parser.set_defaults(call=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_run(commands)
-    _add_command(commands, "check", CHECK_HELP, check)
+    _add_check(commands)
     _add_demo(commands)
     dashboards.add_commands(commands)
     return parser
@@ -141,10 +146,14 @@ def run(options: Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     inherited = config.environment()
     given = given_flags(options)
-    mistakes = setting_mistakes(inherited, given) + command_mistakes(command)
+    variables = {setting.variable: text for setting, text in given}
+    mistakes = [
+        *setting_mistakes(inherited, given),
+        *_policy_mistakes(inherited | variables),
+        *command_mistakes(command),
+    ]
     if mistakes:
         return _refuse(mistakes, MISTAKE)
-    variables = {setting.variable: text for setting, text in given}
     status, sentence = replace_process(command, environment_for(inherited, variables))
     return _refuse([sentence], status)
 
@@ -177,6 +186,11 @@ def setting_mistakes(
     return [*mistakes, *config.read(rest).mistakes]
 
 
+def _policy_mistakes(environ: Mapping[str, str]) -> list[str]:
+    reading = config.read(environ)
+    return policy_mistakes(reading, PolicyFile(reading.settings.policy_path))
+
+
 def command_mistakes(command: Sequence[str]) -> list[str]:
     """Say what is wrong with the program to run, as far as that can be known beforehand."""
     if not command:
@@ -196,12 +210,20 @@ def _refuse(sentences: Sequence[str], status: int) -> int:
 # --- check ------------------------------------------------------------------------------------
 
 
-def check(options: Namespace) -> int:  # noqa: ARG001  the signature of every command
+def _add_check(commands: Any) -> None:
+    command = _add_command(commands, "check", CHECK_HELP, check)
+    command.add_argument(
+        "--agent", metavar="NAME", help="what applies to this agent by the policy file"
+    )
+
+
+def check(options: Namespace) -> int:
     """Print every setting; 1 when one is wrong."""
     reading = config.read()
+    policy_file = PolicyFile(reading.settings.policy_path)
     rows = [
-        (setting.variable, shown(reading.values[setting.name]), reading.sources[setting.name])
-        for setting in config.SETTINGS
+        (VARIABLES.get(row.name, row.name), shown(row.value), row.source)
+        for row in policy_file.document.rows(reading.values, reading.sources, options.agent)
     ]
     if sys.stdout.isatty():
         from otel_limits.terminal import console
@@ -210,7 +232,8 @@ def check(options: Namespace) -> int:  # noqa: ARG001  the signature of every co
     else:
         sys.stdout.write(settings_text(rows))
         sys.stdout.flush()
-    return _refuse(reading.mistakes, 1) if reading.mistakes else 0
+    mistakes = [*reading.mistakes, *policy_mistakes(reading, policy_file)]
+    return _refuse(mistakes, 1) if mistakes else 0
 
 
 def shown(value: object) -> str:

@@ -89,7 +89,7 @@ FAREWELL: Final = Farewell()
 
 @functools.cache
 def resource() -> Resource:
-    """Describe the process, with an id: Prometheus' label `instance`, by which dashboards select."""
+    """Describe the process, with an id: it becomes Prometheus' label `instance`."""
     described = Resource.create()
     if SERVICE_INSTANCE_ID in described.attributes:
         return described

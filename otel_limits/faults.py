@@ -36,11 +36,17 @@ class Faults:
         """
         try:
             self.tell(component)
-            while self.unreported:
-                self.tell(self.unreported.pop())
+            self.catch_up()
             self._log(component, error)
+        except RecursionError:  # a runaway, deep down: there is no frame left to tell anybody
+            self.unreported.append(component)
         except Exception:  # noqa: BLE001, S110  there is nobody left to tell
             pass
+
+    def catch_up(self) -> None:
+        """Count what could not be told at the time."""
+        while self.unreported:
+            self.tell(self.unreported.pop())
 
     def _log(self, component: str, error: BaseException) -> None:
         now = self._clock()

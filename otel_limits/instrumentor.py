@@ -11,20 +11,27 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import wrapt
 from opentelemetry import trace
-from opentelemetry._logs import get_logger
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
-from opentelemetry.metrics import get_meter
 
-from otel_limits import config
+from otel_limits import config, pricing
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
-from otel_limits.faults import FAULTS, unfelt
-from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
+from otel_limits.faults import unfelt
+from otel_limits.limits import (
+    ACTIONS,
+    NO_LIMITS,
+    Action,
+    Limits,
+    Policy,
+    require_choice,
+    require_tree,
+)
+from otel_limits.observers.later import Later
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.policy.document import NO_DOCUMENT, Document
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
     from otel_limits.facts import Observer
     from otel_limits.limits import Usage
     from otel_limits.observers.counting import CountingObserver
+    from otel_limits.observers.events import EventObserver
     from otel_limits.observers.toollog import ToolLog
 
 logger = logging.getLogger("otel_limits")
@@ -66,8 +74,9 @@ class Switch:
         self._policy_file = NO_FILE
         self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
-        self._counting: dict[str, CountingObserver] = {}
+        self._counting: dict[str, Later[CountingObserver]] = {}
         self._telemetry: Telemetry = (None, None)
+        self._events: Later[EventObserver] | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._watch = Watch(self, LIVE)
@@ -104,66 +113,86 @@ class Switch:
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
+            self._observers = ()
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
+                self._tell(config.read().settings)
+                self._serve()
                 return
             self._watch.stop()
             self._attachment.detach()
-            LIVE.observers = self._observers = ()
+            LIVE.observers = ()
             LIVE.prices = LIVE.tool_log = None
-            for counting in self._counting.values():
-                counting.close()
-            self._counting.clear()
+            for way in list(self._counting):
+                self._stop_counting(way)
 
-    def adopt(self, agent: Agent, limits: Limits, action: Action | None) -> None:
+    def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
         """Give `agent` a policy of its own, over the one that `on` gave to all."""
         reading = config.read()
         if reading.settings.disabled:
             return
-        mistakes = price_mistakes([limits], self._policy_file.document)
+        mistakes = price_mistakes([limits, tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
         with self._lock:
             self._start(self._settings or reading.settings)
             self._own.add(agent)
-            self._bind(agent, limits, action)
+            former = self._bindings.pop(agent, None)
+            if former is not None:
+                former.detach(agent)
+            self._bind(agent, limits, action, tree)
 
     def provide_when_missing(self) -> None:
         """Set a tracer provider when an agent is first called and the program has set none."""
         self._provides = True
 
     def policy(
-        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+        self,
+        agent: str,
+        *,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
     ) -> Policy:
-        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
-        return replace(base, limits=limits.over(base.limits), action=action or base.action)
+        return replace(
+            base,
+            limits=limits.over(base.limits),
+            tree=tree.over(base.tree),
+            action=action or base.action,
+        )
 
     # --- observers --------------------------------------------------------------------------------
 
     def _start(self, settings: config.Settings) -> None:
-        self._count(settings)
-        LIVE.prices = self._price_of
-        LIVE.tool_log = _make_tool_log(self._settings)
+        self._tell(settings)
         threading.Thread(target=self._current_prices().load, daemon=True).start()
         self._attachment.attach()
         self._watch.start()
 
-    def _count(self, settings: config.Settings) -> None:
-        """Have one observer per way in which metrics leave the process, and tell the events."""
+    def _tell(self, settings: config.Settings) -> None:
+        """Tell those of what happens who are to be told now."""
         for way in [way for way in self._counting if way not in settings.metrics]:
-            self._counting.pop(way).close()
+            self._stop_counting(way)
         for way in settings.metrics:
-            counting = self._counting.get(way) or _make_counting(way, settings, self._telemetry)
-            if counting is not None:
-                self._counting[way] = counting
-        events = _make_events(self._telemetry)
-        LIVE.observers = (log, *self._counting.values(), events, *self._observers)
+            if way not in self._counting:
+                make = functools.partial(_make_counting, way, settings, self._telemetry)
+                self._counting[way] = Later(way, make)
+        self._events = Later("events", functools.partial(_make_events, self._telemetry))
+        LIVE.observers = (log, *self._counting.values(), self._events, *self._observers)
+        LIVE.prices = self._price_of
+        LIVE.tool_log = _make_tool_log(self._settings)
+
+    def _stop_counting(self, way: str) -> None:
+        counting = self._counting.pop(way).never()
+        if counting is not None:
+            counting.close()
 
     @unfelt("prometheus")
     def _serve(self) -> None:
@@ -174,13 +203,20 @@ class Switch:
         """
         with self._lock:
             settings, metrics = self._settings, self._counting.get("prometheus")
-            if settings is None or settings.prometheus_port is None or metrics is None:
+            if metrics is None:
+                return
+            port = None if settings is None else settings.prometheus_port
+            observer = metrics.made() if port is None else metrics.now()
+            if observer is None:
                 return
             from otel_limits.observers.prometheus import PrometheusObserver, is_shared
 
-            assert isinstance(metrics, PrometheusObserver)
+            assert isinstance(observer, PrometheusObserver)
+            if settings is None or port is None:
+                observer.stop_serving()
+                return
             try:
-                metrics.serve(settings.prometheus_port, settings.prometheus_host)
+                observer.serve(port, settings.prometheus_host)
             except (OSError, UnicodeError) as error:  # taken, or no address at all
                 if is_shared() and getattr(error, "errno", None) == errno.EADDRINUSE:
                     logger.info("otel-limits: another process of the application serves /metrics.")
@@ -189,7 +225,7 @@ class Switch:
                     "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
                     "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
                     settings.prometheus_host,
-                    settings.prometheus_port,
+                    port,
                     getattr(error, "strerror", None) or error,
                 )
                 LIVE.tell_fault("prometheus")
@@ -202,15 +238,20 @@ class Switch:
         document, prices = self._prices
         if document is not self._policy_file.document:
             document = self._policy_file.document
-            prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
+            prices = Prices(document.price_list())
             self._prices = (document, prices)
         return prices
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         self._policy_file.renew_lock()
-        for counting in self._counting.values():
-            counting.reset_after_fork()
+        if self._events is not None:
+            self._events.renew_lock()
+        for later in self._counting.values():
+            later.renew_lock()
+            counting = later.made()
+            if counting is not None:
+                counting.reset_after_fork()
 
     # --- agents -----------------------------------------------------------------------------------
 
@@ -245,28 +286,49 @@ class Switch:
                 export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
             )
             if "otlp" in self._counting:
-                self._counting.pop("otlp").close()
-            self._count(settings)
+                self._stop_counting("otlp")
+            self._tell(settings)
 
     def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
         binding = self._bindings.get(agent)
         if binding is not None or self._settings is None:
             return binding
-        try:
-            with self._lock:
-                return self._bindings.get(agent) or self._bind(agent, NO_LIMITS, None)
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            FAULTS.report("binding", error)
-            return None
+        bind = unfelt("binding")(self._bind)
+        with self._lock:
+            return (
+                self._bindings.get(agent)
+                or bind(agent, NO_LIMITS, None)
+                or bind(agent, NO_LIMITS, None)  # a fault must not leave it without its limits
+            )
 
-    def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
+    def _bind(
+        self,
+        agent: Agent,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
+    ) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
-        binding.attach(agent)
+        binding = Binding(
+            LIVE, functools.partial(self.policy, limits=limits, action=action, tree=tree)
+        )
+        try:
+            binding.attach(agent)
+        except Exception:
+            binding.detach(agent)
+            raise
         self._bindings[agent] = binding
         return binding
+
+
+def own_version() -> str:
+    """Return our version; a frozen application may have left its metadata out."""
+    try:
+        return version("otel-limits")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _make_counting(
@@ -293,6 +355,8 @@ def _through_prometheus(settings: config.Settings, telemetry: Telemetry) -> Coun
 
 
 def _through_otlp(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:
+    from opentelemetry.metrics import get_meter
+
     from otel_limits.observers.otlp import OtlpObserver
 
     meter = get_meter("otel_limits", own_version(), telemetry[0])
@@ -302,16 +366,12 @@ def _through_otlp(settings: config.Settings, telemetry: Telemetry) -> CountingOb
 _MAKE_COUNTING: Final = {"prometheus": _through_prometheus, "otlp": _through_otlp}
 
 
-def _make_events(telemetry: Telemetry) -> Observer:
+def _make_events(telemetry: Telemetry) -> EventObserver:
+    from opentelemetry._logs import get_logger
+
     from otel_limits.observers.events import EventObserver
 
     return EventObserver(get_logger("otel_limits", own_version(), telemetry[1]))
-
-
-@functools.cache
-def own_version() -> str:
-    """Version of the installed package."""
-    return version("otel-limits")
 
 
 def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
@@ -326,20 +386,23 @@ def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
 
 
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
-    """Say that a limit on cost is asked for where no price can be known."""
-    capped = any(each.max_cost_usd is not None for each in limits) or any(
-        name.endswith("max_cost_usd")
-        for values in (document.defaults, *document.agents.values())
-        for name in values
-    )
-    prices = Prices({glob: entry.value for glob, entry in document.prices.items()})
-    if not capped or prices.available:
+    """Say that a limit on cost is asked for where no price can be known.
+
+    That the policy file itself asks for one is a mistake of the file.
+    """
+    capped = any(each.max_cost_usd is not None for each in limits)
+    if not capped or Prices(document.price_list()).available:
         return []
-    sentence = (
-        "max_cost_usd needs prices, and there are none. Run: pip install 'otel-limits[prices]' "
-        "(Python 3.11 or newer), or give them in the policy file under models."
-    )
-    return [sentence]
+    return [f"max_cost_usd {pricing.MISSING}"]
+
+
+def policy_mistakes(reading: config.Reading, policy_file: PolicyFile) -> list[str]:
+    """Say what is wrong with the policy file, and with what the environment asks of it."""
+    policy = reading.settings.policy
+    return [
+        *policy_file.mistakes,
+        *price_mistakes([policy.limits, policy.tree], policy_file.document),
+    ]
 
 
 SWITCH: Final = Switch()
@@ -349,6 +412,7 @@ def enable(
     limits: Limits | None = None,
     *,
     action: Action | None = None,
+    tree: Limits | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
@@ -359,7 +423,8 @@ def enable(
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
-        action: `observe`, `halt` or `raise`.
+        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
+        tree: Caps for an invocation together with everything that it starts.
         observers: Called with every fact (see `otel_limits.Fact`); one that fails is logged and
             counted, and never felt by the agent.
 
@@ -370,18 +435,19 @@ def enable(
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
-    if action is not None:
-        try:
-            require_choice("action", action, ACTIONS)
-        except ValueError as error:
-            mistakes.append(str(error))
+    try:
+        require_choice("action", "halt" if action is None else action, ACTIONS)
+        require_tree(tree or NO_LIMITS)
+    except ValueError as error:
+        mistakes.append(str(error))
     policy = reading.settings.policy
     mistakes += price_mistakes(
-        [limits or NO_LIMITS, policy.limits, policy.tree], policy_file.document
+        [limits or NO_LIMITS, tree or NO_LIMITS, policy.limits, policy.tree], policy_file.document
     )
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
+    SWITCH.on(_override(reading.settings, limits, action, tree), observers, policy_file)
+    _announce_preset(reading)
 
 
 def disable() -> None:
@@ -412,12 +478,17 @@ def enable_leniently() -> None:
     for mistake in (*reading.mistakes, *unpriced):
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.tell_fault("config")
-    if reading.settings.preset != "none":
-        logger.warning(
-            "otel-limits: preset %r sets %s.",
-            reading.settings.preset,
-            ", ".join(f"{k}={v}" for k, v in config.PRESETS[reading.settings.preset].items()),
-        )
+    _announce_preset(reading)
+
+
+def _announce_preset(reading: config.Reading) -> None:
+    """Say which limits nobody has set one by one."""
+    preset = f"preset {reading.settings.preset}"
+    caps = [
+        f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
+    ]
+    if caps:
+        logger.warning("otel-limits: preset %r sets %s.", reading.settings.preset, ", ".join(caps))
 
 
 def enable_for_run() -> None:
@@ -456,11 +527,12 @@ def _end_process(mistakes: Sequence[str]) -> NoReturn:
 
 
 def _override(
-    settings: config.Settings, limits: Limits | None, action: Action | None
+    settings: config.Settings, limits: Limits | None, action: Action | None, tree: Limits | None
 ) -> config.Settings:
     policy = replace(
         settings.policy,
         limits=(limits or NO_LIMITS).over(settings.policy.limits),
+        tree=(tree or NO_LIMITS).over(settings.policy.tree),
         action=action or settings.policy.action,
     )
     return replace(settings, policy=policy)

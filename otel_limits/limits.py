@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.globs import best_match
@@ -187,7 +188,7 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         name="max_iterations",
         reason=MAX_ITERATIONS_STOP_REASON,
         unit="turns",
-        observed=lambda tally: tally.iterations,
+        observed=attrgetter("iterations"),
         yields_to_output=True,
         in_tree=False,
     ),
@@ -195,31 +196,31 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         name="max_turns",
         reason=MAX_TURNS_STOP_REASON,
         unit="turns",
-        observed=lambda tally: tally.turns,
+        observed=attrgetter("turns"),
     ),
     LimitKind(
         name="max_token_budget",
         reason=MAX_TOKEN_BUDGET_STOP_REASON,
         unit="tokens",
-        observed=lambda tally: tally.usage.total,
+        observed=attrgetter("usage.total"),
     ),
     LimitKind(
         name="max_input_tokens",
         reason=MAX_INPUT_TOKENS_STOP_REASON,
         unit="input tokens",
-        observed=lambda tally: tally.usage.input,
+        observed=attrgetter("usage.input"),
     ),
     LimitKind(
         name="max_output_tokens",
         reason=MAX_OUTPUT_TOKENS_STOP_REASON,
         unit="output tokens",
-        observed=lambda tally: tally.usage.output,
+        observed=attrgetter("usage.output"),
     ),
     LimitKind(
         name="max_cost_usd",
         reason=MAX_COST_STOP_REASON,
         unit="USD",
-        observed=lambda tally: tally.cost,
+        observed=attrgetter("cost"),
     ),
     LimitKind(
         name="max_duration_seconds",
@@ -231,28 +232,28 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         name="max_consecutive_same_tool",
         reason=LOOP_DETECTED_STOP_REASON,
         unit="calls in a row",
-        observed=lambda tally: tally.consecutive_same_tool,
+        observed=attrgetter("consecutive_same_tool"),
         in_tree=False,
     ),
     LimitKind(
         name="max_identical_tool_calls",
         reason=LOOP_DETECTED_STOP_REASON,
         unit="identical calls",
-        observed=lambda tally: tally.identical_tool_calls,
+        observed=attrgetter("identical_tool_calls"),
         in_tree=False,
     ),
     LimitKind(
         name="max_repeated_tool_cycles",
         reason=LOOP_DETECTED_STOP_REASON,
         unit="repetitions",
-        observed=lambda tally: tally.repeated_tool_cycles,
+        observed=attrgetter("repeated_tool_cycles"),
         in_tree=False,
     ),
     LimitKind(
         name="max_no_progress_turns",
         reason=LOOP_DETECTED_STOP_REASON,
         unit="turns without progress",
-        observed=lambda tally: tally.no_progress_turns,
+        observed=attrgetter("no_progress_turns"),
         in_tree=False,
     ),
 )
@@ -357,11 +358,13 @@ class Limits:
 
     def breaches(self, tally: Tally, prefix: str = "") -> tuple[Breach, ...]:
         """Every limit that `tally` has reached, the one that decides the stop reason first."""
-        return tuple(
-            Breach(prefix + kind.name, cap, observed, kind.reason, kind.unit)
-            for kind, cap in self.active
-            if (observed := kind.observed(tally)) >= cap
-        )
+        breaches: tuple[Breach, ...] = ()
+        for kind, cap in self.active:
+            observed = kind.observed(tally)
+            if observed >= cap:
+                name = prefix + kind.name
+                breaches += (Breach(name, cap, observed, kind.reason, kind.unit),)
+        return breaches
 
 
 LIMIT_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Limits) if spec.init)
@@ -441,6 +444,20 @@ VALIDATORS: Final[Mapping[str, Callable[[str, object], Any]]] = {
 }
 
 NO_LIMITS: Final = Limits()
+
+
+def require_tree(limits: Limits) -> Limits:
+    """Return `limits`, if a whole budget tree can have them.
+
+    Raises:
+        ValueError: One of them makes no sense for a tree.
+    """
+    foreign = [name for name, _ in limits.items() if name not in TREE_LIMITS]
+    if foreign:
+        raise ValueError(
+            f"{foreign[0]} is no limit of a budget tree. It can have: {', '.join(TREE_LIMITS)}."
+        )
+    return limits
 
 
 def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:

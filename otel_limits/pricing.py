@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import re
+import threading
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Context, Decimal, localcontext
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.faults import unfelt
+from otel_limits.globs import best_match
 from otel_limits.limits import NO_COST, Usage
 from otel_limits.loops import fingerprint
 
@@ -107,13 +109,19 @@ class Price:
             return tokens.scaleb(PER_MILLION) + self.request
 
 
+MISSING: Final = (
+    "needs prices, and there are none. Run: pip install 'otel-limits[prices]' (Python 3.11 or "
+    "newer), or give them in the policy file under models."
+)
+"""What is said of a limit on cost where no price can be known."""
+
 NO_PRICES: Final[Mapping[str, Price]] = MappingProxyType({})
 
 
 class Prices:
     """Prices of the policy file, and behind them the list of the package `genai-prices`.
 
-    A model id is looked up as it is, then as a glob in the order of the policy file, then in the
+    A model id is looked up in the policy, where the most specific glob decides, then in the
     package. The package is imported with the first look-up there, and nothing is ever fetched; an
     application that has it fetch newer prices gets those. Any number of threads may ask.
 
@@ -172,10 +180,20 @@ class Prices:
         return price.of(usage) if price is not None else None
 
     def _find_override(self, model: str) -> Price | None:
-        if model in self._overrides:
-            return self._overrides[model]
-        globs = (glob for glob in self._overrides if fnmatchcase(model, glob))
-        return self._overrides.get(next(globs, ""))
+        glob = best_match(self._overrides, model)
+        return None if glob is None else self._overrides[glob]
+
+
+IMPORTS: Final = threading.RLock()
+"""Held while the package is imported: a process that forked meanwhile would wait for ever for the
+import to end, in a thread that it does not have. A fork waits instead."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=IMPORTS.acquire,
+        after_in_parent=IMPORTS.release,
+        after_in_child=IMPORTS.release,
+    )
 
 
 class Catalogue:
@@ -196,14 +214,15 @@ class Catalogue:
 
     def info(self, model: str) -> ModelInfo | None:
         """What the package knows of a model, looked up once per price list."""
-        from genai_prices.data_snapshot import get_snapshot
+        with IMPORTS:
+            from genai_prices.data_snapshot import get_snapshot
 
-        snapshot, found = self._found
-        if snapshot is not get_snapshot() or len(found) >= MODELS:
-            _, found = self._found = (get_snapshot(), {})
-        if model not in found:
-            found[model] = _find(model)
-        return found[model]
+            snapshot, found = self._found
+            if snapshot is not get_snapshot() or len(found) >= MODELS:
+                _, found = self._found = (get_snapshot(), {})
+            if model not in found:
+                found[model] = _find(model)
+            return found[model]
 
 
 def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:

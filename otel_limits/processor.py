@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import format_span_id
@@ -13,6 +13,7 @@ from otel_limits.limits import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import MappingProxyType
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
@@ -58,33 +59,42 @@ class LimitsSpanProcessor(SpanProcessor):
         of another model call is that same call, seen by another instrumentation.
         """
         run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
-        attributes = span.attributes or {}
+        if run is None or in_chat:
+            return
+        attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
-        if run is not None and not in_chat and usage is not None and usage.total:
+        apart = not _is_strands(span)
+        if usage is None or not usage.total:
+            return
+        if apart or run.call is not None:  # else somebody has booked it already
             run.settle(
                 usage,
                 model=_model_of(attributes),
                 span_id=format_span_id(span.context.span_id),
-                apart=not _is_strands(span),
+                apart=apart,
             )
 
 
 def usage_of(attributes: Mapping[str, Any]) -> Usage | None:
     """Read token usage under any of its names; `None` when input or output is not there."""
-    counts = [
-        token_count(next((attributes[name] for name in names if name in attributes), None))
-        for names in (
-            semconv.INPUT_TOKENS,
-            semconv.OUTPUT_TOKENS,
-            semconv.CACHE_READ_TOKENS,
-            semconv.CACHE_WRITE_TOKENS,
-        )
-    ]
-    if counts[0] is None or counts[1] is None:
+    input_tokens = _count(attributes, semconv.INPUT_TOKENS)
+    output_tokens = _count(attributes, semconv.OUTPUT_TOKENS)
+    if input_tokens is None or output_tokens is None:
         return None
     return Usage(
-        input=counts[0], output=counts[1], cache_read=counts[2] or 0, cache_write=counts[3] or 0
+        input=input_tokens,
+        output=output_tokens,
+        cache_read=_count(attributes, semconv.CACHE_READ_TOKENS) or 0,
+        cache_write=_count(attributes, semconv.CACHE_WRITE_TOKENS) or 0,
     )
+
+
+def _count(attributes: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """Number of tokens under the first of `names` that is there."""
+    for name in names:
+        if name in attributes:
+            return token_count(attributes[name])
+    return None
 
 
 def token_count(value: object) -> int | None:

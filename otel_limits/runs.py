@@ -38,6 +38,9 @@ from otel_limits.loops import Call, LoopState
 if TYPE_CHECKING:
     from decimal import Decimal
 
+FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
+"""The count from which on something has been repeated: one call is not."""
+
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""
 
@@ -53,7 +56,7 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 }
 """What an action is called once it was taken."""
 
-ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped, facts.Lag)
+ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
 """Facts whose loss is not told: telling it would have no end."""
 
 
@@ -254,7 +257,6 @@ class Run:
             apart: It is not the call that is open, but one beside it, such as one of a tool.
         """
         call = None if apart else self.call
-        self.call = self.call if apart else None
         kind = call_kind(usage, call, failed=failed)
         billed = aborted or (call is not None and call.streamed)
         estimated = kind == "unmeasured" or (kind == "failed" and billed)
@@ -263,9 +265,12 @@ class Run:
         model = model or (call.model if call else "unknown")
         counted = usage or NO_USAGE
         price = self._runs.price_of(model, counted)
+        seconds = self._runs.now() - call.started if call else None
         with self._runs.lock:
             for tally in self._tallies():
                 add_call(tally, counted, price, estimated=estimated)
+        if not apart:  # until here a fault leaves the call open, for whoever sees its end next
+            self.call = None
         self._runs.tell(
             ModelCall(
                 invocation=self.invocation,
@@ -275,7 +280,7 @@ class Run:
                 usage=counted,
                 estimated=estimated,
                 span_id=span_id,
-                seconds=self._runs.now() - call.started if call else None,
+                seconds=seconds,
                 price=price,
             )
         )
@@ -317,8 +322,13 @@ class Run:
             )
         )
 
+    @property
+    def keeps_tools(self) -> bool:
+        """True when a user asked for calls to be kept with their contents."""
+        return self._runs.tool_log is not None
+
     def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
-        """Keep a call that ran with its contents, where a user asked for that."""
+        """Keep a call that ran with its contents."""
         if self._runs.tool_log is not None:
             self._tools_kept += 1
             self._runs.tool_log.write(
@@ -345,6 +355,8 @@ class Run:
         breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
         if self.tree is not None:
             breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
+        if not breaches:
+            return None
         return verdict_of(tuple(self._with_subject(breach) for breach in breaches))
 
     def levels(self) -> tuple[Level, ...]:
@@ -375,7 +387,7 @@ class Run:
         if self._nudged or self.loops is None or not self.policy.nudge:
             return False
         self._nudged = any(
-            cap > 1 and kind.observed(self.tally) == cap - 1
+            kind.observed(self.tally) == cap - 1 and cap - 1 >= FIRST_REPETITION[kind.name]
             for kind, cap in self.policy.limits.active
             if kind.name in LOOP_LIMITS
         )
@@ -396,6 +408,7 @@ class Run:
             )
         )
 
+    @unfelt("deadlines")
     def limit_time(self) -> None:
         """Have the invocation cancelled when its time is up."""
         caps = [
@@ -436,13 +449,19 @@ class Run:
         """The invocation is over: settle what is open, tell it once, and forget it."""
         if not self._runs.forget(self):
             return
+        self._close()
+        self._runs.tell_stop(self.stop(reason))
+
+    # --- how --------------------------------------------------------------------------------------
+
+    @unfelt("runs")
+    def _close(self) -> None:
+        """Settle what is open; a fault here must not keep the stop from being told."""
+        FAULTS.catch_up()
         if self._deadline is not None:
             self._runs.deadlines.cancel(self._deadline)
         if self.call is not None:
             self.settle(None, failed=True, aborted=True)
-        self._runs.tell_stop(self.stop(reason))
-
-    # --- how --------------------------------------------------------------------------------------
 
     def _tallies(self) -> tuple[Tally, ...]:
         return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)
@@ -497,13 +516,12 @@ def has_loop_limit(limits: Limits) -> bool:
 
 def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bool) -> None:
     """Add one model call to a tally."""
+    total, unpriced = tally.usage + usage, price is None and usage.total > 0
+    tally.usage = total
     tally.model_calls += 1
     tally.unmeasured_calls += estimated
-    tally.usage += usage
-    if price is not None:
-        tally.cost += price
-    elif usage.total:
-        tally.unpriced_calls += 1
+    tally.unpriced_calls += unpriced
+    tally.cost += price or 0
 
 
 def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> facts.CallKind:
@@ -664,19 +682,10 @@ class Runs:
         )
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
-            self._live[identity] = run
             if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
-        self._evict()
-        self.tell(
-            facts.Started(
-                invocation=invocation,
-                limits=policy.limits,
-                action=TAKEN[policy.action],
-                blind=blind,
-                model=model,
-            )
-        )
+            self._live[identity] = run
+        self._began(run, model)
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
@@ -733,6 +742,20 @@ class Runs:
     def _adopt(self, span_id: int, run: Run, *, in_chat: bool) -> None:
         self._by_span[span_id] = (run, in_chat)
         run.span_ids.add(span_id)
+
+    @unfelt("runs")
+    def _began(self, run: Run, model: str | None) -> None:
+        """Tell it, and make room; a fault here must not lose a run that is live already."""
+        self._evict()
+        self.tell(
+            facts.Started(
+                invocation=run.invocation,
+                limits=run.policy.limits,
+                action=TAKEN[run.policy.action],
+                blind=run.blind,
+                model=model,
+            )
+        )
 
     def _evict(self) -> None:
         while self._live:

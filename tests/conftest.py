@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.models import Model
+
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")  # no test fails because others keep the machine busy
 
 
 class Call(Protocol):

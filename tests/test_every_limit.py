@@ -12,6 +12,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import LimitReachedError, Limits, enable
+from otel_limits.instrumentor import SWITCH
 from otel_limits.runs import LIVE
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
@@ -62,7 +63,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(autouse=True)
 def priced_and_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cent per call, and 100 seconds per tool, by a clock that only tools move."""
-    monkeypatch.setattr(LIVE, "prices", lambda _model, _usage: Decimal("0.01"))
+    monkeypatch.setattr(SWITCH, "_price_of", lambda _model, _usage: Decimal("0.01"))
     CLOCK.now = 1000.0
     monkeypatch.setattr(LIVE, "clock", lambda: CLOCK.now)
 

@@ -23,8 +23,18 @@ from hypothesis import strategies as st
 from strands.multiagent import GraphBuilder
 
 import otel_limits
-from otel_limits import ConfigurationError, Limits, LimitsPlugin, PolicyRead, Started, Stop, enable
+from otel_limits import (
+    ConfigurationError,
+    Limits,
+    LimitsPlugin,
+    PolicyRead,
+    Started,
+    Stop,
+    enable,
+    pricing,
+)
 from otel_limits import config as settings
+from otel_limits.cli import main
 from otel_limits.instrumentor import SWITCH, enable_leniently
 from otel_limits.limits import LIMIT_NAMES, TREE_LIMITS, Policy, Usage
 from otel_limits.policy import NO_DOCUMENT, Document, PolicyFile, parse
@@ -100,7 +110,7 @@ def runaway(make_agent: MakeAgent, **arguments: Any) -> Agent:
 
 def readme_example() -> str:
     """The policy file that the README shows."""
-    block = re.search(r"```yaml\n(# limits.yaml\n.*?)```", README.read_text(), re.DOTALL)
+    block = re.search(r"```yaml\n(defaults:.*?)```", README.read_text("utf-8"), re.DOTALL)
     assert block is not None
     return block[1]
 
@@ -410,7 +420,7 @@ tools:
     assert rows["max_calls_per_tool.search"] == (7, "environment")
     assert rows["max_iterations"] == (None, "default")
     assert rows['tools["poll_*"].exempt'] == (True, "policy limits.yaml:10")
-    assert rows['models["m*"].price'][1] == "policy limits.yaml:8"
+    assert rows['models["m*"].price'] == ({"input": 1, "output": 2}, "policy limits.yaml:8")
 
 
 def test_caps_of_single_tools_have_a_row_each() -> None:
@@ -551,6 +561,20 @@ def test_aliases_of_aliases_are_read_in_no_time() -> None:
     levels = ["l0: &l0 [x, x]"]
     levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12)]
     assert len(refused("\n".join([*levels, "defaults: {limits: {max_turns: *l11}}"]))) == 13
+
+
+def test_a_cost_limit_needs_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on cost that no price can trip is a mistake; prices of the file are enough."""
+    monkeypatch.setattr(pricing, "_installed_version", lambda: None)
+    text = """\
+defaults: {limits: {max_cost_usd: 1}}
+agents: {a: {tree: {max_cost_usd: 2}}}
+"""
+    assert [mistake.partition(" needs prices")[0] for mistake in refused(text)] == [
+        "limits.yaml:1: defaults.limits.max_cost_usd",
+        'limits.yaml:2: agents["a"].tree.max_cost_usd',
+    ]
+    understood(text + "models: {m: {price: {input: 1, output: 2}}}")
 
 
 def test_enable_raises_every_mistake(
@@ -799,6 +823,56 @@ def test_switching_off_forgets_the_file(write: Callable[[str], Path]) -> None:
     enable()
     otel_limits.disable()
     assert SWITCH.policy("tester").action == "halt"
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_check_shows_what_applies_to_an_agent(
+    write: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`otel-limits check --agent` names the line behind each value."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TOOL_CALLS", "9")
+    path = write(
+        "defaults: {limits: {max_turns: 30}}\n"
+        "agents: {'research-*': {limits: {max_turns: 20, max_calls_per_tool: {search: 4}}}}\n"
+        "models: {'gpt-4o*': {price: {input: 2.50, output: 10.00}}}\n"
+    )
+    assert main(["check", "--agent", "research-1"]) == 0
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    shown = {name: (value, source) for name, value, source in lines}
+    assert shown["OTEL_LIMITS_MAX_TURNS"] == ("20", f"policy {path}:2")
+    assert shown["max_calls_per_tool.search"] == ("4", f"policy {path}:2")
+    assert shown["OTEL_LIMITS_MAX_TOOL_CALLS"] == ("9", "environment")
+    assert shown["OTEL_LIMITS_MAX_ITERATIONS"] == ("unset", "default")
+    assert shown['models["gpt-4o*"].price'] == ("input=2.50,output=10.00", f"policy {path}:3")
+    assert main(["check"]) == 0
+    assert re.search(rf"MAX_TURNS +30 +policy {re.escape(str(path))}:1", capsys.readouterr().out)
+
+
+def test_check_tells_the_mistakes_of_the_file(
+    write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each on a line of its own, and the status is 1."""
+    path = write("defaults: {action: stop}\nextra: 1")
+    assert main(["check"]) == 1
+    sentences = capsys.readouterr().err.splitlines()
+    assert [s.split(" ")[1] for s in sentences] == [f"{path}:1:", f"{path}:2:"]
+
+
+def test_run_refuses_a_bad_file(
+    write: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program is not started under a file that is wrong, be it named by an option."""
+    write("defaults: {}")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("defaults: 5")
+    assert main(["run", "--policy", str(bad), "--", "true"]) == 2
+    assert capsys.readouterr().err == (
+        f"otel-limits: {bad}:1: defaults must be a mapping, got 5.\n"
+    )
 
 
 # --- the schema -----------------------------------------------------------------------------------

@@ -76,15 +76,15 @@ def test_the_decimal_context_of_the_application_does_not_matter() -> None:
         assert Prices({"gpt": GPT}).price("gpt", CALL) == expected
 
 
-def test_an_exact_name_comes_before_globs_and_globs_in_their_order() -> None:
-    """The first glob of the file that fits decides, unless the id itself is there."""
+def test_the_most_specific_glob_decides() -> None:
+    """Wherever it stands in the file, and a name that is there as it is before any glob."""
     cents = {"gpt-*": 1, "*": 2, "gpt-4*": 3, "gpt-4o": 4}
     prices = Prices(
         {name: Price(input=Decimal(usd), output=Decimal(0)) for name, usd in cents.items()}
     )
     million = Usage(input=1_000_000)
-    found = [prices.price(model, million) for model in ("gpt-4o", "gpt-4o-mini", "llama")]
-    assert found == [4, 1, 2]
+    found = [prices.price(model, million) for model in ("gpt-4o", "gpt-4o-mini", "gpt-3", "llama")]
+    assert found == [4, 3, 1, 2]
 
 
 @pytest.mark.parametrize("amount", [-1, 1.5, "1", True, Decimal("NaN"), Decimal("inf"), None])
@@ -264,6 +264,29 @@ def test_a_tier_is_that_of_one_call() -> None:
 
 
 @listed
+def test_the_highest_tier_that_is_reached_counts() -> None:
+    """A threshold is passed, not met, and the prices of all tokens follow the last one passed."""
+    from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Tier, TieredPrices
+
+    tiers = [Tier(start=10, price=Decimal(2)), Tier(start=20, price=Decimal(3))]
+    prices = ModelPrice(input_mtok=TieredPrices(base=Decimal(1), tiers=tiers))
+    info = ModelInfo(id="m", match=ClauseEquals(equals="m"), prices=prices)
+    found = [price_of(info, Usage(input=tokens), NOON) for tokens in (10, 11, 20, 21)]
+    assert [price and price.input for price in found] == [1, 2, 2, 3]
+
+
+@listed
+def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that makes up model ids does not fill the memory with them."""
+    monkeypatch.setattr("otel_limits.pricing.MODELS", 3)
+    prices = Prices()
+    for number in range(10):
+        prices.price(f"made-up-{number}", CALL)
+    assert prices._catalogue is not None
+    assert len(prices._catalogue._found[1]) <= 3
+
+
+@listed
 def test_the_policy_comes_before_the_package() -> None:
     """A model that both know costs what the policy says, others what the package says."""
     prices, package = Prices({"gpt-4o": GPT}), Prices()
@@ -323,6 +346,29 @@ def test_any_number_of_threads_may_ask() -> None:
     for thread in threads:
         thread.join()
     assert found == [Prices().price("gpt-4o", CALL, NOON)] * 160
+
+
+FORK = """
+import os, signal, sys, threading, warnings
+from otel_limits.limits import Usage
+from otel_limits.pricing import Prices
+prices = Prices()
+threading.Thread(target=prices.load).start()
+while "genai_prices" not in sys.modules:
+    pass
+warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread is what is tested
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    os._exit(prices.price("gpt-4o", Usage(input=1)) is None)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@listed
+def test_a_fork_in_the_middle_of_loading_has_prices() -> None:
+    """A child that is forked while a thread imports the package does not wait for that thread."""
+    run(FORK)
 
 
 @listed

@@ -11,11 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
+import otel_limits
+from otel_limits.export import tracer_provider
 from otel_limits.launch import environment_for
 
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
@@ -239,6 +243,22 @@ def test_signals_reach_the_program() -> None:
         assert process.wait() == -signal.SIGTERM
 
 
+def test_sigusr2_ends_what_is_live() -> None:
+    """A program that is told by the signal ends its invocation with `killed`, and goes on."""
+    with subprocess.Popen(
+        (*RUN, "--", sys.executable, ENDLESS, "--wait"),
+        stdout=subprocess.PIPE,
+        env=fresh_environment(),
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "waiting\n"
+        program.send_signal(signal.SIGUSR2)
+        last = program.stdout.read().splitlines()[-1]
+        assert program.wait(60) == 0
+    assert json.loads(last)["stop_reason"] == "killed"
+
+
 def test_a_provider_that_the_program_sets_before_the_first_call_wins() -> None:
     """Even after the agent was made: no warning of OpenTelemetry, and the cap holds by spans."""
     ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS, "--late-provider")
@@ -263,6 +283,33 @@ def test_python_programs_that_the_program_starts_are_limited_too() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
     ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
     assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
+
+
+def test_a_program_may_import_strands_before_everything_else() -> None:
+    """As most do; ours comes in while that import goes on."""
+    program = "import strands, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
+
+
+def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: Path) -> None:
+    """A Strands that imports the SDK half-way through is switched on at its end."""
+    (tmp_path / "strands" / "agent").mkdir(parents=True)
+    (tmp_path / "strands" / "__init__.py").write_text("")
+    (tmp_path / "strands" / "agent" / "__init__.py").write_text("")
+    (tmp_path / "strands" / "agent" / "agent.py").write_text(
+        "import opentelemetry.sdk.trace\n"
+        "class Agent:\n"
+        "    def _start_agent_trace_span(self): pass\n"
+        "    def _end_agent_trace_span(self): pass\n"
+        "    def structured_output_async(self): pass\n"
+    )
+    program = (
+        "from strands.agent.agent import Agent\n"
+        "print(hasattr(Agent._start_agent_trace_span, '__wrapped__'))"
+    )
+    ended = execute(*RUN, "--", sys.executable, "-c", program, PYTHONPATH=str(tmp_path))
+    assert (ended.output, ended.log) == ("True\n", "")
 
 
 def test_a_program_without_agents_loads_nothing_of_us() -> None:
@@ -324,11 +371,10 @@ def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
 
 @pytest.fixture(scope="module")
 def mistaken() -> Ended:
-    """A program under opentelemetry-instrument with one bad and one good setting."""
+    """A program under opentelemetry-instrument with a bad setting and, as an option, a good one."""
     return execute(
-        *(*INSTRUMENT, sys.executable, ENDLESS),
+        *(*INSTRUMENT, "--limits_max_iterations", "2", sys.executable, ENDLESS),
         OTEL_LIMITS_MAX_TURNS="abc",
-        OTEL_LIMITS_MAX_ITERATIONS="2",
         **NO_EXPORT,
     )
 
@@ -349,7 +395,7 @@ def test_a_bad_value_is_counted(mistaken: Ended) -> None:
 
 
 def test_beside_a_bad_value_the_others_are_enforced(mistaken: Ended) -> None:
-    """A bad value never means "no limit" for all."""
+    """Also one that is an option of opentelemetry-instrument: --limits_max_iterations."""
     assert mistaken.facts["stop_reason"] == "max_iterations"
     assert mistaken.facts["model_calls"] == 2
 
@@ -379,12 +425,6 @@ def test_what_was_enabled_in_code_is_not_replaced_by_the_environment() -> None:
     """The provider that the environment asks for comes later, and leaves it alone."""
     ended = execute(*(sys.executable, ENDLESS, "--enable"), OTEL_LIMITS_MAX_TURNS="5", **SELECTED)
     assert ended.facts["model_calls"] == 2
-
-
-def test_settings_are_options_of_opentelemetry_instrument() -> None:
-    """--limits_max_turns is OTEL_LIMITS_MAX_TURNS."""
-    ended = execute(*INSTRUMENT, "--limits_max_turns", "3", sys.executable, ENDLESS, **NO_EXPORT)
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
 
 
 # --- exporters ------------------------------------------------------------------------------------
@@ -422,19 +462,25 @@ def test_spans_are_exported_where_the_environment_asks_for_it(
     assert ended.output.splitlines()[1:].count("span chat") == 2
 
 
-def test_an_exporter_that_cannot_be_made_costs_no_limit(
-    install_exporter: Callable[[str], str],
+@pytest.mark.usefixtures("faulty")
+def test_an_exporter_that_cannot_be_made_costs_no_provider(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told, and agents are followed through their spans all the same."""
-    path = install_exporter("raise ValueError('no such compression')")
-    ended = execute(
-        *(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS),
-        PYTHONPATH=path,
-        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
+
+    class OTLPSpanExporter:
+        def __init__(self) -> None:
+            raise ValueError("no such compression")
+
+    module = ModuleType("trace_exporter")
+    vars(module)["OTLPSpanExporter"] = OTLPSpanExporter
+    monkeypatch.setitem(
+        sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", module
     )
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
-    assert ended.facts["provider"] == "TracerProvider"
-    assert "otel-limits cannot make the OTLP exporter, so no spans are exported." in ended.log
+    assert isinstance(tracer_provider("http/protobuf", 1.0), TracerProvider)
+    assert caplog.messages == [
+        "otel-limits cannot make the OTLP exporter, so no spans are exported."
+    ]
 
 
 # --- /metrics -------------------------------------------------------------------------------------
@@ -468,20 +514,32 @@ def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str],
     assert 'otel_limits_stops_total{action="halted",agent="endless",reason="max_turns"} 1.0' in text
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "x" * 70 + ".test"])
-def test_an_address_that_cannot_be_served_is_told_and_never_fatal(host: str) -> None:
-    """A port that is taken, or a host that is none: the limit holds all the same."""
+def test_a_port_that_is_taken_is_told_and_never_fatal() -> None:
+    """It is counted, and the limit holds all the same."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
+        port = str(taken.getsockname()[1])
         ended = execute(
-            *(*RUN, "--max-turns", "3", "--prometheus-port", str(port)),
-            *("--prometheus-host", host, "--", sys.executable, ENDLESS),
+            *(*RUN, "--max-turns", "3", "--prometheus-port", port, "--", sys.executable, ENDLESS),
         )
     assert (ended.status, ended.facts["model_calls"]) == (0, 3)
     assert ended.facts["samples"]["otel_limits_internal_errors_total prometheus"] == 1
-    assert f"otel-limits cannot serve /metrics on {host} port {port}" in ended.log
+    assert f"otel-limits cannot serve /metrics on 127.0.0.1 port {port}" in ended.log
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70 + ".invalid"])
+def test_a_host_that_is_none_is_told_and_never_fatal(
+    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also a name that could not even be looked up."""
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_HOST", host)
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(free_port()))
+    otel_limits.enable()
+    assert [f"otel-limits cannot serve /metrics on {host} port" in m for m in caplog.messages] == [
+        True
+    ]
 
 
 def test_a_supervisor_without_agents_leaves_the_port_to_its_worker() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_limits.facts import Fault, Invocation
@@ -62,7 +62,8 @@ def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     )
 
 
-@given(result=st.text(st.characters(exclude_categories=[])), arguments=st.text())
+@given(result=st.text(), arguments=st.text())
+@example(result="half \ud800", arguments="other half \udc00")
 def test_any_text_survives(
     tmp_path_factory: pytest.TempPathFactory, result: str, arguments: str
 ) -> None:

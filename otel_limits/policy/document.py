@@ -1,7 +1,7 @@
 """What one version of a policy file says, and what follows from it for an agent or a model.
 
-What a plugin or `enable()` sets in code wins over the file, and the file over the environment, cap
-by cap. Within the file an agent's own value wins over the defaults, and where several globs fit an
+What a plugin sets wins over the file, and the file over `enable()` and the environment, cap by cap.
+Within the file an agent's own value wins over the defaults, and where several globs fit an
 agent's name, that of the most specific one; of two that are equally specific the later one wins.
 """
 
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.globs import matching, specificity
 from otel_limits.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
+from otel_limits.policy.kinds import PRICES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from decimal import Decimal
 
     from otel_limits.policy.yaml_tree import Node
     from otel_limits.pricing import Price
@@ -94,20 +96,22 @@ class Document:
             sources: Where each of them came from.
             agent: Name of the agent; without one the rows are those of an agent of no name.
         """
-        rows = {
-            name: Row(name, value, sources[setting])
-            for setting, given in values.items()
-            for name, value in _apart(setting, given)
-        }
-        for name, entry in (self.entries(agent) | self._keyed()).items():
-            if name.startswith(PER_TOOL):
-                rows.pop(PER_TOOL, None)
+        entries = self.entries(agent) | self._keyed()
+        rows = {name: Row(name, value, sources[name]) for name, value in values.items()}
+        if any(name.startswith(PER_TOOL + ".") for name in entries):
+            caps = rows.pop(PER_TOOL)
+            for tool, cap in (caps.value or {}).items():
+                rows[f"{PER_TOOL}.{tool}"] = Row(f"{PER_TOOL}.{tool}", cap, caps.source)
+        for name, entry in entries.items():
             rows[name] = Row(name, entry.value, f"policy {self.path}:{entry.line}")
         return list(rows.values())
 
     def _keyed(self) -> dict[str, Entry]:
         """What the file says about models and tools, by the key that says it."""
-        prices = {f'models["{glob}"].price': entry for glob, entry in self.prices.items()}
+        prices = {
+            f'models["{glob}"].price': Entry(_written(entry.value), entry.line)
+            for glob, entry in self.prices.items()
+        }
         exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
         return prices | exempt
 
@@ -119,6 +123,12 @@ def _limits(values: Mapping[str, Any]) -> Limits:
     caps = {name: value for name, value in values.items() if name in LIMIT_NAMES}
     per_tool = _without_prefix(values, PER_TOOL + ".")
     return Limits(**caps, max_calls_per_tool=per_tool or None)
+
+
+def _written(price: Price) -> dict[str, Decimal]:
+    """Return the parts of a price that a file can give, where they are given."""
+    parts = {name: getattr(price, name) for name in PRICES}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -136,11 +146,3 @@ def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if "nudge_disabled" in values:
         named["nudge"] = not values["nudge_disabled"]
     return named
-
-
-def _apart(setting: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Take the caps of tools apart: each can come from somewhere else."""
-    if setting == PER_TOOL and value:
-        yield from ((f"{PER_TOOL}.{tool}", cap) for tool, cap in value.items())
-    else:
-        yield setting, value

@@ -120,7 +120,7 @@ NO_FILE: Final = PolicyFile()
 
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
     try:
-        return parse(content.decode("utf-8-sig"), path)
+        return parse(content.decode(), path)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return NO_DOCUMENT, (f"{path}:{line}: The file is not UTF-8 text.",)

@@ -22,8 +22,9 @@ from otel_limits.policy.kinds import (
     cap_kind,
 )
 from otel_limits.policy.yaml_tree import Mistake, Node
-from otel_limits.pricing import Price
+from otel_limits.pricing import MISSING, Price, Prices
 
+COST: Final = "max_cost_usd"
 EMPTY: Final = Node({}, 1, "a mapping")
 
 
@@ -52,7 +53,7 @@ class _Reader:
     def document(self, root: Node, path: str) -> Document:
         """Read the file."""
         parts = dict(self._known(root, "", ROOT))
-        return Document(
+        document = Document(
             path=path,
             defaults=self._section(parts.get("defaults", EMPTY), "defaults"),
             agents={
@@ -63,6 +64,8 @@ class _Reader:
             exemptions=self._tools(parts.get("tools", EMPTY)),
             quotas=parts.get("quotas"),
         )
+        self._require_prices(document)
+        return document
 
     # --- the parts of a file ----------------------------------------------------------------------
 
@@ -115,6 +118,17 @@ class _Reader:
             for name, child in self._known(tool, key, ("exempt",)):
                 entries |= self._entry(glob, BOOLEAN, f"{key}.{name}", child)
         return entries
+
+    def _require_prices(self, document: Document) -> None:
+        """Refuse limits on cost where no price can be known."""
+        if Prices(document.price_list()).available:
+            return
+        named = {f'agents["{glob}"]': entries for glob, entries in document.agents.items()}
+        for key, entries in {"defaults": document.defaults, **named}.items():
+            for part, name in (("limits", COST), ("tree", TREE_PREFIX + COST)):
+                if name in entries:
+                    sentence = f"{key}.{part}.{COST} {MISSING}"
+                    self.mistakes.append(Mistake(entries[name].line, sentence))
 
     # --- what parts are made of -------------------------------------------------------------------
 

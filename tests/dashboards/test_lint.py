@@ -23,14 +23,15 @@ PANELS = [
     for panel in board["panels"]
     if panel["type"] != "row"
 ]
-TARGETS = [
-    pytest.param(target, id=f"{name}: {panel['title']}: {target['refId']}")
+QUERIES = {
+    f"{name}: {panel['title']}: {target['refId']}": target
     for name, board in BOARDS.items()
     for panel in board["panels"]
     for target in panel.get("targets", ())
-]
+}
+TARGETS = [pytest.param(target, id=name) for name, target in QUERIES.items()]
 EXPRESSIONS = [
-    *(pytest.param(each.values[0]["expr"], id=str(each.id)) for each in TARGETS),
+    *(pytest.param(target["expr"], id=name) for name, target in QUERIES.items()),
     *(
         pytest.param(rule["expr"], id=rule.get("record") or rule["alert"])
         for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]
@@ -211,8 +212,8 @@ def test_every_metric_is_shown_or_alerted_on() -> None:
 def test_promtool_can_parse_every_query(tmp_path: Path) -> None:
     """target-promql-rule: with Grafana's variables filled in, each is a rule that is valid."""
     rules = [
-        {"record": f"query:{number}", "expr": filled(target.values[0]["expr"])}
-        for number, target in enumerate(TARGETS)
+        {"record": f"query:{number}", "expr": filled(target["expr"])}
+        for number, target in enumerate(QUERIES.values())
     ]
     path = tmp_path / "rules.yaml"
     path.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}), "utf-8")

@@ -52,7 +52,7 @@ from otel_limits.bindings.strands.reading import (
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
-from otel_limits.faults import unfelt
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import (
     KILLED_STOP_REASON,
     KIND,
@@ -186,24 +186,37 @@ class Binding:
         agent.add_middleware(InvokeModelStage, self._model_stage)
 
     def detach(self, agent: Agent) -> None:
-        """Take away what `attach` added, and nothing else."""
-        callbacks = [callback for _, callback, _ in self._hooks()]
-        for entries in agent.hooks._registered_callbacks.values():
-            entries[:] = [entry for entry in entries if entry.callback not in callbacks]
-        stages = [self._agent_stage, self._model_stage]
-        for handlers in agent._middleware_registry._handlers.values():
-            handlers[:] = [tagged for tagged in handlers if tagged.handler not in stages]
+        """Take away what `attach` added, and nothing else; what is live is followed no further."""
+        while (run := self._leave()) is not None:
+            run.finish(run.reason or "aborted")
+        ours: list[Any] = [self._agent_stage, self._model_stage]
+        ours += [callback for _, callback, _ in self._hooks()]
+        _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
+        _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
 
     # --- begin and end of an invocation -----------------------------------------------------------
 
     @unfelt("binding")
     def begin(self, agent: Agent, span: trace.Span, *, direct: bool = False) -> None:
-        """An invocation begins under `span`; a direct one asks the model without the loop."""
+        """An invocation begins under `span`; a direct one asks the model without the loop.
+
+        A fault must not leave it without its limits: it is begun once more, as one without a span.
+        """
+        live_before = len(self._live)
+        try:
+            self._begin(agent, span, direct=direct)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            FAULTS.report("binding", error)
+            if len(self._live) == live_before:
+                self._begin(agent, trace.INVALID_SPAN, direct=direct)
+
+    def _begin(self, agent: Agent, span: trace.Span, *, direct: bool) -> None:
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
         if answer is not None:
             policy = extend(policy, answer.response)
+        declined = declined_verdict(answer)
         run = self._runs.start(
             agent.name,
             policy,
@@ -213,9 +226,9 @@ class Binding:
             model=model_id(agent.model),
             direct=direct,
         )
-        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
-        self._live.append(Live(run, verdict=declined_verdict(answer)))
+        self._live.append(Live(run, verdict=declined))
         CURRENT.set(run)
+        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
         run.limit_time()
 
     @unfelt("binding")
@@ -292,7 +305,9 @@ class Binding:
             run.settle(None, failed=True)
         else:
             message = event.stop_response.message
-            run.settle(usage_of(message), output_estimate=estimate_tokens(message["content"]))
+            usage = usage_of(message)
+            known = usage is not None and usage.total
+            run.settle(usage, output_estimate=0 if known else estimate_tokens(message["content"]))
 
     @unfelt("binding")
     def _message_added(self, event: MessageAddedEvent) -> None:
@@ -302,8 +317,8 @@ class Binding:
             return
         if "usage" in (message.get("metadata") or ()):
             _turn(event.agent, live, message)
-        elif live.verdict is not None and message["content"] == [{"text": halt_text(live.verdict)}]:
-            _perform(event.agent, live, message, live.verdict, _taken(live.run.policy))
+        else:
+            _perform_if_due(event.agent, live, message)
 
     # --- tools ------------------------------------------------------------------------------------
 
@@ -313,6 +328,7 @@ class Binding:
         live = self._newest
         if live is None:
             return
+        CURRENT.set(live.run)
         if live.wrapping is not None:
             event.cancel = f"Not run: {why(live.wrapping)}."
         if event.cancel:
@@ -354,7 +370,8 @@ class Binding:
         ran = _close_batch(live, event)
         write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
-        _keep(run, ran, halts=verdict is not None)
+        if run.keeps_tools:
+            _keep(run, ran, halts=verdict is not None)
         if verdict is None or _ends_anyway(live, event):
             return
         if _ends_loop(live, verdict):
@@ -376,7 +393,7 @@ class Binding:
                 elif kind is StructuredOutputEvent and self._newest is not None:
                     self._newest.has_output = True
                 elif kind is EventLoopStopEvent:
-                    halted = self._stop(event)
+                    halted = self._stop(cast("Agent", context.agent), event)
                 yield event
         except Refused:
             halted = True
@@ -398,12 +415,13 @@ class Binding:
             live.run.cycle()
 
     @unfelt("binding")
-    def _stop(self, event: EventLoopStopEvent) -> bool:
+    def _stop(self, agent: Agent, event: EventLoopStopEvent) -> bool:
         """Note how the leg ended; True when it was our halt."""
         live = self._newest
         if live is None:
             return False
         reason, message, *rest = event["stop"]
+        _perform_if_due(agent, live, message)
         verdict = live.run.verdict if message is live.marked else None
         if verdict is not None:
             reason = verdict.reason
@@ -423,7 +441,7 @@ class Binding:
             agent.event_loop_metrics,
             context.invocation_state.get("request_state", {}),
         )
-        self._stop(stop)
+        self._stop(agent, stop)
         live.refused = True
         return stop
 
@@ -436,8 +454,17 @@ class Binding:
         if refusal is not None:
             end_cycle_span(trace.get_current_span())
             raise refusal
+        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
         _open_call(live, context)
         return _follow(live, next_fn(_with_notes(live, context) or context))
+
+
+def _without(registered: dict[Any, list[Any]], is_ours: Callable[[Any], bool]) -> None:
+    """Take entries out of a registry, in copies: it may be in use at this moment."""
+    for key, entries in list(registered.items()):
+        registered[key] = [entry for entry in entries if not is_ours(entry)]
+        if not registered[key]:
+            del registered[key]
 
 
 def _canceller(
@@ -477,10 +504,11 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]
         elif done is None or done.cancel_message is not None:
             run.return_tool(request["name"])
         else:
-            call = call_of(run, done)
-            run.tool_called(call.tool, status_of(done), done.duration, identity_of(call))
-            calls.append(call)
+            call, name = call_of(run, done), done.tool_use["name"]
+            run.tool_called(name, status_of(done), done.duration, identity_of(call))
             ran.append(done)
+            if call is not None:
+                calls.append(call)
     run.repeat(calls, live.text)
     if run.nudge():
         append_nudge(event.message)
@@ -571,25 +599,42 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
                 note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
             yield event
     except Exception as error:
-        verdict = budget_refusal(error) or live.wrapping  # a last answer that fails is a halt
-        if verdict is None:
+        if not _gives_up(live, error):
             raise
-        live.run.settle(None, failed=True)
-        live.verdict, live.wrapping = verdict, None
         end_cycle_span(trace.get_current_span())
         raise Refused from error
+
+
+@unfelt("binding")
+def _gives_up(live: Live, error: Exception) -> bool:
+    """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
+    verdict = budget_refusal(error) or live.wrapping
+    if verdict is None:
+        return False
+    live.run.settle(None, failed=True)
+    live.verdict, live.wrapping = verdict, None
+    return True
 
 
 def _perform(
     agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
     """The halt is a fact now: tell it, mark its message and the live span."""
-    live.marked = message
     live.run.halt(verdict, action)
+    live.marked = message
     stop = live.run.stop(verdict.reason)
     synthetic = action != "wrapped_up"
     mark(cast("dict[str, Any]", message), stop, synthetic=synthetic)
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
+
+
+@unfelt("binding")
+def _perform_if_due(agent: Agent, live: Live, message: Message) -> None:
+    """Perform the halt under way when this is its message, unless that was done."""
+    if live.marked is not None or live.verdict is None:
+        return
+    if message["content"] == [{"text": halt_text(live.verdict)}]:
+        _perform(agent, live, message, live.verdict, _taken(live.run.policy))
 
 
 def _taken(policy: Policy) -> ActionTaken:

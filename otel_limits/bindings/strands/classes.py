@@ -14,6 +14,7 @@ from otel_limits.runs import CURRENT, Run, Runs
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from opentelemetry.trace import Span
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
@@ -113,13 +114,17 @@ class Watch:
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             self._host.prepare()
             span = original(agent, *args, **kwargs)
-            binding = self._host.binding_of(agent)
-            if binding is not None:
-                self._watch_models_of(agent)
-                binding.begin(agent, span)
+            self._begun(agent, span)
             return span
 
         return start
+
+    @unfelt("binding")
+    def _begun(self, agent: Agent, span: Span) -> None:
+        binding = self._host.binding_of(agent)
+        if binding is not None:
+            self._watch_models_of(agent)
+            binding.begin(agent, span)
 
     def _agent_end(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -132,11 +137,15 @@ class Watch:
             try:
                 return original(agent, response, error, cancellation)
             finally:
-                binding = self._host.binding_of(agent)
-                if binding is not None:
-                    binding.end(response, error, cancellation)
+                self._ended(agent, response, error, cancellation)
 
         return end
+
+    @unfelt("binding")
+    def _ended(self, agent: Agent, *how: Any) -> None:
+        binding = self._host.binding_of(agent)
+        if binding is not None:
+            binding.end(*how)
 
     def _structured_output(self, original: Any) -> Any:
         """Follow `agent.structured_output(…)`, which asks the model without the agent loop."""

@@ -38,15 +38,24 @@ def usage_of(message: Mapping[str, Any]) -> Usage | None:
 
 def estimate_tokens(content: object) -> int:
     """Tokens that `content` has, about: never 0."""
-    characters = len(json.dumps(content, default=str, ensure_ascii=False))
-    return max(1, characters // CHARACTERS_PER_TOKEN)
+    return max(1, (_characters(content) or 0) // CHARACTERS_PER_TOKEN)
+
+
+@unfelt("binding")
+def _characters(content: object) -> int:
+    return len(json.dumps(content, default=str, ensure_ascii=False))
 
 
 def model_id(model: object) -> str:
     """Return the id under which the provider knows a model, or `unknown`."""
+    return _model_id(model) or "unknown"
+
+
+@unfelt("binding")
+def _model_id(model: object) -> str | None:
     config = getattr(model, "config", None)
     known = config.get("model_id") if isinstance(config, Mapping) else None
-    return known if isinstance(known, str) else "unknown"
+    return known if isinstance(known, str) else None
 
 
 @unfelt("binding")
@@ -68,20 +77,19 @@ def status_of(done: AfterToolCallEvent) -> Literal["success", "error"]:
     return "error" if done.result.get("status") == "error" else "success"
 
 
-def identity_of(call: Call) -> str | None:
+def identity_of(call: Call | None) -> str | None:
     """Return what is equal for equal calls with equal results."""
-    return fingerprint(call.request, call.result) if call.request else None
+    return None if call is None else fingerprint(call.request, call.result)
 
 
-def call_of(run: Run, done: AfterToolCallEvent) -> Call:
-    """Make what loop detection sees of a call: hashes, where it looks at all."""
-    name = done.tool_use["name"]
+def call_of(run: Run, done: AfterToolCallEvent) -> Call | None:
+    """Make what loop detection sees of a call: hashes; `None` where it does not look."""
     if run.loops is None:
-        return Call(tool=name, request="", result="", exempt=True)
-    request = fingerprint(name, done.tool_use["input"])
+        return None
+    name = done.tool_use["name"]
     return Call(
         tool=name,
-        request=request,
+        request=fingerprint(name, done.tool_use["input"]),
         result=fingerprint(done.result.get("status"), done.result.get("content")),
         exempt=run.policy.exempts(name),
     )

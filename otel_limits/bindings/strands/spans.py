@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.runs import Run
 
 
+@unfelt("span")
 def end_cycle_span(span: trace.Span) -> None:
     """End the cycle that a refusal leaves, or Strands ends it as an error, which it is not."""
     if span.is_recording() and getattr(span, "name", None) == semconv.CYCLE_SPAN:

@@ -1,0 +1,86 @@
+"""Measures what otel-limits costs and prints it: `python -m tests.benchmarks [--quick]`."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from tests.benchmarks import table
+from tests.benchmarks.loops import LOOPS, has_langchain
+from tests.benchmarks.rounds import Distance, Lap, apart, run_round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured in one go."""
+
+    distances: tuple[Distance, ...]
+    live: tuple[int, ...]
+    finished: int
+
+
+FULL: Final = Plan(
+    distances=(Distance(turns=50, laps=20), Distance(turns=200, laps=3)),
+    live=(1, 10_000),
+    finished=100_000,
+)
+QUICK: Final = Plan(distances=(Distance(turns=5, laps=2),), live=(1, 100), finished=100)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run every measure, saying on standard error what is under way."""
+    options = parse(arguments)
+    plan = QUICK if options.quick else FULL
+    header = f"Python {platform.python_version()}, {platform.machine()}, rounds: {options.rounds}"
+    sections = (loops(plan, options.rounds), costs(plan, options.rounds))
+    sys.stdout.write("\n\n".join((header, *sections)) + "\n")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few turns and laps: a smoke test")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of fresh processes")
+    return parser.parse_args(arguments)
+
+
+def loops(plan: Plan, rounds: int) -> str:
+    """Time the agent loops against each other."""
+    names = [name for name in LOOPS if has_langchain() or not name.startswith("langchain")]
+    laps: dict[int, list[Lap]] = defaultdict(list)
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}: {', '.join(names)}")
+        for turns, lap in run_round(names, plan.distances, seed=number):
+            laps[turns].append(lap)
+    return table.markdown(table.LOOP_HEADER, table.loop_rows(laps))
+
+
+def costs(plan: Plan, rounds: int) -> str:
+    """Measure callbacks, memory and the start of a program, each in a process of its own."""
+    say("span callbacks, memory, start")
+    callbacks: dict[int, list[dict[str, float]]] = defaultdict(list)
+    startups = []
+    for _ in range(rounds):
+        for live in plan.live:
+            callbacks[live].append(apart("callbacks", live))
+        startups.append(apart("startup"))
+    weight = apart("memory", max(plan.live), plan.finished)
+    rows = (
+        *table.callback_rows(callbacks),
+        *table.memory_rows(weight, plan.finished),
+        *table.startup_rows(startups),
+    )
+    return table.markdown(table.COST_HEADER, rows)
+
+
+def say(what: str) -> None:
+    """Tell how far it is."""
+    sys.stderr.write(f"{what}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The agent loops that are timed, each with and without something that limits it.
+
+A loop takes a number of turns and runs an agent of exactly that many: every turn but the last asks
+for one tool. No limit is ever reached, so that both sides of a ratio do the same work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, Final, TypeAlias
+
+from otel_limits.testing import Answer, ScriptedModel, says, uses
+
+Run: TypeAlias = Callable[[int], object]
+"""Runs an agent of that many turns."""
+
+FAR_AWAY: Final = 10**9
+"""A cap that is checked at every turn and never reached."""
+
+
+class LeanModel(ScriptedModel):
+    """Keeps no copy of what it is asked: copying would make every ratio look better."""
+
+    def stream(self, messages: Any, *args: Any, **kwargs: Any) -> AsyncIterable[Any]:  # noqa: ARG002
+        """Stream the next answer of the script."""
+        return super().stream([], *args, **kwargs)
+
+
+def script(turns: int) -> Iterator[Answer]:
+    """Ask for a tool in every turn but the last."""
+    for _ in range(turns - 1):
+        yield uses("look_up")
+    yield says("done")
+
+
+def strands(**arguments: Any) -> Run:
+    """Run Strands agents; `arguments` go into the call."""
+    from strands import Agent, tool
+
+    @tool
+    def look_up() -> str:
+        """Look something up."""
+        return "found"
+
+    def run(turns: int) -> object:
+        agent = Agent(model=LeanModel(script(turns)), tools=[look_up], callback_handler=None)
+        return agent("go", **arguments)
+
+    return run
+
+
+def set_provider() -> None:
+    """Set an SDK tracer provider that records and exports nothing: the harshest baseline."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    trace.set_tracer_provider(TracerProvider())
+
+
+def enable() -> None:
+    """Switch otel-limits on with every limit set and metrics on."""
+    import otel_limits
+
+    otel_limits.enable(
+        otel_limits.Limits(max_iterations=FAR_AWAY, max_turns=FAR_AWAY, max_token_budget=FAR_AWAY)
+    )
+
+
+def strands_traced() -> Run:
+    """Strands with an SDK provider."""
+    set_provider()
+    return strands()
+
+
+def strands_traced_limited() -> Run:
+    """Strands with an SDK provider and otel-limits."""
+    set_provider()
+    enable()
+    return strands()
+
+
+def strands_limited() -> Run:
+    """Strands without an SDK provider, and otel-limits: the hooks alone."""
+    enable()
+    return strands()
+
+
+def strands_native() -> Run:
+    """Strands without an SDK provider, with its own limits."""
+    return strands(limits={"turns": FAR_AWAY, "total_tokens": FAR_AWAY})
+
+
+def langchain(*middleware: Any) -> Run:
+    """Run LangChain agents."""
+    from langchain.agents import create_agent
+    from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+    from langchain_core.messages import AIMessage
+
+    class Model(FakeMessagesListChatModel):  # type: ignore[misc]  # optional, so untyped
+        def bind_tools(self, tools: Any, **_: Any) -> Any:  # noqa: ARG002
+            return self
+
+    def look_up() -> str:
+        """Look something up."""
+        return "found"
+
+    def run(turns: int) -> object:
+        asks = [
+            AIMessage("", tool_calls=[{"name": "look_up", "args": {}, "id": f"call-{number}"}])
+            for number in range(turns - 1)
+        ]
+        model = Model(responses=[*asks, AIMessage("done")])
+        agent = create_agent(model, tools=[look_up], middleware=middleware)
+        asked = {"messages": [{"role": "user", "content": "go"}]}
+        return asyncio.run(agent.ainvoke(asked, {"recursion_limit": 10 * turns + 10}))
+
+    return run
+
+
+def langchain_limited() -> Run:
+    """LangChain with its model call limit."""
+    from langchain.agents.middleware import ModelCallLimitMiddleware
+
+    return langchain(ModelCallLimitMiddleware(run_limit=FAR_AWAY, thread_limit=FAR_AWAY))
+
+
+LOOPS: Final[dict[str, Callable[[], Run]]] = {
+    "strands": strands,
+    "strands_native": strands_native,
+    "strands_limited": strands_limited,
+    "strands_traced": strands_traced,
+    "strands_traced_limited": strands_traced_limited,
+    "langchain": langchain,
+    "langchain_limited": langchain_limited,
+}
+"""Each prepares its process and returns what is to be timed."""
+
+
+def has_langchain() -> bool:
+    """Tell whether the extra `bench` is installed."""
+    return find_spec("langchain") is not None

@@ -1,0 +1,70 @@
+"""Weighs invocations: `python -m tests.benchmarks.memory 10000 100000` live, then finished ones."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tracemalloc
+
+from otel_limits.limits import Limits, Policy, Usage
+from otel_limits.runs import LIVE, Run
+from tests.benchmarks.loops import FAR_AWAY, enable
+
+NAMES = 300
+"""Agents until the metrics fold further names into one: what those take is not counted."""
+
+POLICY = Policy(limits=Limits(max_turns=FAR_AWAY, max_token_budget=FAR_AWAY))
+
+
+def invoke(number: int) -> Run:
+    """Begin invocation `number`, of an agent of its own, and leave it in its second model call."""
+    agent, cycle = 2 * number + 1, 2 * number + 2
+    LIVE.sight(agent)
+    run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
+    LIVE.begin_span(cycle, agent, is_chat=False)
+    run.open_call("scripted", 10)
+    run.settle(Usage(input=10, output=5), span_id=f"{cycle:016x}")
+    run.turn()
+    run.open_call("scripted", 25)
+    return run
+
+
+def traced() -> int:
+    """Bytes that Python has allocated since tracing began and still holds."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def per_live_invocation(live: int) -> float:
+    """Bytes that each of `live` live invocations takes."""
+    before = traced()
+    runs = [invoke(number) for number in range(live)]
+    weight = (traced() - before) / live
+    for run in runs:
+        run.finish("end_turn")
+    return weight
+
+
+def growth(finished: int) -> int:
+    """Bytes by which the last nine tenths of `finished` invocations have grown the process."""
+    first = finished // 10
+    for number in range(first):
+        invoke(number).finish("end_turn")
+    before = traced()
+    for number in range(first, finished):
+        invoke(number).finish("end_turn")
+    return traced() - before
+
+
+def measure(live: int, finished: int) -> dict[str, float]:
+    """Weigh both."""
+    enable()
+    tracemalloc.start()
+    for number in range(NAMES):
+        invoke(number).finish("end_turn")
+    return {"live": per_live_invocation(live), "growth": growth(finished)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))) + "\n")

@@ -1,0 +1,113 @@
+"""Puts what was measured into a Markdown table, each measure beside its bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tests.benchmarks.rounds import Lap, Spread, fastest, ratio, spread
+
+Cells = tuple[str, ...]
+
+KIB: Final = 1024
+
+
+class Pair(NamedTuple):
+    """A loop, the one that it is compared with, what that shows, and the bar."""
+
+    loop: str
+    bare: str
+    title: str
+    bar: str
+
+
+PAIRS: Final = (
+    Pair("strands_traced_limited", "strands_traced", "SDK provider: otel-limits", "≤ 1.03"),
+    Pair("strands_limited", "strands", "no SDK provider: otel-limits", "≤ 1.02"),
+    Pair("strands_native", "strands", "no SDK provider: Strands' own `limits`", ""),
+    Pair("langchain_limited", "langchain", "LangChain: `ModelCallLimitMiddleware`", ""),
+)
+
+LOOP_HEADER: Final = (
+    "over its bare loop",
+    "turns",
+    "CPU: median ratio (quartiles)",
+    "wall: median ratio (quartiles)",
+    "CPU: fastest runs",
+    "bare loop, CPU per turn",
+    "bar",
+)
+COST_HEADER: Final = ("measure", "median (quartiles)", "bar")
+
+
+def loop_rows(laps: Mapping[int, Sequence[Lap]]) -> list[Cells]:
+    """One row per pair of loops and number of turns; a loop that was not run says so."""
+    return [
+        loop_row(pair, turns, laps[turns])
+        if pair.loop in laps[turns][0]
+        else (f"{pair.title}: not measured, not installed", str(turns), *("",) * 5)
+        for pair in PAIRS
+        for turns in laps
+    ]
+
+
+def loop_row(pair: Pair, turns: int, laps: Sequence[Lap]) -> Cells:
+    """Compare one pair of loops over the same laps."""
+    bare = fastest(laps, pair.bare)
+    return (
+        pair.title,
+        str(turns),
+        shown(ratio(laps, pair.loop, pair.bare, "cpu"), ".3f"),
+        shown(ratio(laps, pair.loop, pair.bare, "wall"), ".3f"),
+        f"{fastest(laps, pair.loop) / bare:.3f}",
+        f"{bare / turns * 1_000:.2f} ms",
+        pair.bar,
+    )
+
+
+def callback_rows(costs: Mapping[int, Sequence[Mapping[str, float]]]) -> list[Cells]:
+    """One row per span callback and number of live invocations."""
+    return [
+        (
+            f"span callback: {name}, {live:,} live",
+            f"{shown(spread([cost[name] for cost in times]), '.1f')} µs",
+            "≤ 20 µs, flat",
+        )
+        for name in next(iter(costs.values()))[0]
+        for live, times in costs.items()
+    ]
+
+
+def startup_rows(costs: Sequence[Mapping[str, float]]) -> list[Cells]:
+    """Import and `enable()`, in CPU time."""
+    return [
+        (title, f"{shown(spread([cost[name] for cost in costs]), '.0f')} ms", bar)
+        for name, title, bar in (
+            ("import", "`import otel_limits` after Strands and the SDK", "≤ 60 ms"),
+            ("enable", "`enable()`", "≤ 20 ms"),
+        )
+    ]
+
+
+def memory_rows(weight: Mapping[str, float], finished: int) -> list[Cells]:
+    """Weight of a live invocation, and growth by finished ones."""
+    return [
+        ("memory per live invocation", f"{weight['live'] / KIB:.2f} KiB", "≤ 4 KiB"),
+        (
+            f"memory after {finished:,} finished, over that after {finished // 10:,}",
+            f"{weight['growth'] / KIB:+.2f} KiB",
+            "flat",
+        ),
+    ]
+
+
+def shown(values: Spread, form: str) -> str:
+    """Write a median with its quartiles."""
+    low, median, high = (format(value, form) for value in values)
+    return f"{median} ({low}-{high})"
+
+
+def markdown(header: Cells, rows: Iterable[Cells]) -> str:
+    """Write a table."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,30 @@
+"""Times one loop in a process of its own: `python -m tests.benchmarks.worker strands_limited`.
+
+Each line of its input is a number of turns; each line of its output is the time of one such run.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+
+from tests.benchmarks.loops import LOOPS
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    run = LOOPS[sys.argv[1]]()
+    run(5)
+    for line in sys.stdin:
+        gc.collect()
+        wall, cpu = time.perf_counter(), time.process_time()
+        run(int(line))
+        times = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+        sys.stdout.write(json.dumps(times) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

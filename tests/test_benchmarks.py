@@ -1,0 +1,50 @@
+"""The benchmark runs and says what it measured; how fast anything is, is no test's business."""
+
+from __future__ import annotations
+
+from tests.benchmarks import table
+from tests.benchmarks.loops import LOOPS
+from tests.benchmarks.rounds import Distance, apart, ratio, run_round
+
+
+def test_laps_time_every_loop_on_both_clocks() -> None:
+    """Each lap has the seconds of each loop, and each is a process of its own."""
+    loops, distances = ("strands", "strands_limited"), (Distance(turns=2, laps=2),)
+
+    laps = list(run_round(loops, distances, seed=0))
+
+    assert [turns for turns, _ in laps] == [2, 2]
+    assert all(lap[loop][clock] > 0 for _, lap in laps for loop in loops for clock in lap[loop])
+    assert all(set(lap) == set(loops) for _, lap in laps)
+
+
+def test_a_ratio_pairs_the_runs_of_a_lap() -> None:
+    """A lap on a slowed machine counts like any other: both of its runs were slowed."""
+    laps = [
+        {"bare": {"cpu": bare}, "limited": {"cpu": bare * factor}}
+        for bare, factor in ((1.0, 1.5), (100.0, 1.25), (3.0, 1.0))
+    ]
+
+    assert ratio(laps, "limited", "bare", "cpu") == (1.125, 1.25, 1.375)
+
+
+def test_every_pair_of_the_table_is_a_loop() -> None:
+    """The table asks for no loop that does not exist."""
+    assert {name for pair in table.PAIRS for name in (pair.loop, pair.bare)} == set(LOOPS)
+
+
+def test_a_loop_that_was_not_run_says_so() -> None:
+    """Without LangChain its row is there, and says that it was not measured."""
+    times = {loop: {"cpu": 1.0, "wall": 1.0} for loop in LOOPS if "langchain" not in loop}
+
+    rows = table.loop_rows({50: [times]})
+
+    assert rows[0][:4] == ("SDK provider: otel-limits", "50", *("1.000 (1.000-1.000)",) * 2)
+    assert "not installed" in rows[-1][0]
+
+
+def test_costs_are_measured_in_processes_of_their_own() -> None:
+    """Callbacks, memory and start each answer with numbers."""
+    assert min(apart("callbacks", 2).values()) > 0
+    assert apart("memory", 10, 10)["live"] > 0
+    assert set(apart("startup")) == {"import", "enable"}

@@ -1,0 +1,461 @@
+"""Faults inside otel-limits: never felt by the agent, counted once, and nothing lost to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wrapt
+from strands import tool
+from strands.hooks import AfterToolsEvent
+from strands.types.exceptions import EventLoopException
+
+import otel_limits
+from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
+from otel_limits.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, unfelt
+from otel_limits.observers.prometheus import PrometheusObserver
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from strands import Agent
+
+    from tests.conftest import MakeAgent, Metric
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+PACKAGE = str(Path(otel_limits.__file__).parent)
+
+ENTRANCES = {
+    "guarded",
+    "decorate",
+    "unfelt",
+    "start",
+    "end",
+    "stream",
+    "prepare",
+    "_begun",
+    "_ended",
+    "begin",
+    "binding_of",
+    "_leave",
+    "finish",
+    "forget",
+    "_newest",
+    "_agent_stage",
+    "_model_stage",
+    "_follow",
+    "_stop",
+}
+"""Functions on the way in and out, which do nothing that can fail but call the next, and the one
+that replaces the stop reason: a fault in it leaves the framework's own."""
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Tell whether a frame is one of those in which a fault is thrown."""
+    code = frame.f_code
+    return (
+        code.co_filename.startswith(PACKAGE)
+        and not code.co_filename.endswith("testing.py")
+        and code.co_name not in ENTRANCES
+        and not code.co_name.startswith("<")
+    )
+
+
+def name_of(frame: FrameType) -> str:
+    """Name the function of a frame."""
+    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+
+
+def run_with(agent: Agent, profile: Callable[[FrameType, str, Any], None]) -> str:
+    """Invoke `agent` under a profile function and return its stop reason."""
+
+    async def invoke() -> str:
+        sys.setprofile(profile)
+        try:
+            return str((await agent.invoke_async("go")).stop_reason)
+        finally:
+            sys.setprofile(None)
+
+    return asyncio.run(invoke())
+
+
+@tool
+async def search(query: str = "") -> str:
+    """Search for a query."""
+    return "nothing found"
+
+
+def short_runaway(make_agent: MakeAgent) -> Agent:
+    """An agent that would end by itself after three model calls."""
+    return make_agent(ScriptedModel([uses("search")] * 2 + [says("done")]), tools=[search])
+
+
+def calls_inside(make_agent: MakeAgent) -> Counter[str]:
+    """How often a halted invocation calls every internal function."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_ours(frame):
+            called.append(name_of(frame))
+
+    run_with(short_runaway(make_agent), note)
+    return Counter(called)
+
+
+def throw_in(name: str, number: int, error: type[Exception]) -> Callable[..., None]:
+    """Make a profile function that throws `error` when function `name` is called that often."""
+    seen = 0
+
+    def throw(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        if event == "call" and is_ours(frame) and name_of(frame) == name:
+            seen += 1
+            if seen == number:
+                raise error(f"thrown in {name}")
+
+    return throw
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "which"),
+    [("spans", RecursionError, "first"), ("hooks", RuntimeError, "last")],
+    indirect=["source"],
+)
+def test_a_fault_in_each_internal_call_in_turn(
+    source: str, error: type[Exception], which: str, make_agent: MakeAgent
+) -> None:
+    """The agent is halted all the same; the fault is counted once, and no call is lost or zero.
+
+    A fault in the counting of a turn permits one further turn, and no more.
+    """
+    facts: list[Fact] = []
+    enable(Limits(max_turns=1), observers=[facts.append])
+    short_runaway(make_agent)("go")  # what is done once per process
+    inside = calls_inside(make_agent)
+    assert len(inside) > 50
+    wrong = {}
+    for name, times in inside.items():
+        facts.clear()
+        number = 1 if which == "first" else times
+        agent = short_runaway(make_agent)
+        reason = run_with(agent, throw_in(name, number, error))
+        assert isinstance(agent.model, ScriptedModel)
+        booked = [fact.usage.total for fact in facts if isinstance(fact, ModelCall)]
+        spent = [fact.usage.total for fact in facts if isinstance(fact, Stop)]
+        seen = (reason, agent.model.calls, len([f for f in facts if isinstance(f, Fault)]))
+        fine = (
+            seen in {("max_turns", 1, 1), ("max_turns", 2, 1)}
+            and 0 not in booked
+            and all(tokens >= 15 for tokens in spent)
+            and len(LIVE) == 0
+        )
+        if not fine:
+            wrong[name, number] = (*seen, booked, spent, len(LIVE))
+        LIVE.reset_after_fork()
+    assert wrong == {}
+
+
+def halted(agent: Agent, cap: int = 3) -> bool:
+    """Tell whether `agent` is halted after exactly `cap` model calls."""
+    reason = str(agent("go").stop_reason)
+    assert isinstance(agent.model, ScriptedModel)
+    return (reason, agent.model.calls) == ("max_turns", cap)
+
+
+def runaway() -> ScriptedModel:
+    """A model that asks for one more search for ever."""
+    return ScriptedModel(endless(uses("search")))
+
+
+def internal_errors(metric: Metric, component: str) -> float:
+    """Faults of a component that the metrics know."""
+    return metric("otel_limits_internal_errors_total", component=component)
+
+
+@pytest.fixture
+def errors_logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Errors that otel-limits has logged in this test so far."""
+
+    def read() -> list[str]:
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "otel_limits" and record.levelno == logging.ERROR
+        ]
+
+    return read
+
+
+def failing(*_: Any) -> Any:
+    """Stand for a collaborator that always fails."""
+    raise OSError("out of order")
+
+
+@pytest.mark.usefixtures("source")
+def test_a_users_callback_that_always_fails(
+    make_agent: MakeAgent, metric: Metric, errors_logged: Callable[[], list[str]]
+) -> None:
+    """It is counted each time, logged once, and keeps the facts from nobody else."""
+    facts: list[Fact] = []
+    enable(Limits(max_turns=3), observers=[failing, facts.append])
+    assert halted(make_agent(runaway()))
+    told = [fact for fact in facts if not isinstance(fact, (Fault, Dropped))]
+    faults = [fact.component for fact in facts if isinstance(fact, Fault)]
+    assert faults == ["observer"] * len(told)
+    assert internal_errors(metric, "observer") == len(told)
+    assert len(errors_logged()) == 1
+    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+
+
+@pytest.mark.usefixtures("source")
+def test_a_users_callback_that_recurses_for_ever(make_agent: MakeAgent, metric: Metric) -> None:
+    """Its RecursionError stays its own."""
+
+    def recurse(fact: Fact) -> None:
+        recurse(fact)
+
+    facts: list[Fact] = []
+    enable(Limits(max_turns=3), observers=[recurse, facts.append])
+    assert halted(make_agent(runaway()))
+    assert internal_errors(metric, "observer") > 0
+    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+
+
+@pytest.mark.usefixtures("source")
+def test_a_clock_that_always_fails(
+    make_agent: MakeAgent,
+    metric: Metric,
+    monkeypatch: pytest.MonkeyPatch,
+    errors_logged: Callable[[], list[str]],
+) -> None:
+    """Time stands still, and turns and tokens count as ever."""
+    monkeypatch.setattr(LIVE, "clock", failing)
+    facts: list[Fact] = []
+    enable(Limits(max_turns=3, max_duration_seconds=60), observers=[facts.append])
+    assert halted(make_agent(runaway()))
+    assert internal_errors(metric, "clock") > 0
+    assert len(errors_logged()) == 1
+    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("handler", ["_started", "_turn", "_model_call", "_halt", "_stop"])
+def test_metrics_that_fail(
+    handler: str, make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose metrics are out of order is halted, and that they are is counted."""
+    monkeypatch.setattr(PrometheusObserver, handler, failing)
+    facts: list[Fact] = []
+    enable(Limits(max_turns=3), observers=[facts.append])
+    assert halted(make_agent(runaway()))
+    assert internal_errors(metric, "prometheus") > 0
+    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+
+
+def test_metrics_that_cannot_count_faults(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, errors_logged: Callable[[], list[str]]
+) -> None:
+    """A fault in the counting of faults is the end of it, not the beginning of a loop."""
+    monkeypatch.setattr(PrometheusObserver, "_fault", failing)
+    enable(Limits(max_turns=3), observers=[failing])
+    assert halted(make_agent(runaway()))
+    assert len(errors_logged()) == 1
+
+
+class Hostile(wrapt.ObjectProxy[Any]):
+    """A live span that refuses whatever we write to it."""
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        """Take what others write."""
+        if any(name.startswith("otel_limits.") for name in attributes):
+            failing()
+        self.__wrapped__.set_attributes(attributes)
+
+
+def test_a_span_that_cannot_be_written_to(
+    make_agent: MakeAgent, metric: Metric, errors_logged: Callable[[], list[str]]
+) -> None:
+    """The halt is told to everybody else, and the message is marked."""
+    enable(Limits(max_turns=3))
+    agent = make_agent(runaway())
+    agent.hooks.add_callback(
+        AfterToolsEvent,
+        lambda event: setattr(event.agent, "trace_span", Hostile(event.agent.trace_span)),
+    )
+
+    result = agent("go")
+    assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
+    assert internal_errors(metric, "span") > 0
+    assert len(errors_logged()) == 1
+
+
+def test_prices_that_always_fail(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call without a price is unpriced: it counts with its tokens, and is not free."""
+    facts: list[Fact] = []
+    enable(Limits(max_turns=3), observers=[facts.append])
+    monkeypatch.setattr(LIVE, "prices", failing)
+    assert halted(make_agent(runaway()))
+    assert internal_errors(metric, "prices") == 3
+    calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+    assert [(call.price, call.usage.total) for call in calls] == [(None, 15)] * 3
+
+
+def test_observe_ends_as_its_policy_says(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faults do not turn `observe` into a halt."""
+    monkeypatch.setattr(LIVE, "clock", failing)
+    enable(Limits(max_turns=1), action="observe", observers=[failing])
+    agent = make_agent(ScriptedModel([uses("search")] * 3 + [says("done")]))
+    assert str(agent("go")) == "done\n"
+
+
+def test_raise_ends_as_its_policy_says(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faults do not keep `raise` from raising."""
+    monkeypatch.setattr(LIVE, "clock", failing)
+    enable(Limits(max_turns=2), action="raise", observers=[failing])
+    with pytest.raises(otel_limits.MaxTurnsReachedException):
+        make_agent(runaway())("go")
+
+
+def test_content_that_cannot_be_written_down(make_agent: MakeAgent, metric: Metric) -> None:
+    """An estimate of something that is no JSON costs a fault, and the call still counts."""
+    from otel_limits.bindings.strands.reading import estimate_tokens
+
+    circle: list[Any] = []
+    circle.append(circle)
+    enable()
+    assert estimate_tokens(circle) == 1
+    assert internal_errors(metric, "binding") == 1
+
+
+def test_a_fault_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Each component has its own minute; all faults are told."""
+    time, told = [0.0], list[str]()
+    faults = Faults(clock=lambda: time[0])
+    faults.tell = told.append
+    for time[0] in (0.0, 1.0, LOG_INTERVAL_SECONDS - 0.1, LOG_INTERVAL_SECONDS + 0.1):
+        faults.report("clock", OSError("secret"))
+        faults.report("prices", OSError("secret"))
+    assert told == ["clock", "prices"] * 4
+    logged = [record.getMessage() for record in caplog.records]
+    assert [text.split()[1] for text in logged] == ["clock", "prices"] * 2
+
+
+def test_the_log_of_a_fault_names_the_error_and_not_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The text of somebody's exception may hold a prompt: it is shown at DEBUG alone."""
+    Faults().report("observer", OSError("secret"))
+    assert "observer failed with OSError and was skipped" in caplog.text
+    assert "secret" not in caplog.text
+    caplog.set_level(logging.DEBUG, logger="otel_limits")
+    Faults().report("observer", OSError("secret"))
+    assert "secret" in caplog.text
+
+
+def test_a_fault_that_cannot_be_told_is_told_later() -> None:
+    """In the depth of a runaway there is no frame left to count; it is made up for."""
+    told: list[str] = []
+
+    def too_deep(component: str) -> None:
+        raise RecursionError
+
+    faults = Faults()
+    faults.tell = too_deep
+    faults.report("processor", RecursionError())
+    assert faults.unreported == ["processor"]
+    faults.tell = told.append
+    faults.catch_up()
+    assert (told, faults.unreported) == (["processor"], [])
+
+
+def test_what_was_untold_is_counted_when_the_invocation_ends(
+    make_agent: MakeAgent, metric: Metric
+) -> None:
+    """No further fault is needed to hear of the ones that could not be told."""
+    enable()
+    FAULTS.unreported.append("processor")
+    make_agent(ScriptedModel([says("done")]))("go")
+    assert internal_errors(metric, "processor") == 1
+
+
+@contextlib.contextmanager
+def frames(limit: int) -> Iterator[None]:
+    """Set how deep Python may go."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    yield
+    sys.setrecursionlimit(before)
+
+
+SHALLOW = 140
+"""Enough for a runaway of some twenty turns."""
+
+
+def depth_of_a_runaway(make_agent: MakeAgent) -> tuple[int, int]:
+    """Let a runaway run into Python's recursion limit: its model calls and finished turns."""
+    model = ScriptedModel(endless(uses("search")), model_id="gpt-4o")  # its price is looked up
+    agent = make_agent(model, tools=[search])
+    turns: list[Any] = []
+    agent.hooks.add_callback(AfterToolsEvent, lambda event: turns.append(event.message))
+    with frames(SHALLOW), pytest.raises(EventLoopException, match="recursion"):
+        agent("go")
+    assert isinstance(agent.model, ScriptedModel)
+    return agent.model.calls, len(turns)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_runaway_without_limits_dies_of_recursion_and_is_booked(
+    make_agent: MakeAgent, metric: Metric
+) -> None:
+    """Every call of it is counted, and no callback of ours was the one that went too deep."""
+    bare, _ = depth_of_a_runaway(make_agent)
+    facts: list[Fact] = []
+    enable(Limits(max_no_progress_turns=10**6), observers=[facts.append])
+    calls, _ = depth_of_a_runaway(make_agent)
+    assert bare - 4 <= calls <= bare
+    assert [fact for fact in facts if isinstance(fact, Fault)] == []
+    measured = [f for f in facts if isinstance(f, ModelCall) and f.kind == "measured"]
+    assert sum(call.usage.total for call in measured) == 15 * calls
+    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    assert (stop.reason, stop.usage.total) == ("error", 15 * calls)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_cap_holds_down_to_the_last_frames(make_agent: MakeAgent) -> None:
+    """A runaway that is about to die of recursion can still be halted, at exactly its cap."""
+    enable()
+    _, deepest = depth_of_a_runaway(make_agent)
+    for cap in range(deepest - 2, deepest + 1):
+        enable(Limits(max_turns=cap))
+        with frames(SHALLOW):
+            assert halted(make_agent(runaway(), tools=[search]), cap)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_cap_holds_beyond_the_recursion_limit_that_was_raised(make_agent: MakeAgent) -> None:
+    """Where an application raised the limit, a deeper cap holds as exactly."""
+    enable(Limits(max_turns=50))
+    with frames(SHALLOW * 3):
+        assert halted(make_agent(runaway(), tools=[search]), 50)
+
+
+def test_a_guarded_function_returns_none_for_its_caller() -> None:
+    """What fails yields `None`; what does not is passed through."""
+    assert unfelt("binding")(failing)() is None
+    assert unfelt("binding")(lambda number: number + 1)(1) == 2

@@ -1,0 +1,122 @@
+"""Locks and registries survive a fork while another thread holds them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="This system cannot fork.")
+
+PROGRAM = """
+import os, signal, threading, warnings
+import otel_limits
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import REGISTRY, generate_latest
+from strands import Agent, tool
+
+warnings.simplefilter("ignore", DeprecationWarning)
+
+@tool
+def look() -> str:
+    "Look."
+    return "nothing"
+
+def run(turns=2):
+    model = ScriptedModel(endless(uses("look")))
+    result = Agent(model=model, tools=[look], callback_handler=None, name="forked")("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", turns), result.stop_reason
+
+trace.set_tracer_provider(TracerProvider())
+otel_limits.enable(otel_limits.Limits(max_turns=2, max_duration_seconds=600))
+run()
+stop = threading.Event()
+
+def load():
+    while not stop.is_set():
+        LIVE.now()
+        with LIVE.lock:
+            pass
+        generate_latest()
+        LIVE.tell(otel_limits.Fault(component="load"))
+
+threads = [threading.Thread(target=load) for _ in range(4)]
+for thread in threads:
+    thread.start()
+failed = 0
+for number in range(FORKS):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            assert len(LIVE) == 0
+            run()
+            generate_latest()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+    failed += os.waitpid(child, 0)[1] != 0
+stop.set()
+for thread in threads:
+    thread.join()
+run()
+print("failed", failed)
+"""
+
+
+def test_children_of_a_busy_process_are_limited() -> None:
+    """Twenty forks while four threads count and scrape: no child hangs, each is halted exactly."""
+    program = textwrap.dedent(PROGRAM).replace("FORKS", "20")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "failed 0"), done.stderr[-2000:]
+
+
+LIVE_FORK = """
+import os, threading
+import otel_limits
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, says, uses
+from strands import Agent, tool
+
+stops = []
+
+def note(fact):
+    if isinstance(fact, otel_limits.Stop):
+        stops.append(fact)
+
+otel_limits.enable(observers=[note])
+
+@tool
+def split() -> str:
+    "Fork within an invocation."
+    child = os.fork()
+    if child == 0:
+        os._exit(len(LIVE) + len(stops))
+    return str(os.waitpid(child, 0)[1])
+
+model = ScriptedModel([uses("split"), says("done")])
+agent = Agent(model=model, tools=[split], callback_handler=None)
+agent("go")
+print(agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"], len(stops), len(LIVE))
+"""
+
+
+def test_the_invocations_of_a_parent_stay_the_parents() -> None:
+    """A child that is forked within an invocation has none, and the parent's ends once."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LIVE_FORK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["0", "1", "0"], done.stderr[-2000:]

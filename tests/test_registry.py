@@ -1,0 +1,119 @@
+"""The registry of live invocations is bounded, and what it drops is settled and counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from strands import tool
+
+from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits.limits import Policy
+from otel_limits.runs import LIVE, Run, Runs
+from otel_limits.testing import ScriptedModel, endless, uses
+
+if TYPE_CHECKING:
+    from otel_limits.facts import Fact
+    from tests.conftest import MakeAgent, Metric
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def told() -> list[Fact]:
+    """What the registry under test told."""
+    return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of the registry under test."""
+    return Clock()
+
+
+@pytest.fixture
+def runs(told: list[Fact], clock: Clock) -> Runs:
+    """A registry of three invocations, for a minute each."""
+    runs = Runs(clock, max_live=3, max_age_seconds=60)
+    runs.observers = (told.append,)
+    return runs
+
+
+def start(runs: Runs, agent: str) -> Run:
+    """Start an invocation."""
+    return runs.start(agent, Policy())
+
+
+def stopped(told: list[Fact]) -> list[tuple[str, str]]:
+    """Agents and reasons of what ended."""
+    return [(fact.agent, fact.reason) for fact in told if isinstance(fact, Stop)]
+
+
+def test_the_oldest_makes_room(runs: Runs, told: list[Fact]) -> None:
+    """One more than the bound evicts the oldest, and says so."""
+    for agent in "abcd":
+        start(runs, agent)
+    assert (stopped(told), len(runs)) == ([("a", "evicted")], 3)
+
+
+def test_what_never_ended_is_evicted_by_age(runs: Runs, told: list[Fact], clock: Clock) -> None:
+    """An invocation that is older than the bound goes when the next one begins."""
+    start(runs, "a")
+    clock.now = 61
+    start(runs, "b")
+    assert (stopped(told), len(runs)) == ([("a", "evicted")], 1)
+
+
+def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:
+    """A call that was under way is booked with its input, once, whatever comes later."""
+    run = start(runs, "a")
+    run.open_call("m", 100)
+    for agent in "bcd":
+        start(runs, agent)
+    run.finish("end_turn")
+    assert [(c.kind, c.usage.input) for c in told if isinstance(c, ModelCall)] == [("failed", 100)]
+    assert stopped(told) == [("a", "evicted")]
+
+
+def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
+    """Nothing stays behind for a span that never ends."""
+    runs.sight(1)
+    run = runs.start("a", Policy(), trace_id=7, span_id=1)
+    runs.begin_span(2, 1, is_chat=False)
+    run.finish("end_turn")
+    assert (runs.of_span(1), runs.of_span(2), runs._by_span) == ((None, False), (None, False), {})
+
+
+def test_sightings_are_bounded(runs: Runs) -> None:
+    """Agent spans that no invocation claims don't add up."""
+    for span_id in range(1, 100):
+        runs.sight(span_id)
+    assert len(runs._sighted) == 3
+
+
+def test_an_evicted_invocation_is_still_limited(
+    make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch, metric: Metric
+) -> None:
+    """The cap holds for an invocation that the registry has dropped, and it is told once."""
+    monkeypatch.setattr(LIVE, "_max_live", 0)
+    enable(Limits(max_turns=3))
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    model = ScriptedModel(endless(uses("look")))
+    result = make_agent(model, tools=[look])("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", 3)
+    assert metric("otel_limits_stops_total", agent="tester", reason="evicted", action="none") == 1
+    assert metric("otel_limits_tokens_total", agent="tester", model="scripted", type="input") == 30

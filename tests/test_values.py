@@ -1,0 +1,210 @@
+"""Bad values: refused with a sentence, and never taken for "no limit"."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import ConfigurationError, Limits, LimitsPlugin, config, enable
+from otel_limits.instrumentor import SWITCH, OtelLimitsInstrumentor, enable_leniently
+from otel_limits.limits import LIMIT_NAMES, LOOP_LIMITS
+from otel_limits.testing import ScriptedModel, endless, only, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import MakeAgent, Metric
+
+WHOLE = [
+    name
+    for name in LIMIT_NAMES
+    if name not in ("max_cost_usd", "max_duration_seconds", "max_calls_per_tool")
+]
+BAD = [0, -1, 2.5, 2.0, True, False, "5", math.nan, math.inf, Fraction(2), Decimal(2), [5]]
+
+
+@pytest.mark.parametrize("value", BAD, ids=repr)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_cap_is_a_positive_whole_number(name: str, value: Any) -> None:
+    """Anything else is a `ValueError` that names the field, the bound and the value."""
+    if value == 0 and value is not False and name in LOOP_LIMITS:
+        assert only(name, value).active == ()
+        return
+    with pytest.raises(ValueError, match=name) as raised:
+        only(name, value)
+    assert "whole number of 1 or more" in str(raised.value)
+    assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, True, "1", Decimal("NaN"), Decimal("Infinity")])
+def test_a_cost_is_exact(value: Any) -> None:
+    """A float is no amount of money: 0.1 is not a tenth."""
+    with pytest.raises(ValueError, match=r"max_cost_usd must be a Decimal of USD above 0"):
+        only("max_cost_usd", value)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "5"])
+def test_a_duration_is_finite(value: Any) -> None:
+    """Seconds are a finite number above 0."""
+    with pytest.raises(ValueError, match="max_duration_seconds must be a number of seconds above"):
+        only("max_duration_seconds", value)
+
+
+@pytest.mark.parametrize("value", [5, {"search": 0}, {"search": True}, {1: 2}, [("search", 2)]])
+def test_caps_per_tool_are_a_mapping(value: Any) -> None:
+    """Tool names are mapped to whole numbers."""
+    with pytest.raises(ValueError, match="max_calls_per_tool"):
+        only("max_calls_per_tool", value)
+
+
+@pytest.mark.parametrize("action", ["stop", "", "HALT", 5])
+def test_an_action_is_one_of_them(action: Any) -> None:
+    """The sentence lists what there is."""
+    with pytest.raises(ValueError, match="must be one of observe, halt, wrap_up, raise, ask, got"):
+        enable(action=action)
+    with pytest.raises(ValueError, match="must be one of observe, halt, wrap_up, raise, ask, got"):
+        LimitsPlugin(action=action)
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "0", "-1", "2.5", "1e3", "\u0661", "5 turns", "0x10", "+5"]
+)
+def test_enable_refuses_a_bad_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """It names variable, bound and value, and leaves everything off."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", text)
+    with pytest.raises(ConfigurationError) as raised:
+        enable()
+    assert str(raised.value) == (
+        f"OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got {text!r}. "
+        "Unset it for no such limit."
+    )
+    assert not SWITCH.is_on
+
+
+def test_enable_tells_every_mistake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence per mistake."""
+    for name, text in (("MAX_TURNS", "0"), ("ACTION", "stop"), ("MAX_TURN", "5")):
+        monkeypatch.setenv(f"OTEL_LIMITS_{name}", text)
+    with pytest.raises(ConfigurationError) as raised:
+        enable()
+    assert [sentence.split(" ")[0] for sentence in raised.value.mistakes] == [
+        "OTEL_LIMITS_MAX_TURNS",
+        "OTEL_LIMITS_ACTION",
+        "OTEL_LIMITS_MAX_TURN",
+    ]
+
+
+def test_a_mistake_leaves_what_was_enabled(
+    monkeypatch: pytest.MonkeyPatch, make_agent: MakeAgent
+) -> None:
+    """`enable()` that fails changes nothing: the limits before it stay in force."""
+    enable(Limits(max_turns=2))
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "abc")
+    with pytest.raises(ConfigurationError):
+        enable()
+    model = ScriptedModel(endless(uses("search")))
+    assert (make_agent(model)("go").stop_reason, model.calls) == ("max_turns", 2)
+
+
+def test_a_mistake_is_logged_where_it_must_not_raise(
+    monkeypatch: pytest.MonkeyPatch,
+    make_agent: MakeAgent,
+    metric: Metric,
+    caplog: pytest.LogCaptureFixture,
+    faulty: None,
+) -> None:
+    """The instrumentor logs one error, counts it, and enforces every other setting."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "abc")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "2")
+    OtelLimitsInstrumentor().instrument(skip_dep_check=True)
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    model = ScriptedModel(endless(uses("search")))
+    result = make_agent(model)("go")
+    OtelLimitsInstrumentor().uninstrument()
+    assert len(errors) == 1
+    assert "OTEL_LIMITS_MAX_TURNS" in errors[0]
+    assert "'abc'" in errors[0]
+    assert (result.stop_reason, model.calls) == ("max_iterations", 2)
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", True), ("false", False)])
+def test_only_true_is_true(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:  # noqa: FBT001
+    """Booleans are those of OpenTelemetry."""
+    monkeypatch.setenv("OTEL_LIMITS_STRICT", text)
+    assert config.read().settings.strict is value
+
+
+@pytest.mark.parametrize("text", ["1", "yes", "on", "t"])
+def test_other_booleans_are_false_and_a_mistake(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """They count as false, and say so."""
+    monkeypatch.setenv("OTEL_LIMITS_DISABLED", text)
+    reading = config.read()
+    assert not reading.settings.disabled
+    assert reading.mistakes == (
+        f"OTEL_LIMITS_DISABLED must be true or false, got {text!r}. It counts as false.",
+    )
+
+
+def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenTelemetry has it."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "  ")
+    reading = config.read()
+    assert (reading.values["max_turns"], reading.mistakes) == (None, ())
+
+
+def test_disabled_is_off(monkeypatch: pytest.MonkeyPatch, make_agent: MakeAgent) -> None:
+    """OTEL_LIMITS_DISABLED=true switches everything off, plugins too."""
+    monkeypatch.setenv("OTEL_LIMITS_DISABLED", "true")
+    enable(Limits(max_turns=1))
+    model = ScriptedModel([*[uses("search")] * 3, says("done")])
+    plugin = LimitsPlugin(Limits(max_turns=1))
+    result = make_agent(model, plugins=[plugin])("go")
+    assert (result.stop_reason, model.calls) == ("end_turn", 4)
+
+
+@pytest.mark.parametrize("switch_on", [enable, enable_leniently])
+def test_the_preset_says_what_it_sets(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    switch_on: Callable[[], None],
+) -> None:
+    """OTEL_LIMITS_PRESET=recommended sets limits where none is set, and says so in the log."""
+    monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "7")
+    switch_on()
+    limits = SWITCH.policy("anybody").limits
+    assert (limits.max_iterations, limits.max_identical_tool_calls) == (7, 5)
+    assert "preset 'recommended' sets max_identical_tool_calls=5" in caplog.text
+
+
+def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cap by cap: what an argument leaves open is the environment's."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "30")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TOKEN_BUDGET", "1000")
+    enable(Limits(max_turns=5))
+    limits = SWITCH.policy("anybody").limits
+    assert (limits.max_turns, limits.max_token_budget) == (5, 1000)
+
+
+def test_a_configuration_error_survives_pickling() -> None:
+    """A worker process can hand it to its parent."""
+    error = ConfigurationError(["one.", "two."])
+    copied = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    assert (copied.mistakes, str(copied)) == (("one.", "two."), "one.\ntwo.")
+    assert isinstance(copied, ValueError)
+
+
+def test_the_stop_reasons_are_constants() -> None:
+    """Their values are those of the documentation."""
+    assert (
+        otel_limits.MAX_ITERATIONS_STOP_REASON,
+        otel_limits.MAX_TURNS_STOP_REASON,
+        otel_limits.MAX_TOKEN_BUDGET_STOP_REASON,
+    ) == ("max_iterations", "max_turns", "max_token_budget")
