@@ -135,7 +135,7 @@ STOP = Stop(
     levels=(Level("max_turns", 4, 1), Level("max_token_budget", 100, 120)),
 )
 MAX_SERIES = 2_500
-"""What a flood of names may leave: it is scraped in 50 ms, which the benchmark measures."""
+"""What a flood of names may leave; MAX_AGENTS says what it costs to scrape about that many."""
 
 STORY = (
     STARTED,
@@ -235,7 +235,7 @@ def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:
     way.tell(*STORY)
 
     assert way.value("otel_limits_unpriced_tokens_total", model="m2") == 7
-    assert way.value("otel_limits_unpriced_tokens_total", model="m1") is None
+    assert way.value("otel_limits_unpriced_tokens_total", model="m1") == 0
 
 
 @pytest.mark.parametrize("price", [Decimal("NaN"), Decimal(-1), Decimal("Infinity")])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -208,6 +210,47 @@ def test_a_flood_of_names_is_folded() -> None:
     assert len(counted) <= 1000
     assert len(agents_exposed()) <= 101
     assert "_other" in agents_exposed()
+
+
+LAZY = """
+import sys
+import otel_limits
+from otel_limits.testing import ScriptedModel, says
+from strands import Agent
+
+def loaded():
+    heavy = "prometheus_client", "opentelemetry.exporter", "opentelemetry.sdk._logs", "grpc"
+    return [name for name in heavy if name in sys.modules]
+
+otel_limits.enable()
+print(loaded())
+Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
+print(loaded())
+"""
+
+
+def test_nothing_is_made_to_count_before_there_is_something_to_count() -> None:
+    """The import of prometheus_client waits for the first invocation, that of exporters for ever.
+
+    It would take longer than all else that `enable()` does.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LAZY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["[]", "['prometheus_client']"], done.stderr[-2000:]
+
+
+def test_what_was_never_counted_leaves_nothing() -> None:
+    """`disable()` before the first invocation leaves the registry and the observers empty."""
+    enable()
+    otel_limits.disable()
+    LIVE.tell_fault("processor")
+    assert LIVE.observers == ()
+    assert b"otel_limits" not in generate_latest(REGISTRY)
 
 
 def test_the_default_registry_has_them_and_loses_them(make_agent: MakeAgent) -> None:
