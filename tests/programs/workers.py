@@ -50,7 +50,7 @@ def fork(name: str = "search") -> int:
 def show() -> None:
     """Print what a scrape says."""
     registry = CollectorRegistry()
-    MultiProcessCollector(registry)
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     sys.stdout.write(generate_latest(registry).decode())
 
 
@@ -62,5 +62,5 @@ if "--crash" in sys.argv:
     workers.append(fork("crash"))
 if "--forget" not in sys.argv:
     for worker in workers:
-        mark_process_dead(worker)
+        mark_process_dead(worker)  # type: ignore[no-untyped-call]
 show()
