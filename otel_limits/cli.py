@@ -17,7 +17,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits import config
-from otel_limits.audit.commands import add_commands
+from otel_limits.audit import commands as audit
+from otel_limits.dashboards import commands as dashboards
 from otel_limits.instrumentor import policy_mistakes
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
 from otel_limits.policy import PolicyFile
@@ -103,7 +104,8 @@ def make_parser() -> ArgumentParser:
     _add_run(commands)
     _add_check(commands)
     _add_demo(commands)
-    add_commands(commands)
+    audit.add_commands(commands)
+    dashboards.add_commands(commands)
     return parser
 
 

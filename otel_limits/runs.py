@@ -56,6 +56,9 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 }
 """What an action is called once it was taken."""
 
+ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
+"""Facts whose loss is not told: telling it would have no end."""
+
 
 class ToolLog(Protocol):
     """Keeps tool calls with their contents, where a user asked for it."""
@@ -474,7 +477,7 @@ class Run:
         if not self._runs.forget(self):
             return
         self._close()
-        self._runs.tell(self.stop(reason))
+        self._runs.tell_stop(self.stop(reason))
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -540,12 +543,16 @@ def has_loop_limit(limits: Limits) -> bool:
 
 def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bool) -> None:
     """Add one model call to a tally."""
-    total, unpriced = tally.usage + usage, price is None and usage.total > 0
-    tally.usage = total
+    tally.input += usage.input
+    tally.output += usage.output
+    tally.cache_read += usage.cache_read
+    tally.cache_write += usage.cache_write
     tally.model_calls += 1
     tally.unmeasured_calls += estimated
-    tally.unpriced_calls += unpriced
-    tally.cost += price or 0
+    if price is not None:
+        tally.cost += price
+    elif usage.total:
+        tally.unpriced_calls += 1
 
 
 def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> facts.CallKind:
@@ -627,9 +634,32 @@ class Runs:
         for observer in self.observers:
             try:
                 observer(fact)
-            except Exception as error:  # noqa: BLE001, PERF203  each is foreign code
-                if not isinstance(fact, facts.Fault):
-                    FAULTS.report(component_name(observer), error)
+            except Exception as error:  # noqa: BLE001, PERF203  foreign code
+                self._lost(observer, fact, error)
+
+    def tell_stop(self, stop: Stop) -> None:
+        """Hand `stop` to every observer, and tell how long each took for it."""
+        lags = []
+        for observer in self.observers:
+            begin = time.perf_counter()
+            try:
+                observer(stop)
+            except Exception as error:  # noqa: BLE001  foreign code
+                self._lost(observer, stop, error)
+            lags.append(
+                facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
+            )
+        for lag in lags:
+            self.tell(lag)
+
+    def replace(self, former: Observer, observer: Observer) -> None:
+        """Tell `observer` from now on what `former` was told."""
+        self.observers = tuple(observer if each is former else each for each in self.observers)
+
+    def _lost(self, observer: Observer, fact: Fact, error: Exception) -> None:
+        if not isinstance(fact, ABOUT_OBSERVERS):
+            FAULTS.report(component_name(observer), error)
+            self.tell(facts.Dropped(observer=component_name(observer)))
 
     def tell_fault(self, component: str) -> None:
         """Tell every observer that `component` failed."""
@@ -669,13 +699,15 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(  # noqa: PLR0913  each is a different fact about the invocation
+    def start(  # noqa: PLR0913  what is known when an invocation begins
         self,
         agent: str,
         policy: Policy,
         trace_id: int = 0,
         span_id: int = 0,
         *,
+        sampled: bool = False,
+        model: str | None = None,
         direct: bool = False,
         session_id: str | None = None,
         attributes: Mapping[str, str] | None = None,
@@ -696,13 +728,14 @@ class Runs:
             parent_id=parent.invocation.id if parent else None,
             trace_id=f"{trace_id:032x}" if trace_id else None,
             span_id=f"{span_id:016x}" if span_id else None,
+            sampled=sampled,
         )
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
             if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
             self._live[identity] = run
-        self._began(run, session_id, attributes or {})
+        self._began(run, model, session_id, attributes or {})
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
@@ -761,7 +794,13 @@ class Runs:
         run.span_ids.add(span_id)
 
     @unfelt("runs")
-    def _began(self, run: Run, session_id: str | None, attributes: Mapping[str, str]) -> None:
+    def _began(
+        self,
+        run: Run,
+        model: str | None,
+        session_id: str | None,
+        attributes: Mapping[str, str],
+    ) -> None:
         """Tell it, and make room; a fault here must not lose a run that is live already."""
         self._evict()
         self.tell(
@@ -770,6 +809,7 @@ class Runs:
                 limits=run.policy.limits,
                 action=TAKEN[run.policy.action],
                 blind=run.blind,
+                model=model,
                 session_id=session_id,
                 attributes=attributes,
             )

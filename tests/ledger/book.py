@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from otel_limits.facts import ActionTaken, CallKind, Invocation, ModelCall, Started, Stop, ToolCall
-from otel_limits.limits import NO_COST, NO_USAGE, Breach, Limits, Usage
+from otel_limits.limits import NO_COST, Breach, Limits, Usage
 from otel_limits.observers.ledger import LedgerObserver
 
 if TYPE_CHECKING:
@@ -142,7 +142,11 @@ def stop_of(invocation: Invocation, entry: Entry) -> Stop:
         action=entry.action,
         breach=entry.breach,
         turns=max((call.turn or n for n, call in enumerate(entry.calls, start=1)), default=0),
-        usage=sum((call.usage for call in entry.calls), NO_USAGE),
+        usage=Usage(
+            input=sum(call.input for call in entry.calls),
+            output=sum(call.output for call in entry.calls),
+            cache_read=sum(call.cached for call in entry.calls),
+        ),
         agent=invocation.agent,
         trace_id=invocation.trace_id,
         invocation_id=invocation.id,
