@@ -10,6 +10,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.limits import (
@@ -29,9 +30,12 @@ from otel_limits.limits import (
     require_seconds,
     require_usd,
 )
+from otel_limits.quotas.store import MEMORY_URL, require_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from otel_limits.quotas.quota import Quota
 
 PREFIX: Final = "OTEL_LIMITS_"
 
@@ -212,6 +216,17 @@ def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
     )
 
 
+def store_url(name: str, text: str) -> str:
+    """Parse the URL of a store for quotas.
+
+    Raises:
+        ValueError: No store is known for it, or its client is not installed.
+    """
+    if require_store_url(name, text) != MEMORY_URL and find_spec("redis") is None:
+        raise ValueError(f"{name} needs a client: pip install 'otel-limits[redis]'")
+    return text
+
+
 LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
 TREE_SETTINGS: Final = tuple(
     _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
@@ -292,6 +307,13 @@ SETTINGS: Final = (
         "max_identical_tool_calls=5.",
     ),
     Setting(
+        name="quota_store",
+        parse=store_url,
+        default=MEMORY_URL,
+        help="Where quotas are counted: memory:// (each process by itself), redis://host:port/db, "
+        "rediss://, unix://, redis+cluster:// or redis+sentinel://.",
+    ),
+    Setting(
         name="prometheus_port",
         parse=port,
         default=None,
@@ -328,6 +350,8 @@ class Settings:
     """Policy file, which wins over `policy`."""
     tool_log_dir: str | None = None
     tool_log_interval: int = 1
+    quota_store: str = MEMORY_URL
+    quotas: tuple[Quota, ...] = ()
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
@@ -424,6 +448,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         policy_path=values["policy"],
         tool_log_dir=values["tool_log_dir"],
         tool_log_interval=values["tool_log_interval"],
+        quota_store=values["quota_store"],
         preset=values["preset"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],

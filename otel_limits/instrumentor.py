@@ -28,6 +28,7 @@ from otel_limits.policy.document import NO_DOCUMENT, Document
 from otel_limits.pricing import Prices
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment, make_provider
+from otel_limits.quotas.store import MEMORY_URL
 from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from otel_limits.limits import Usage
     from otel_limits.observers.prometheus import PrometheusObserver
     from otel_limits.observers.toollog import ToolLog
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.setup import Quotas
 
 logger = logging.getLogger("otel_limits")
 
@@ -59,6 +62,7 @@ class Switch:
         self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._prometheus: PrometheusObserver | None = None
+        self._quotas: Quotas | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._watch = Watch(self, LIVE)
@@ -86,6 +90,7 @@ class Switch:
             self._observers = tuple(observers)
             self._policy_file = policy_file
             self._start()
+            self._hold_quotas(settings)
         wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
         policy_file.announce()
 
@@ -95,6 +100,7 @@ class Switch:
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
+            self._release_quotas()
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
@@ -188,6 +194,28 @@ class Switch:
         self._policy_file.renew_lock()
         if self._prometheus is not None:
             self._prometheus.renew_locks()
+        if self._quotas is not None:
+            self._quotas.reset_after_fork()
+
+    # --- quotas -----------------------------------------------------------------------------------
+
+    def _hold_quotas(self, settings: config.Settings) -> None:
+        """Ask quotas before model calls, and hear kills where a store is shared."""
+        if self._quotas is not None and self._quotas.url == settings.quota_store:
+            return
+        self._release_quotas()
+        if settings.quotas or settings.quota_store != MEMORY_URL:
+            from otel_limits.quotas.setup import Quotas
+
+            self._quotas = Quotas(settings.quota_store, self._current_quotas, LIVE)
+
+    def _release_quotas(self) -> None:
+        quotas, self._quotas = self._quotas, None
+        if quotas is not None:
+            quotas.close()
+
+    def _current_quotas(self) -> Sequence[Quota]:
+        return self._settings.quotas if self._settings is not None else ()
 
     # --- agents -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Final, Protocol
 
 from otel_limits.faults import FAULTS, unfelt
-from otel_limits.quotas.store import Operation, Reply, Settle, Store, StoreError, StoreLost
+from otel_limits.quotas.store import Operation, Reply, Settle, Store, StoreError, StoreLostError
 
 logger = logging.getLogger("otel_limits")
 
@@ -105,7 +105,7 @@ class Courier:
         with self._wake:
             if self._is_down or self._closing.is_set():
                 self._keep(operation)
-                future.set_exception(StoreLost("the store does not answer"))
+                future.set_exception(StoreLostError("the store does not answer"))
                 return future
             self._waiting.append((operation, future))
             if self._thread is None:

@@ -1,4 +1,4 @@
-"""How much a model call may take at most: what is known before it, and what earlier calls taught."""
+"""How much a model call may take at most: what is known of it, and what earlier calls taught."""
 
 from __future__ import annotations
 

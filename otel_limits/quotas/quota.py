@@ -31,6 +31,9 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
 KEYS: Final = ("key", "where", "window", "time_zone", "action", "on_backend_error", *UNITS)
 
 
+NO_KEY: Final = Template("")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
     """A budget over a time window, shared by many invocations and processes."""
@@ -40,7 +43,7 @@ class Quota:
     amount: int
     """In whole parts: tokens, calls, invocations, or billionths of a dollar."""
     windows: Windows
-    key: Template = Template("")
+    key: Template = NO_KEY
     """Each value of the key has the whole amount for itself."""
     where: tuple[tuple[str, str], ...] = ()
     """Sources and globs that a model call must fit for the quota to apply."""
@@ -124,7 +127,7 @@ class _Reading:
             unit=unit,
             amount=amount,
             windows=self._windows(),
-            key=self._read("key", _template, Template("")),
+            key=self._read("key", _template, NO_KEY),
             where=self._read("where", _conditions, ()),
             action=self._read("action", _choice(QUOTA_ACTIONS), None),
             on_backend_error=self._read("on_backend_error", _choice(BACKEND_ERRORS), "deny"),
@@ -201,5 +204,3 @@ def _usd(value: object) -> int:
     if not amount.is_finite() or not 0 < amount <= Decimal(MAX_PARTS) / PARTS_PER_USD:
         raise ValueError(f"must be an amount of USD from 0.000000001 to 9000000, got {value!r}.")
     return parts_of_usd(amount)
-
-

@@ -10,12 +10,10 @@ import functools
 import hashlib
 import importlib.resources
 import itertools
-import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -23,17 +21,25 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.exceptions import (
     ConnectionError as Disconnected,
+)
+from redis.exceptions import (
     MovedError,
     NoScriptError,
     RedisError,
+)
+from redis.exceptions import (
     TimeoutError as TimedOut,
 )
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from otel_limits.quotas.killing import Kill
 from otel_limits.quotas.store import (
+    CLUSTER_URL,
+    PLAIN_URL,
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
+    SENTINEL_URL,
     Count,
     Listed,
     Operation,
@@ -41,8 +47,14 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
+    Status,
     StoreError,
+    require_store_url,
 )
+
+if TYPE_CHECKING:
+    import re
+
 
 TAG: Final = "{otel_limits}"
 OPERATION_KEY: Final = TAG + ":operation:"
@@ -54,19 +66,6 @@ KILL_NOTED_SECONDS: Final = 60
 
 HEALTH_INTERVAL_SECONDS: Final = 15
 """How often a listener looks whether its silent connection is still one."""
-
-PLAIN: Final = re.compile(r"(rediss?|valkeys?|unix)://.+")
-CLUSTER: Final = re.compile(r"(rediss?|valkeys?)\+cluster://.+")
-SENTINEL: Final = re.compile(r"(redis|valkey)\+sentinel://(?P<hosts>[^/]+)/(?P<service>[^/?]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """The order to end agents."""
-
-    id: str
-    pattern: str
-    """Name of the agents; `*` and `?` stand for any characters."""
 
 
 class Link:
@@ -216,8 +215,8 @@ class RedisStore:
         (told,) = self._evaluate([("kill", [KILLS_KEY], arguments)])
         return int(told)
 
-    def kills(self, since: float, closing: threading.Event) -> Iterator[Kill | None]:
-        """Wait for kills, until `closing` is set; `None` says that the connection stands.
+    def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
+        """Wait for kills until `closing` is set.
 
         Args:
             since: Server time; a kill that was told after it while nobody listened comes first.
@@ -235,7 +234,8 @@ class RedisStore:
                 yield from (_kill(text) for text in noted)
                 while not closing.is_set():
                     message = subscription.get_message(timeout=1.0)
-                    yield _kill(message["data"]) if message else None
+                    if message:
+                        yield _kill(message["data"])
         except (RedisError, OSError) as error:
             raise StoreError(str(error)) from error
 
@@ -301,15 +301,14 @@ def link_to(url: str, timeout: float, health_interval: int = 0) -> Link | Cluste
         "decode_responses": True,
         "health_check_interval": health_interval,
     }
-    if PLAIN.fullmatch(url):
+    if PLAIN_URL.fullmatch(url):
         return Link(redis.Redis.from_url(_as_redis(url), **settings))
-    if CLUSTER.fullmatch(url):
+    if CLUSTER_URL.fullmatch(url):
         plain = _as_redis(url).replace("+cluster", "", 1)
         return ClusterLink(functools.partial(RedisCluster.from_url, plain, **settings))
-    sentinel = SENTINEL.match(url)
-    if sentinel is not None:
-        return Link(_sentinel(sentinel["hosts"], sentinel["service"], settings))
-    raise ValueError(f"No store is known for {urlsplit(url).scheme}://.")
+    require_store_url("url", url)
+    sentinel = cast("re.Match[str]", SENTINEL_URL.fullmatch(url))
+    return Link(_sentinel(sentinel["hosts"], sentinel["service"], settings))
 
 
 def _as_redis(url: str) -> str:
@@ -317,9 +316,11 @@ def _as_redis(url: str) -> str:
 
 
 def _sentinel(hosts: str, service: str, settings: dict[str, Any]) -> redis.Redis:
-    addresses = [(each.rpartition(":")[0], int(each.rpartition(":")[2])) for each in hosts.split(",")]
+    addresses = [
+        (each.rpartition(":")[0], int(each.rpartition(":")[2])) for each in hosts.split(",")
+    ]
     watcher = Sentinel(addresses, sentinel_kwargs=settings, **settings)  # type: ignore[no-untyped-call]
-    client: redis.Redis = watcher.master_for(service)
+    client: redis.Redis = watcher.master_for(service)  # type: ignore[no-untyped-call]
     return client
 
 
@@ -406,7 +407,7 @@ def _expires(count: Count) -> int:
 def _reply(text: str) -> Reply:
     status, now, lacking, *numbers = text.split()
     return Reply(
-        status,  # type: ignore[arg-type]  the scripts know no other
+        cast("Status", status),
         int(now) / 1000,
         tuple(_standings(numbers)),
         () if lacking == "-" else tuple(int(each) for each in lacking.split(",")),
