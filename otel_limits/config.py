@@ -34,9 +34,6 @@ from otel_limits.quotas.store import MEMORY_URL, require_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from otel_limits.quotas.quota import Quota
-
 PREFIX: Final = "OTEL_LIMITS_"
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
@@ -351,7 +348,6 @@ class Settings:
     tool_log_dir: str | None = None
     tool_log_interval: int = 1
     quota_store: str = MEMORY_URL
-    quotas: tuple[Quota, ...] = ()
     preset: str = "none"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"

@@ -204,7 +204,7 @@ class Switch:
         if self._quotas is not None and self._quotas.url == settings.quota_store:
             return
         self._release_quotas()
-        if settings.quotas or settings.quota_store != MEMORY_URL:
+        if settings.policy_path is not None or settings.quota_store != MEMORY_URL:
             from otel_limits.quotas.setup import Quotas
 
             self._quotas = Quotas(settings.quota_store, self._current_quotas, LIVE)
@@ -215,7 +215,8 @@ class Switch:
             quotas.close()
 
     def _current_quotas(self) -> Sequence[Quota]:
-        return self._settings.quotas if self._settings is not None else ()
+        """Return the quotas of the policy file that is in force."""
+        return [entry.value for entry in self._policy_file.document.quotas.values()]
 
     # --- agents -----------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from otel_limits.policy.kinds import (
 )
 from otel_limits.policy.yaml_tree import Mistake, Node
 from otel_limits.pricing import MISSING, Price, Prices
+from otel_limits.quotas.section import read_quotas
 
 COST: Final = "max_cost_usd"
 EMPTY: Final = Node({}, 1, "a mapping")
@@ -62,7 +63,7 @@ class _Reader:
             },
             prices=self._models(parts.get("models", EMPTY)),
             exemptions=self._tools(parts.get("tools", EMPTY)),
-            quotas=parts.get("quotas"),
+            quotas=self._quotas(parts["quotas"]) if "quotas" in parts else {},
         )
         self._require_prices(document)
         return document
@@ -129,6 +130,16 @@ class _Reader:
                 if name in entries:
                     sentence = f"{key}.{part}.{COST} {MISSING}"
                     self.mistakes.append(Mistake(entries[name].line, sentence))
+        for name, entry in document.quotas.items():
+            if entry.value.unit == "usd":
+                sentence = f'quotas["{name}"].usd {MISSING}'
+                self.mistakes.append(Mistake(entry.line, sentence))
+
+    def _quotas(self, node: Node) -> dict[str, Entry]:
+        quotas, mistakes = read_quotas(_plain(node))
+        for mistake in mistakes:
+            self._refuse(_below(node, mistake.path), mistake.sentence)
+        return {name: Entry(quota, _below(node, (name,)).line) for name, quota in quotas.items()}
 
     # --- what parts are made of -------------------------------------------------------------------
 
@@ -162,6 +173,22 @@ class _Reader:
 
     def _refuse(self, node: Node, sentence: str) -> None:
         self.mistakes.append(Mistake(node.line, sentence))
+
+
+def _plain(node: Node) -> object:
+    """Return what is written, without the lines."""
+    if isinstance(node.value, Mapping):
+        return {name: _plain(child) for name, child in node.value.items()}
+    return [_plain(child) for child in node.value] if isinstance(node.value, tuple) else node.value
+
+
+def _below(node: Node, path: tuple[str, ...]) -> Node:
+    """Follow keys as far as they are written."""
+    for key in path:
+        if not isinstance(node.value, Mapping) or key not in node.value:
+            break
+        node = node.value[key]
+    return node
 
 
 def _hint(name: str, names: Collection[str]) -> str:

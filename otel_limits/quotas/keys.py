@@ -55,11 +55,13 @@ class Template:
     def __post_init__(self) -> None:
         """Refuse what could not be read, or read in two ways."""
         for source in self.sources:
-            require_source(source)
+            require_source("key", source)
         if "}{" in self.text:
             raise ValueError(f"key must keep its parts apart, as {{a}}/{{b}}, got {self.text!r}.")
         if self.text and not self.sources:
-            raise ValueError(f"key must name a source, got {self.text!r}.")
+            raise ValueError(
+                f"key must name a source, or several as {{agent}}/{{model}}, got {self.text!r}."
+            )
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class Template:
         return re.compile("".join("(.+?)" if n % 2 else re.escape(p) for n, p in enumerate(parts)))
 
 
-def require_source(source: str) -> str:
+def require_source(setting: str, source: str) -> str:
     """Return `source`, or say what it may be.
 
     Raises:
@@ -110,8 +112,8 @@ def require_source(source: str) -> str:
     """
     if not SOURCE.fullmatch(source):
         raise ValueError(
-            "key must be made of agent, model, baggage.NAME and attribute.NAME, "
-            f"got {source!r}. Write one of them, or several as {{agent}}/{{baggage.tenant.id}}."
+            f"{setting} must be made of agent, model, baggage.NAME and attribute.NAME, "
+            f"got {source!r}."
         )
     return source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,21 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 import redis
 
-from otel_limits import config
-from otel_limits.instrumentor import SWITCH
-from otel_limits.quotas.quota import Quota, parse_quotas
+import otel_limits
 from otel_limits.quotas.redis_store import RedisStore
-from otel_limits.runs import LIVE
-
-if TYPE_CHECKING:
-    from otel_limits.limits import Policy
 
 STARTUP_SECONDS = 10.0
 
@@ -224,26 +218,26 @@ class Hold(Protocol):
         self,
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
-        policy: Policy = config.DEFAULT_POLICY,
         observers: Sequence[Any] = (),
-    ) -> tuple[Quota, ...]:
-        """Hold `quotas`, as a policy file writes them."""
+        **more: Any,
+    ) -> None:
+        """Hold `quotas`; `more` are other sections of the policy file."""
 
 
 @pytest.fixture
-def hold() -> Hold:
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
     """Switch otel-limits on with quotas; the end of the test switches it off."""
 
     def switch(
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
-        policy: Policy = config.DEFAULT_POLICY,
         observers: Sequence[Any] = (),
-    ) -> tuple[Quota, ...]:
-        parsed = parse_quotas(quotas)
-        settings = replace(config.Settings(), quotas=parsed, quota_store=url, policy=policy)
-        SWITCH.on(settings, observers)
-        assert LIVE.gate is not None
-        return parsed
+        **more: Any,
+    ) -> None:
+        path = tmp_path / "limits.yaml"
+        path.write_text(json.dumps({"quotas": quotas, **more}))
+        monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+        monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
+        otel_limits.enable(observers=observers)
 
     return switch

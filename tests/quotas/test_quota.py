@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.errors import ConfigurationError
+from otel_limits import ConfigurationError, enable
+from otel_limits.cli import main
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parse_quotas, parts_of_usd
+from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd
+from otel_limits.quotas.section import parse_quotas, read_quotas
 from otel_limits.quotas.windows import Windows
 
 
@@ -73,51 +76,87 @@ def test_no_call_is_cheaper_than_its_price(price: Decimal) -> None:
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ({"window": "day"}, "exactly one of tokens, usd, model_calls, invocations, got none"),
-        ({"tokens": 1, "usd": 1, "window": "day"}, "exactly one of .* got tokens, usd"),
-        ({"tokens": 1}, "must have a window, such as day"),
-        ({"tokens": 0, "window": "day"}, r"quotas\.q\.tokens: must be a whole number from 1"),
-        ({"tokens": True, "window": "day"}, "must be a whole number from 1"),
-        ({"tokens": 2.5, "window": "day"}, "must be a whole number from 1"),
-        ({"tokens": "5", "window": "day"}, "must be a whole number from 1"),
-        ({"tokens": MAX_PARTS + 1, "window": "day"}, "must be a whole number from 1"),
-        ({"usd": 0, "window": "day"}, r"quotas\.q\.usd: must be an amount of USD from"),
-        ({"usd": "nan", "window": "day"}, "must be an amount of USD from"),
-        ({"usd": "much", "window": "day"}, "must be an amount of USD from"),
-        ({"usd": True, "window": "day"}, "must be an amount of USD from"),
-        ({"usd": 10_000_000, "window": "day"}, "must be an amount of USD from"),
-        ({"tokens": 1, "window": "week"}, r"quotas\.q\.window: window must be hour, day, month"),
-        ({"tokens": 1, "window": 1}, "window and time_zone must be text"),
+        ({"window": "day"}, "must have exactly one of tokens, usd, model_calls, invocations."),
+        ({"tokens": 1, "usd": 1, "window": "day"}, "must have exactly one of tokens, usd"),
+        ({"tokens": 1}, "must have a window, such as day."),
+        ({"tokens": 0, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": True, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": 2.5, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": "5", "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": None, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": MAX_PARTS + 1, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"usd": 0, "window": "day"}, "usd must be USD above 0 and up to 9000000, got '0'."),
+        ({"usd": "nan", "window": "day"}, "usd must be USD above 0"),
+        ({"usd": "much", "window": "day"}, "usd must be USD above 0"),
+        ({"usd": True, "window": "day"}, "usd must be USD above 0"),
+        ({"usd": 10_000_000, "window": "day"}, "usd must be USD above 0"),
+        ({"tokens": 1, "window": "week"}, "window must be hour, day, month, or an ISO duration"),
+        ({"tokens": 1, "window": 1}, "window must be text, got 1."),
         ({"tokens": 1, "window": "day", "time_zone": "Mars"}, "time_zone must be a name such as"),
         ({"tokens": 1, "window": "hour", "time_zone": "Europe/Berlin"}, "a time zone needs"),
-        ({"tokens": 1, "window": "day", "key": 1}, r"quotas\.q\.key: must be text"),
-        ({"tokens": 1, "window": "day", "key": "tenant"}, r"quotas\.q\.key: key must be made of"),
-        ({"tokens": 1, "window": "day", "where": "x"}, r"quotas\.q\.where: must map sources"),
-        ({"tokens": 1, "window": "day", "where": {"agent": 1}}, "globs in quotes, got 1"),
-        ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "key must be made of"),
-        ({"tokens": 1, "window": "day", "action": "ask"}, "must be one of observe, halt, wrap_up"),
+        ({"tokens": 1, "window": "day", "key": 1}, "key must be text, got 1."),
+        ({"tokens": 1, "window": "day", "key": "tenant"}, "key must be made of agent, model,"),
+        ({"tokens": 1, "window": "day", "where": "x"}, "where must map sources to globs"),
+        ({"tokens": 1, "window": "day", "where": {}}, "where must map sources to globs"),
+        ({"tokens": 1, "window": "day", "where": {"agent": 1}}, "where must map sources to globs"),
+        ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "where must be made of agent"),
+        ({"tokens": 1, "window": "day", "action": "ask"}, "action must be one of observe, halt"),
         ({"tokens": 1, "window": "day", "on_backend_error": "x"}, "one of deny, allow, local"),
-        ({"tokens": 1, "window": "day", "amount": 1}, r"quotas\.q\.amount is no setting"),
-        ("5 tokens", "must be a mapping with an amount and a window"),
+        ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Known here: tok"),
+        ("5 tokens", "must be a mapping with an amount and a window."),
     ],
 )
 def test_a_mistake_is_a_sentence_that_names_its_key(entry: Any, sentence: str) -> None:
     """There is one sentence, and it says what to write."""
     (mistake,) = mistakes({"q": entry})
-    assert mistake.startswith("quotas.q")
-    with pytest.raises(ValueError, match=sentence):
-        parse_quotas({"q": entry})
+    assert mistake.startswith('quotas["q"]')
+    assert sentence in mistake
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    """Over all quotas, in order."""
-    wrong = mistakes({"a": {"window": "day"}, "B!": {}, "c": {"tokens": -1, "window": "x"}})
-    assert [mistake.split(" ")[0].rstrip(":") for mistake in wrong] == [
-        "quotas.a",
-        "quotas.B!",
-        "quotas.c.tokens",
-        "quotas.c.window",
+    """Over all quotas, in order, each with the keys that lead to it."""
+    section = {"a": {"window": "day"}, "B!": {}, "c": {"tokens": -1, "window": "x"}}
+    quotas, wrong = read_quotas(section | {"fine": {"tokens": 1, "window": "day"}})
+    assert [mistake.path for mistake in wrong] == [
+        ("a",),
+        ("B!",),
+        ("c", "tokens"),
+        ("c", "window"),
     ]
+    assert list(quotas) == ["fine"]
+    assert mistakes(section) == tuple(mistake.sentence for mistake in wrong)
+
+
+def test_a_mistake_in_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the file is refused as a whole."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas:\n  daily:\n    window: day\n    tokens: many\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    with pytest.raises(ConfigurationError, match=r"limits.yaml:4: quotas\[.daily.\]: tokens must"):
+        enable()
+
+
+def test_a_quota_in_usd_needs_prices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_price_list: None
+) -> None:
+    """It could never be held otherwise."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas: {daily: {window: day, usd: 20}}\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    with pytest.raises(ConfigurationError, match="limit or quota in USD needs prices"):
+        enable()
+
+
+def test_check_shows_quotas_with_their_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas:\n  users:\n    {window: hour, tokens: 200000, key: baggage.user.id}\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["check"]) == 0
+    assert "200000 tokens per hour for each baggage.user.id" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "Daily", "a b", "a/b", "x" * 65, "{x}", 1, None])
@@ -127,6 +166,7 @@ def test_a_name_is_plain(name: object) -> None:
     assert "must have a name of up to 64 lower case letters" in mistake
 
 
-def test_a_section_that_is_no_mapping_is_refused() -> None:
+@pytest.mark.parametrize("section", [[{"name": "a"}], "daily", None])
+def test_a_section_that_is_no_mapping_is_refused(section: object) -> None:
     """A list of quotas has no names."""
-    assert mistakes([{"name": "a"}]) == ("quotas must map names to quotas, got [{'name': 'a'}].",)
+    assert mistakes(section) == ("quotas must map names to quotas, such as daily: {tokens: 5000}.",)
