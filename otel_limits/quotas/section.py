@@ -185,7 +185,9 @@ class _Reading:
         if self.mistakes:
             return None
         windows = self._windows(values)
-        return windows and Quota(
+        if windows is None:
+            return None
+        return Quota(
             name=self._name,
             unit=given[0],
             amount=values[given[0]],

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits import ConfigurationError, enable
-from otel_limits.cli import main
+from otel_limits.policy import parse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd
 from otel_limits.quotas.section import parse_quotas, read_quotas
@@ -136,6 +136,12 @@ def test_a_mistake_in_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.Mo
         enable()
 
 
+@pytest.fixture
+def no_price_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if genai-prices were not installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+
 def test_a_quota_in_usd_needs_prices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_price_list: None
 ) -> None:
@@ -147,16 +153,17 @@ def test_a_quota_in_usd_needs_prices(
         enable()
 
 
-def test_check_shows_quotas_with_their_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In words."""
-    path = tmp_path / "limits.yaml"
-    path.write_text("quotas:\n  users:\n    {window: hour, tokens: 200000, key: baggage.user.id}\n")
-    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["check"]) == 0
-    assert "200000 tokens per hour for each baggage.user.id" in capsys.readouterr().out
+def test_a_quota_is_among_the_effective_settings() -> None:
+    """In words, with the place where it is written."""
+    text = "quotas:\n  users: {window: hour, tokens: 9, key: agent, where: {model: gpt-*}}\n"
+    document, _ = parse(text, "limits.yaml")
+    rows = {row.name: (str(row.value), row.source) for row in document.rows({}, {})}
+    assert rows == {
+        'quotas["users"]': (
+            "9 tokens per hour for each agent where model is gpt-*",
+            "policy limits.yaml:2",
+        )
+    }
 
 
 @pytest.mark.parametrize("name", ["", "Daily", "a b", "a/b", "x" * 65, "{x}", 1, None])
