@@ -84,7 +84,7 @@ class Engine:
         *,
         tell: Callable[[Fact], None],
         price: PriceOf,
-        timeout: float = TIMEOUT_SECONDS,
+        timeout: float,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """Begin with nobody admitted."""

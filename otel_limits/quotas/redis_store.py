@@ -238,14 +238,15 @@ class RedisStore:
                         yield _kill(message["data"])
         except (RedisError, OSError) as error:
             raise StoreError(str(error)) from error
+        finally:
+            self._listening.close()
 
     def reset_after_fork(self) -> None:
         """Nothing to do: the client opens connections of its own in a child."""
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, except that of a listener: it closes its own."""
         self._link.close()
-        self._listening.close()
 
     # --- how --------------------------------------------------------------------------------------
 

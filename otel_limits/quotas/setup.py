@@ -36,10 +36,12 @@ class Quotas:
         if url == MEMORY_URL:
             carrier = Direct(MemoryStore())
         else:
-            store = open_store(url)
+            store = open_store(url, TIMEOUT_SECONDS)
             carrier = Courier(store)
             self._listener = Listener(store, lambda pattern: runs.kill(agent=pattern))
-        self._engine = Engine(quotas, carrier, tell=runs.tell, price=runs.price_of)
+        self._engine = Engine(
+            quotas, carrier, tell=runs.tell, price=runs.price_of, timeout=TIMEOUT_SECONDS
+        )
         runs.gate = self._engine
 
     def reset_after_fork(self) -> None:
@@ -55,8 +57,13 @@ class Quotas:
             self._listener.close()
 
 
-def open_store(url: str, timeout: float = TIMEOUT_SECONDS) -> RedisStore:
-    """Make the store that a fleet shares, without connecting."""
+def open_store(url: str, timeout: float) -> RedisStore:
+    """Make the store that a fleet shares, without connecting.
+
+    Args:
+        url: Where it is.
+        timeout: Seconds after which it counts as gone.
+    """
     from otel_limits.quotas.redis_store import RedisStore
 
     return RedisStore(url, timeout)

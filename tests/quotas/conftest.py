@@ -19,6 +19,7 @@ import pytest
 import redis
 
 import otel_limits
+from otel_limits.quotas import setup
 from otel_limits.quotas.redis_store import RedisStore
 
 STARTUP_SECONDS = 10.0
@@ -219,9 +220,13 @@ class Hold(Protocol):
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
         observers: Sequence[Any] = (),
+        timeout: float = 20.0,
         **more: Any,
     ) -> None:
-        """Hold `quotas`; `more` are other sections of the policy file."""
+        """Hold `quotas`; `more` are other sections of the policy file.
+
+        A crowded machine is no outage, hence the patience.
+        """
 
 
 @pytest.fixture
@@ -232,8 +237,10 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
         observers: Sequence[Any] = (),
+        timeout: float = 20.0,
         **more: Any,
     ) -> None:
+        monkeypatch.setattr(setup, "TIMEOUT_SECONDS", timeout)
         path = tmp_path / "limits.yaml"
         path.write_text(json.dumps({"quotas": quotas, **more}))
         monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
