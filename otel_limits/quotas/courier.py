@@ -36,9 +36,6 @@ CLOSE_SECONDS: Final = 1.0
 class Carrier(Protocol):
     """Whoever brings operations to the store."""
 
-    outages: int
-    """How often the store was lost so far."""
-
     def send(self, operation: Operation) -> Future[Reply]:
         """Send an operation; the future fails with `StoreError` when it did not arrive.
 
@@ -54,8 +51,6 @@ class Carrier(Protocol):
 
 class Direct:
     """Hands operations to a store in this process."""
-
-    outages = 0
 
     def __init__(self, store: Store) -> None:
         """Take the store."""
@@ -79,15 +74,12 @@ class Courier:
     """Carries operations to a store over a network.
 
     Args:
-        store: Where they go. Only the courier's thread talks to it.
-        look_interval: Seconds between two looks whether a lost store is back.
+        store: Where they go.
     """
 
-    def __init__(self, store: Store, look_interval: float = LOOK_INTERVAL_SECONDS) -> None:
+    def __init__(self, store: Store) -> None:
         """Start no thread before there is something to carry."""
         self._store = store
-        self._look_interval = look_interval
-        self.outages = 0
         self._start_afresh()
         atexit.register(self.close)
 
@@ -165,7 +157,6 @@ class Courier:
         """Refuse everything that waits, and all that comes, until the store is back."""
         with self._wake:
             self._is_down = True
-            self.outages += 1
             late = [each for each in self._waiting if each[1].set_running_or_notify_cancel()]
             self._waiting.clear()
             for operation, _ in (*batch, *late):
@@ -188,7 +179,7 @@ class Courier:
             FAULTS.report("quotas", StoreError("a settlement was lost: too many wait"))
 
     def _wait_for_store(self) -> None:
-        while not self._closing.wait(self._look_interval):
+        while not self._closing.wait(LOOK_INTERVAL_SECONDS):
             if self._is_back() and self._send_kept():
                 logger.warning("otel-limits: the quota store is back; what it missed was sent.")
                 return

@@ -226,6 +226,7 @@ class Engine:
             self._fill(ticket, forced=forced)
             reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
             if reply.status != "elsewhere":
+                self._fallback.end()
                 return reply
         raise StoreError("the clock of the store does not stand still")
 
@@ -280,15 +281,15 @@ class Engine:
 
     def _reserve_here(self, ticket: Ticket) -> list[Denied]:
         """Hold the quotas that are local in this process, and let go what the others permit."""
-        local, reply = self._fallback.reserve(ticket, self._carrier.outages)
+        local, reply = self._fallback.reserve(ticket)
         for want in ticket.wants:
             if want not in local:
                 self._decide(ticket, want, "degraded_allowed")
-            elif ticket.is_local:
+            elif ticket.reserved_in is not None:
                 self._decide(ticket, want, "degraded_local_admitted")
             else:
                 self._decide(ticket, want, "degraded_local_refused")
-        if reply is None or ticket.is_local:
+        if reply is None or ticket.reserved_in is not None:
             return []
         return [
             (local[n], exceeded(local[n], reply.standings[n], reply.status))
@@ -336,8 +337,8 @@ class Engine:
             guest.counted.update(
                 want.quota.name for want in ticket.wants if want.quota.unit == "invocations"
             )
-        if ticket.is_local:
-            self._fallback.settle(Settle(ticket.id, ticket.charges()))
+        if ticket.reserved_in is not None:
+            ticket.reserved_in.run([Settle(ticket.id, ticket.charges())])
         return ticket
 
     def _drop(self, ticket: Ticket) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import Count, Demand, Reply, Reserve, Settle, Standing
+from otel_limits.quotas.store import Count, Demand, Reply, Reserve, Standing
 
 if TYPE_CHECKING:
     from otel_limits.quotas.tickets import Ticket, Want
@@ -30,8 +30,8 @@ class Fallback:
         self._lease = lease_seconds
         self._lock = threading.Lock()
         self._known: OrderedDict[Count, Standing] = OrderedDict()
-        self._outage = 0
         self._memory = MemoryStore(clock)
+        self._is_used = False
 
     def known(self, count: Count) -> Standing | None:
         """Return how a count stood when the store was last heard."""
@@ -48,18 +48,17 @@ class Fallback:
                 self._known.popitem(last=False)
         return latest
 
-    def reserve(self, ticket: Ticket, outage: int) -> tuple[list[Want], Reply | None]:
-        """Reserve here for the quotas that say so.
+    def end(self) -> None:
+        """The store answers again, and what was used here is on its way to it."""
+        if self._is_used:
+            self._memory, self._is_used = MemoryStore(self._clock), False
 
-        Args:
-            ticket: The call.
-            outage: Number of the outage: with a new one, counting here begins again.
+    def reserve(self, ticket: Ticket) -> tuple[list[Want], Reply | None]:
+        """Reserve here for the quotas that say so.
 
         Returns:
             Those quotas' wants and the reply to them, if there are any.
         """
-        if outage != self._outage:
-            self._memory, self._outage = MemoryStore(self._clock), outage
         chosen = [
             (want, demand)
             for want, demand in zip(ticket.wants, ticket.demands, strict=True)
@@ -69,12 +68,9 @@ class Fallback:
             return [], None
         demands = tuple(self._left(demand) for _, demand in chosen)
         (reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
-        ticket.is_local = reply.status == "admitted"
+        self._is_used = True
+        ticket.reserved_in = self._memory if reply.status == "admitted" else None
         return [want for want, _ in chosen], reply
-
-    def settle(self, operation: Settle) -> None:
-        """Count here what a call took that was reserved here."""
-        self._memory.run([operation])
 
     def _left(self, demand: Demand) -> Demand:
         known = self.known(demand.count)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from otel_limits.gate import Request
     from otel_limits.quotas.estimates import WorstCase
     from otel_limits.quotas.keys import Key, Lookup
+    from otel_limits.quotas.store import Store
 
 UNPRICED: Final = -1
 """Stands for an amount of money that nobody knows."""
@@ -64,8 +65,8 @@ class Ticket:
     wants: list[Want]
     demands: tuple[Demand, ...] = ()
     """What was asked of the store, in the order of the wants."""
-    is_local: bool = False
-    """True when it was reserved in this process because the store did not answer."""
+    reserved_in: Store | None = None
+    """Where it was reserved when the store did not answer."""
     calls: int = 0
     usage: Usage = NO_USAGE
     cost: Decimal = NO_COST

@@ -48,6 +48,11 @@ class Server:
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+    @property
     def client(self) -> Any:
         """A client for looking into it."""
         return redis.Redis(port=self.port, decode_responses=True)
@@ -84,8 +89,8 @@ class Server:
         return int(statistics.get(f"cmdstat_{command}", {}).get("calls", 0))
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def _answers(self) -> bool:
         try:
@@ -99,12 +104,15 @@ class Wire:
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = [socket.create_server(("127.0.0.1", 0))]
+        self._threads: list[threading.Thread] = []
+        self.port: int = self._ends[0].getsockname()[1]
         self.delay = 0.0
+        self.let_pass = 0
+        """Replies that are yet to be passed on before one is cut."""
         self.cuts = 0
         """Replies that are yet to be swallowed, each with its connection."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._start(self._accept)
 
     @property
     def url(self) -> str:
@@ -112,48 +120,62 @@ class Wire:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def close(self) -> None:
-        """Let no one in any more."""
-        self._listener.close()
+        """Hang up."""
+        self.delay = 0.0
+        for end in self._ends:
+            hang_up(end)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments))
+        self._threads[-1].start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
+        with suppress(OSError):
+            while True:
+                client, _ = self._ends[0].accept()
+                self._ends.append(client)
+                self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
             server = socket.create_connection(("127.0.0.1", self._target))
-            for carry in (self._carry_requests, self._carry_replies):
-                threading.Thread(target=carry, args=(client, server), daemon=True).start()
-
-    def _carry_requests(self, client: socket.socket, server: socket.socket) -> None:
-        self._carry(client, server, lambda data: data)
-
-    def _carry_replies(self, client: socket.socket, server: socket.socket) -> None:
-        self._carry(server, client, self._spoil)
+        except OSError:
+            hang_up(client)
+            return
+        self._ends.append(server)
+        self._start(self._carry, client, server, lambda data: data)
+        self._start(self._carry, server, client, self._spoil)
 
     def _spoil(self, data: bytes) -> bytes:
-        """Cut a reply to a script: those to the handshake of a connection are let through."""
-        is_handshake = data.startswith((b"%", b"+OK", b"*")) or b"NOSCRIPT" in data
-        if self.cuts and not is_handshake:
-            self.cuts -= 1
-            return b""
+        """Cut a reply to a script; all others are let through."""
+        if self.cuts and (b"admitted" in data or b"settled" in data):
+            if not self.let_pass:
+                self.cuts -= 1
+                return b""
+            self.let_pass -= 1
         threading.Event().wait(self.delay)
         return data
 
     def _carry(
         self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]
     ) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(1 << 16):
                 changed = change(data)
                 if not changed:
                     break
                 target.sendall(changed)
-        except OSError:
-            pass
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        hang_up(source)
+        hang_up(target)
+
+
+def hang_up(end: socket.socket) -> None:
+    """Close a socket that another thread may be waiting at."""
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 @pytest.fixture(scope="session")

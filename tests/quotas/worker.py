@@ -87,7 +87,6 @@ class Journal:
     def __init__(self, carrier: Any, path: Path) -> None:
         self._carrier = carrier
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.outages = 0
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Note a settlement, then send it."""
