@@ -22,7 +22,8 @@ import otel_limits
 from otel_limits.quotas import setup
 from otel_limits.quotas.redis_store import RedisStore
 
-STARTUP_SECONDS = 10.0
+PATIENCE = 60.0
+"""Seconds that nothing takes, be the machine as crowded as it may."""
 
 
 def free_port() -> int:
@@ -31,6 +32,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    give_up = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < give_up
+        pause.wait(0.01)
 
 
 class Server:
@@ -62,10 +72,11 @@ class Server:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--dir", str(self._folder), "--daemonize", "no", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        give_up = time.monotonic() + STARTUP_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None, "redis-server ended at once"
-            assert time.monotonic() < give_up, "redis-server does not answer"
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        eventually(self._answers)
 
     def stop(self) -> None:
         """End it at once, so that it forgets everything."""
@@ -93,6 +104,7 @@ class Server:
             self._process.send_signal(number)
 
     def _answers(self) -> bool:
+        assert self._process is None or self._process.poll() is None, "redis-server ended at once"
         try:
             return bool(self.client.ping())
         except redis.RedisError:

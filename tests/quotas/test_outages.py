@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +15,7 @@ from otel_limits.quotas.store import Count, Standing
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
-from tests.quotas.conftest import Server, Wire
+from tests.quotas.conftest import PATIENCE, Server, Wire, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tests.quotas.conftest import Hold
 
 TIMEOUT = 0.1
-PATIENCE = 60.0
 AMOUNT = 5
 CALLS = {"model_calls": AMOUNT, "window": "month"}
 
@@ -135,15 +133,6 @@ def lose(
 def decisions(facts: list[Fact]) -> list[str]:
     """What was decided."""
     return [fact.decision for fact in facts if isinstance(fact, QuotaDecision)]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    give_up = time.monotonic() + PATIENCE
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < give_up
-        pause.wait(0.01)
 
 
 # --- deny, allow, local ---------------------------------------------------------------------------
