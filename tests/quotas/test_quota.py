@@ -149,7 +149,7 @@ def test_a_quota_in_usd_needs_prices(
     path = tmp_path / "limits.yaml"
     path.write_text("quotas: {daily: {window: day, usd: 20}}\n")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
-    with pytest.raises(ConfigurationError, match="limit or quota in USD needs prices"):
+    with pytest.raises(ConfigurationError, match="usd needs prices, and there are none"):
         enable()
 
 
