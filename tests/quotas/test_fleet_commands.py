@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -19,7 +19,7 @@ from otel_limits.facts import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import killing
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
-from tests.quotas.conftest import eventually
+from tests.quotas.conftest import PATIENCE, eventually
 from tests.quotas.test_agents import carrying
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def test_a_key_is_written_as_it_is_or_as_it_is_shown(
     used: Any, run: Run, facts: list[Fact], written: str
 ) -> None:
     """Only that one is changed."""
-    shown = [fact.key for fact in facts if isinstance(fact, QuotaUse) and "#" in fact.key][0]
+    shown = next(fact.key for fact in facts if isinstance(fact, QuotaUse) and "#" in fact.key)
     key = shown if written == "as shown" else written
     assert run("quotas", "reset", "tenants", key)[0] == 0
     levels = json.loads(run("quotas", "--format", "json")[1])
@@ -261,12 +261,13 @@ class Endless(ScriptedModel):
 
     def __init__(self) -> None:
         super().__init__([])
+        self.began = asyncio.Event()
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[Any]:
         """Send word after word."""
-        self.calls += 1
         yield {"messageStart": {"role": "assistant"}}
         yield {"contentBlockStart": {"start": {}}}
+        self.began.set()
         while True:
             yield {"contentBlockDelta": {"delta": {"text": "word "}}}
             await asyncio.sleep(0.01)
@@ -285,11 +286,12 @@ def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
     eventually(listening(server))
 
     async def invoke() -> list[str]:
-        agents = [make_agent(Endless(), name=f"research-{n}") for n in range(2)]
+        models = [Endless(), Endless()]
+        agents = [make_agent(model, name=f"research-{n}") for n, model in enumerate(models)]
         other = make_agent(ScriptedModel([says("done")]), name="writer")
         tasks = [asyncio.create_task(agent.invoke_async("go")) for agent in agents]
-        while not all(agent.model.calls for agent in agents):  # type: ignore[attr-defined]
-            await asyncio.sleep(0.01)
+        for model in models:
+            await model.began.wait()
         told = await asyncio.to_thread(run, "kill", "--agent", "research-*")
         assert told == (0, "Told 1 process to end agents named 'research-*'.\n", "")
         results = await asyncio.gather(*tasks, other.invoke_async("go"))
@@ -319,7 +321,7 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
 ) -> None:
     """And once."""
     heard: list[str] = []
-    monkeypatch.setattr(LIVE, "kill", lambda agent: heard.append(agent) or 0)
+    monkeypatch.setattr(LIVE, "kill", lambda agent: len(heard) if heard.append(agent) else 0)
     monkeypatch.setattr(killing, "RETRY_SECONDS", 0.5)
     hold({}, server.url)
     eventually(listening(server))
@@ -332,23 +334,35 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
     eventually(lambda: heard == ["research-*", "another"])
 
 
+def hear_one_kill(end: int) -> NoReturn:
+    """Tell the parent of the first kill that is heard, and end."""
+    heard = threading.Event()
+
+    def kill(*, agent: str) -> int:
+        os.write(end, agent.encode())
+        heard.set()
+        return 0
+
+    setattr(LIVE, "kill", kill)  # noqa: B010  mypy does not like a method to be replaced
+    heard.wait(PATIENCE)
+    os._exit(0)
+
+
 def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> None:
     """Forked ones, too."""
     hold({}, server.url)
     eventually(listening(server))
-    ends: list[tuple[int, int]] = []
+    children = []
     for _ in range(3):
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            LIVE.kill = lambda **_: os.write(writing, b"x") or os._exit(0)  # type: ignore[method-assign,assignment]
-            while True:
-                time.sleep(1)
+            hear_one_kill(writing)
         os.close(writing)
-        ends.append((child, reading))
+        children.append((child, reading))
     eventually(listening(server, 4))
     assert "Told 4 processes" in run("kill", "--agent", "x")[1]
-    for child, reading in ends:
+    for child, reading in children:
         assert os.read(reading, 1) == b"x"
         os.close(reading)
         os.waitpid(child, 0)
