@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import wrapt
@@ -21,7 +21,15 @@ from otel_limits import config, pricing
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
 from otel_limits.faults import unfelt
-from otel_limits.limits import ACTIONS, NO_LIMITS, Action, Limits, Policy, require_choice
+from otel_limits.limits import (
+    ACTIONS,
+    NO_LIMITS,
+    Action,
+    Limits,
+    Policy,
+    require_choice,
+    require_tree,
+)
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.policy.document import NO_DOCUMENT, Document
@@ -100,59 +108,79 @@ class Switch:
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
+            self._observers = ()
             self._release_quotas()
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
+                self._tell()
+                self._serve()
                 return
             self._watch.stop()
             self._attachment.detach()
-            LIVE.observers = self._observers = ()
+            LIVE.observers = ()
             LIVE.prices = LIVE.tool_log = None
             if self._prometheus is not None:
                 self._prometheus.close()
                 self._prometheus = None
 
-    def adopt(self, agent: Agent, limits: Limits, action: Action | None) -> None:
+    def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
         """Give `agent` a policy of its own, over the one that `on` gave to all."""
         reading = config.read()
         if reading.settings.disabled:
             return
-        mistakes = price_mistakes([limits], self._policy_file.document)
+        mistakes = price_mistakes([limits, tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
         with self._lock:
             self._start()
             self._own.add(agent)
-            self._bind(agent, limits, action)
+            former = self._bindings.pop(agent, None)
+            if former is not None:
+                former.detach(agent)
+            self._bind(agent, limits, action, tree)
 
     def provide_when_missing(self) -> None:
         """Set a tracer provider when an agent is first called and the program has set none."""
         self._provides = True
 
     def policy(
-        self, agent: str, *, limits: Limits = NO_LIMITS, action: Action | None = None
+        self,
+        agent: str,
+        *,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
     ) -> Policy:
-        """What applies now to an agent of this name that sets `limits` and `action` itself."""
+        """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
-        return replace(base, limits=limits.over(base.limits), action=action or base.action)
+        return replace(
+            base,
+            limits=limits.over(base.limits),
+            tree=tree.over(base.tree),
+            action=action or base.action,
+        )
 
     # --- observers --------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._prometheus is None:
             self._prometheus = _make_metrics()
+        self._tell()
+        threading.Thread(target=self._current_prices().load, daemon=True).start()
+        self._attachment.attach()
+        self._watch.start()
+
+    def _tell(self) -> None:
+        """Tell those of what happens who are to be told now."""
         counting = () if self._prometheus is None else (self._prometheus,)
         LIVE.observers = (log, *counting, *self._observers)
         LIVE.prices = self._price_of
         LIVE.tool_log = _make_tool_log(self._settings)
-        threading.Thread(target=self._current_prices().load, daemon=True).start()
-        self._attachment.attach()
-        self._watch.start()
 
     @unfelt("prometheus")
     def _serve(self) -> None:
@@ -163,7 +191,10 @@ class Switch:
         """
         with self._lock:
             settings, metrics = self._settings, self._prometheus
-            if settings is None or settings.prometheus_port is None or metrics is None:
+            if metrics is None:
+                return
+            if settings is None or settings.prometheus_port is None:
+                metrics.stop_serving()
                 return
             try:
                 metrics.serve(settings.prometheus_port, settings.prometheus_host)
@@ -245,10 +276,18 @@ class Switch:
                 or bind(agent, NO_LIMITS, None)  # a fault must not leave it without its limits
             )
 
-    def _bind(self, agent: Agent, limits: Limits, action: Action | None) -> Binding:
+    def _bind(
+        self,
+        agent: Agent,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
+    ) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(LIVE, functools.partial(self.policy, limits=limits, action=action))
+        binding = Binding(
+            LIVE, functools.partial(self.policy, limits=limits, action=action, tree=tree)
+        )
         try:
             binding.attach(agent)
         except Exception:
@@ -258,13 +297,21 @@ class Switch:
         return binding
 
 
+def _installed_version() -> str:
+    """Return our version; a frozen application may have left its metadata out."""
+    try:
+        return version("otel-limits")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _make_metrics() -> PrometheusObserver | None:
     """Make the metrics, or go without: what limits an agent does not depend on them."""
     from otel_limits.observers.prometheus import PrometheusObserver
 
     try:
         observer = PrometheusObserver()
-        observer.info(version("otel-limits"))
+        observer.info(_installed_version())
     except (OSError, ValueError) as error:
         logger.error(  # noqa: TRY400  the sentence says it all
             "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
@@ -313,6 +360,7 @@ def enable(
     limits: Limits | None = None,
     *,
     action: Action | None = None,
+    tree: Limits | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
     """Limit every agent of this process: those that exist, and those made later.
@@ -323,7 +371,8 @@ def enable(
 
     Args:
         limits: Caps; one that is `None` is taken from the environment.
-        action: `observe`, `halt` or `raise`.
+        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
+        tree: Caps for an invocation together with everything that it starts.
         observers: Called with every fact (see `otel_limits.Fact`); one that fails is logged and
             counted, and never felt by the agent.
 
@@ -334,18 +383,18 @@ def enable(
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
-    if action is not None:
-        try:
-            require_choice("action", action, ACTIONS)
-        except ValueError as error:
-            mistakes.append(str(error))
+    try:
+        require_choice("action", "halt" if action is None else action, ACTIONS)
+        require_tree(tree or NO_LIMITS)
+    except ValueError as error:
+        mistakes.append(str(error))
     policy = reading.settings.policy
     mistakes += price_mistakes(
-        [limits or NO_LIMITS, policy.limits, policy.tree], policy_file.document
+        [limits or NO_LIMITS, tree or NO_LIMITS, policy.limits, policy.tree], policy_file.document
     )
     if mistakes:
         raise ConfigurationError(mistakes)
-    SWITCH.on(_override(reading.settings, limits, action), observers, policy_file)
+    SWITCH.on(_override(reading.settings, limits, action, tree), observers, policy_file)
     _announce_preset(reading)
 
 
@@ -426,11 +475,12 @@ def _end_process(mistakes: Sequence[str]) -> NoReturn:
 
 
 def _override(
-    settings: config.Settings, limits: Limits | None, action: Action | None
+    settings: config.Settings, limits: Limits | None, action: Action | None, tree: Limits | None
 ) -> config.Settings:
     policy = replace(
         settings.policy,
         limits=(limits or NO_LIMITS).over(settings.policy.limits),
+        tree=(tree or NO_LIMITS).over(settings.policy.tree),
         action=action or settings.policy.action,
     )
     return replace(settings, policy=policy)

@@ -450,6 +450,20 @@ VALIDATORS: Final[Mapping[str, Callable[[str, object], Any]]] = {
 NO_LIMITS: Final = Limits()
 
 
+def require_tree(limits: Limits) -> Limits:
+    """Return `limits`, if a whole budget tree can have them.
+
+    Raises:
+        ValueError: One of them makes no sense for a tree.
+    """
+    foreign = [name for name, _ in limits.items() if name not in TREE_LIMITS]
+    if foreign:
+        raise ValueError(
+            f"{foreign[0]} is no limit of a budget tree. It can have: {', '.join(TREE_LIMITS)}."
+        )
+    return limits
+
+
 def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return `value`, or list what it may be.
 

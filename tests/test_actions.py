@@ -116,14 +116,18 @@ def test_each_threshold_fires_once(
     source: str,
     monkeypatch: pytest.MonkeyPatch,
     facts: list[Fact],
+    metric: Metric,
     warnings_logged: Callable[[], list[str]],
 ) -> None:
-    """Once per invocation, limit and threshold: as a fact, and in the log."""
+    """Once per invocation, limit and threshold: as a fact, in the metrics and in the log."""
     monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5,0.9")
     enable(Limits(max_turns=10), observers=[facts.append])
     make_agent(ScriptedModel([*[uses("search")] * 8, says("done")]))("go")
     warned = [fact for fact in facts if isinstance(fact, Warned)]
     assert [(w.threshold, w.level.observed) for w in warned] == [(0.5, 5), (0.9, 9)]
+    labels = {"agent": "tester", "limit": "max_turns"}
+    assert metric("otel_limits_warnings_total", **labels, threshold="0.5") == 1
+    assert metric("otel_limits_warnings_total", **labels, threshold="0.9") == 1
     assert warnings_logged() == [
         "max_turns is used to 50 % by agent 'tester': 5 of 10.",
         "max_turns is used to 90 % by agent 'tester': 9 of 10.",

@@ -409,7 +409,8 @@ SHALLOW = 140
 
 def depth_of_a_runaway(make_agent: MakeAgent) -> tuple[int, int]:
     """Let a runaway run into Python's recursion limit: its model calls and finished turns."""
-    agent = make_agent(runaway(), tools=[search])
+    model = ScriptedModel(endless(uses("search")), model_id="gpt-4o")  # its price is looked up
+    agent = make_agent(model, tools=[search])
     turns: list[Any] = []
     agent.hooks.add_callback(AfterToolsEvent, lambda event: turns.append(event.message))
     with frames(SHALLOW), pytest.raises(EventLoopException, match="recursion"):
@@ -425,7 +426,7 @@ def test_a_runaway_without_limits_dies_of_recursion_and_is_booked(
     """Every call of it is counted, and no callback of ours was the one that went too deep."""
     bare, _ = depth_of_a_runaway(make_agent)
     facts: list[Fact] = []
-    enable(observers=[facts.append])
+    enable(Limits(max_no_progress_turns=10**6), observers=[facts.append])
     calls, _ = depth_of_a_runaway(make_agent)
     assert bare - 4 <= calls <= bare
     assert [fact for fact in facts if isinstance(fact, Fault)] == []

@@ -79,6 +79,20 @@ def test_a_tree_shares_one_budget(
     assert (breach.limit, breach.observed) == ("tree_max_turns", 4)
 
 
+def test_a_tree_can_be_capped_in_code(source: str) -> None:
+    """`enable(tree=…)` and a plugin's `tree` cap it; what makes no sense for a tree is refused."""
+    enable(tree=Limits(max_turns=4))
+    child, parent = ScriptedModel(endless(uses("look"))), ScriptedModel(endless(ASK_CHILD))
+    family(child, parent)("go")
+    assert child.calls + parent.calls == 4
+    plugin = otel_limits.LimitsPlugin(tree=Limits(max_turns=1))
+    alone = ScriptedModel(endless(uses("nothing")))
+    agent = Agent(model=alone, plugins=[plugin], callback_handler=None)
+    assert (agent("go").stop_reason, alone.calls) == ("max_turns", 1)
+    with pytest.raises(ValueError, match="max_iterations is no limit of a budget tree"):
+        enable(tree=Limits(max_iterations=1))
+
+
 def test_a_tree_counts_each_call_once(
     source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
 ) -> None:

@@ -243,6 +243,22 @@ def test_signals_reach_the_program() -> None:
         assert process.wait() == -signal.SIGTERM
 
 
+def test_sigusr2_ends_what_is_live() -> None:
+    """A program that is told by the signal ends its invocation with `killed`, and goes on."""
+    with subprocess.Popen(
+        (*RUN, "--", sys.executable, ENDLESS, "--wait"),
+        stdout=subprocess.PIPE,
+        env=fresh_environment(),
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "waiting\n"
+        program.send_signal(signal.SIGUSR2)
+        last = program.stdout.read().splitlines()[-1]
+        assert program.wait(60) == 0
+    assert json.loads(last)["stop_reason"] == "killed"
+
+
 def test_a_provider_that_the_program_sets_before_the_first_call_wins() -> None:
     """Even after the agent was made: no warning of OpenTelemetry, and the cap holds by spans."""
     ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS, "--late-provider")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_limits.facts import Fact
-    from tests.conftest import MakeAgent
+    from tests.conftest import MakeAgent, Metric
 
 POLICY = """
 models:
@@ -72,13 +73,14 @@ def test_a_plugin_with_a_cost_limit_without_prices_is_a_mistake(
 
 
 def test_an_unknown_price_is_unknown(
-    make_agent: MakeAgent, no_package: None, source: str, facts: list[Fact]
+    make_agent: MakeAgent, no_package: None, source: str, facts: list[Fact], metric: Metric
 ) -> None:
     """Without a price a call has none, and is counted as unpriced."""
     enable(observers=[facts.append])
     make_agent(ScriptedModel([says("done")]))("go")
     assert [f.price for f in facts if isinstance(f, ModelCall)] == [None]
     assert [(f.cost, f.unpriced_calls) for f in facts if isinstance(f, Stop)] == [(0, 1)]
+    assert metric("otel_limits_unpriced_tokens_total", model="scripted") == 15
 
 
 def test_an_unknown_price_can_halt(
@@ -113,3 +115,17 @@ def test_no_tool_log_unless_asked_for(make_agent: MakeAgent, tmp_path: Path) -> 
     enable(Limits(max_turns=1))
     make_agent(ScriptedModel(endless(uses("search"))))("go")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_frozen_application_without_metadata_is_limited(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, metric: Metric
+) -> None:
+    """Where the package's metadata is missing, the version is unknown and all else works."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("otel_limits.instrumentor.version", missing)
+    enable(Limits(max_turns=1))
+    assert make_agent(ScriptedModel(endless(uses("search"))))("go").stop_reason == "max_turns"
+    assert metric("otel_limits_build_info", version="unknown") == 1

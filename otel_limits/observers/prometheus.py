@@ -26,6 +26,7 @@ from otel_limits.facts import (
     Started,
     Stop,
     Turn,
+    Warned,
 )
 from otel_limits.limits import STOP_REASONS
 
@@ -113,6 +114,16 @@ METRICS: Final = (
         help="Failures inside otel-limits that were kept away from the agent.",
     ),
     MetricSpec(
+        name="otel_limits_warnings_total",
+        labels=("agent", "limit", "threshold"),
+        help="Soft thresholds that were passed, once per invocation, limit and threshold.",
+    ),
+    MetricSpec(
+        name="otel_limits_unpriced_tokens_total",
+        labels=("model",),
+        help="Tokens of model calls whose price is unknown.",
+    ),
+    MetricSpec(
         name="otel_limits_policy_valid",
         labels=(),
         help="1 unless the newest version of the policy file was refused, so that the version "
@@ -176,12 +187,13 @@ class AgentCounters:
 class ModelCounters:
     """The counters of one agent with one model."""
 
-    __slots__ = ("input", "kinds", "output")
+    __slots__ = ("input", "kinds", "output", "unpriced")
 
     def __init__(self, agent: str, model: str, metrics: PrometheusObserver) -> None:
         """Create every series of the pair at 0."""
         self.input = metrics.counter("otel_limits_tokens_total", agent, model, "input")
         self.output = metrics.counter("otel_limits_tokens_total", agent, model, "output")
+        self.unpriced = metrics.counter("otel_limits_unpriced_tokens_total", model)
         self.kinds = {
             kind: metrics.counter("otel_limits_model_calls_total", agent, model, kind)
             for kind in CALL_KINDS
@@ -222,6 +234,7 @@ class PrometheusObserver:
             Cycle: self._cycle,
             Turn: self._turn,
             ModelCall: self._model_call,
+            Warned: self._warned,
             Halt: self._halt,
             Stop: self._stop,
             Fault: self._fault,
@@ -321,6 +334,8 @@ class PrometheusObserver:
             counters.input.inc(fact.usage.input)
         if fact.usage.output:
             counters.output.inc(fact.usage.output)
+        if fact.price is None and fact.usage.total:
+            counters.unpriced.inc(fact.usage.total)
 
     def _halt(self, fact: Halt) -> None:
         if fact.action in ("halted", "raised"):
@@ -331,6 +346,11 @@ class PrometheusObserver:
         reason = fact.breach.reason if fact.breach else fact.reason
         agent = self._agent(fact.agent).agent
         self.counter("otel_limits_stops_total", agent, reason_label(reason), fact.action).inc()
+
+    def _warned(self, fact: Warned) -> None:
+        agent, limit = self._agent(fact.invocation.agent).agent, fact.level.limit
+        threshold = f"{fact.threshold:g}"
+        self.counter("otel_limits_warnings_total", agent, limit, threshold).inc()
 
     def _policy_read(self, fact: PolicyRead) -> None:
         self._metrics["otel_limits_policy_valid"].set(fact.valid)  # type: ignore[union-attr]

@@ -2,13 +2,15 @@
 
 It knows nothing of limits: `otel_limits.testing` only scripts the model. Arguments make it what
 programs in the wild are: `--late-provider` sets a tracer provider after the agent was made,
-`--enable` limits agents in code, `--stay` goes on until standard input is closed.
+`--enable` limits agents in code, `--wait` has a tool that waits, `--stay` goes on until standard
+input is closed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 
 from opentelemetry import trace
@@ -29,6 +31,9 @@ MOST_CALLS = 40
 @tool
 def search() -> str:
     """Search."""
+    if "--wait" in sys.argv:
+        print("waiting", flush=True)  # noqa: T201  its output
+        time.sleep(0.2)
     return "nothing found"
 
 

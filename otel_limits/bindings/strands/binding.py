@@ -192,13 +192,13 @@ class Binding:
         agent.add_middleware(InvokeModelStage, self._model_stage)
 
     def detach(self, agent: Agent) -> None:
-        """Take away what `attach` added, and nothing else."""
-        callbacks = [callback for _, callback, _ in self._hooks()]
-        for entries in agent.hooks._registered_callbacks.values():
-            entries[:] = [entry for entry in entries if entry.callback not in callbacks]
-        stages = [self._agent_stage, self._model_stage]
-        for handlers in agent._middleware_registry._handlers.values():
-            handlers[:] = [tagged for tagged in handlers if tagged.handler not in stages]
+        """Take away what `attach` added, and nothing else; what is live is followed no further."""
+        while (run := self._leave()) is not None:
+            run.finish(run.reason or "aborted")
+        ours: list[Any] = [self._agent_stage, self._model_stage]
+        ours += [callback for _, callback, _ in self._hooks()]
+        _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
+        _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
 
     # --- begin and end of an invocation -----------------------------------------------------------
 
@@ -340,6 +340,7 @@ class Binding:
         live = self._newest
         if live is None:
             return
+        CURRENT.set(live.run)
         if live.wrapping is not None:
             event.cancel = f"Not run: {why(live.wrapping)}."
         if event.cancel:
@@ -465,8 +466,17 @@ class Binding:
         if refusal is not None:
             end_cycle_span(trace.get_current_span())
             raise refusal
+        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
         _open_call(live, context)
         return _follow(live, next_fn(_with_notes(live, context) or context))
+
+
+def _without(registered: dict[Any, list[Any]], is_ours: Callable[[Any], bool]) -> None:
+    """Take entries out of a registry, in copies: it may be in use at this moment."""
+    for key, entries in list(registered.items()):
+        registered[key] = [entry for entry in entries if not is_ours(entry)]
+        if not registered[key]:
+            del registered[key]
 
 
 def _canceller(

@@ -1,0 +1,296 @@
+"""What an application's `/metrics` says about its agents, and where it is served."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import otel_limits
+from otel_limits import Limits, enable
+from otel_limits.limits import Policy
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+
+if TYPE_CHECKING:
+    from strands import Agent
+
+    from tests.conftest import MakeAgent, Metric
+
+LABELS = {
+    "otel_limits_stops_total": {"agent", "reason", "action"},
+    "otel_limits_turns_total": {"agent"},
+    "otel_limits_cycles_total": {"agent"},
+    "otel_limits_model_calls_total": {"agent", "model", "kind"},
+    "otel_limits_synthetic_messages_total": {"agent", "reason"},
+    "otel_limits_tokens_total": {"agent", "model", "type"},
+    "otel_limits_blind_invocations_total": {"agent"},
+    "otel_limits_internal_errors_total": {"component"},
+}
+"""The names and labels that dashboards and alerts are written against."""
+
+
+def exposed() -> dict[str, list[dict[str, str]]]:
+    """Labels of every sample of ours in the default registry, as a scrape parses them."""
+    samples: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(generate_latest().decode()):
+        for sample in family.samples:
+            if sample.name.startswith("otel_limits_"):
+                samples.setdefault(sample.name, []).append(dict(sample.labels))
+    return samples
+
+
+def halted(make_agent: MakeAgent, **arguments: str) -> Agent:
+    """An agent that was halted at two turns."""
+    agent = make_agent(ScriptedModel(endless(uses("search")), model_id="m-1"), **arguments)
+    agent("go")
+    return agent
+
+
+def test_names_and_labels(make_agent: MakeAgent) -> None:
+    """Each metric has exactly its labels, and none of them is a run or a trace."""
+    enable(Limits(max_turns=2))
+    halted(make_agent)
+    LIVE.tell_fault("processor")
+    samples = exposed()
+    assert {name: set(samples[name][0]) for name in LABELS} == LABELS
+    assert all(set(labels) == LABELS[name] for name in LABELS for labels in samples[name])
+
+
+def test_build_info_is_a_constant(metric: Metric) -> None:
+    """The version is a label of a constant 1."""
+    enable()
+    (labels,) = exposed()["otel_limits_build_info"]
+    assert metric("otel_limits_build_info", **labels) == 1
+    assert labels["version"]
+
+
+@pytest.mark.usefixtures("source")
+def test_a_halted_invocation(make_agent: MakeAgent, metric: Metric) -> None:
+    """Two turns of 15 tokens and a halt are exactly that in every metric."""
+    enable(Limits(max_turns=2))
+    halted(make_agent)
+    agent, model = {"agent": "tester"}, {"agent": "tester", "model": "m-1"}
+    reason = {"agent": "tester", "reason": "max_turns"}
+    assert metric("otel_limits_stops_total", **reason, action="halted") == 1
+    assert metric("otel_limits_synthetic_messages_total", **reason) == 1
+    assert metric("otel_limits_turns_total", **agent) == 2
+    assert metric("otel_limits_cycles_total", **agent) == 2
+    assert metric("otel_limits_tokens_total", **model, type="input") == 20
+    assert metric("otel_limits_tokens_total", **model, type="output") == 10
+    kinds = ("measured", "zero_token", "unmeasured", "failed")
+    counted = [metric("otel_limits_model_calls_total", **model, kind=kind) for kind in kinds]
+    assert counted == [2, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("source")
+def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
+    """A zero that the provider reported, a usage that is missing and a failure are told apart."""
+    enable()
+    zero = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+    script = [
+        uses("search"),
+        uses("search", usage=zero),
+        uses("search", usage=None),
+        fails(ConnectionError("gone")),
+    ]
+    with pytest.raises(Exception, match="gone"):
+        make_agent(ScriptedModel(script))("go")
+    labels = {"agent": "tester", "model": "scripted"}
+    kinds = ("measured", "zero_token", "unmeasured", "failed")
+    counted = [metric("otel_limits_model_calls_total", **labels, kind=kind) for kind in kinds]
+    assert counted == [1, 1, 1, 1]
+    stops = {"agent": "tester", "reason": "error", "action": "none"}
+    assert metric("otel_limits_stops_total", **stops) == 1
+
+
+def test_a_natural_end_is_counted(make_agent: MakeAgent, metric: Metric) -> None:
+    """Every finished invocation is a stop, so that a share of halted ones can be told."""
+    enable()
+    make_agent(ScriptedModel([says("done")]))("go")
+    stops = {"agent": "tester", "reason": "end_turn", "action": "none"}
+    assert metric("otel_limits_stops_total", **stops) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "taken"), [("observe", "observed"), ("halt", "halted"), ("raise", "raised")]
+)
+def test_every_reason_is_there_before_it_happens(
+    action: otel_limits.limits.Action, taken: str, make_agent: MakeAgent
+) -> None:
+    """An agent that was seen once has a zero for each reason, or the first alert is missed."""
+    enable(Limits(max_turns=9), action=action)
+    make_agent(ScriptedModel([says("done")]))("go")
+    stops = exposed()["otel_limits_stops_total"]
+    ours = {labels["reason"] for labels in stops if labels["action"] == taken}
+    assert ours == set(otel_limits.limits.STOP_REASONS)
+    others = {labels["reason"] for labels in stops if labels["action"] == "none"}
+    assert {"end_turn", "cancelled", "interrupt", "max_tokens", "error", "aborted"} <= others
+    synthetic = exposed()["otel_limits_synthetic_messages_total"]
+    assert {"max_turns", "max_iterations", "max_token_budget"} <= {
+        labels["reason"] for labels in synthetic
+    }
+
+
+def test_a_reason_that_nobody_defined_is_other(make_agent: MakeAgent, metric: Metric) -> None:
+    """A stop reason that a provider made up cannot mint series."""
+    enable()
+    make_agent(ScriptedModel([says("done", stop_reason="made up")]))("go")
+    stops = {"agent": "tester", "reason": "_other", "action": "none"}
+    assert metric("otel_limits_stops_total", **stops) == 1
+
+
+def agents_exposed() -> set[str]:
+    """Agents that a scrape knows."""
+    return {labels["agent"] for labels in exposed()["otel_limits_turns_total"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("a\ud800b", "a\ufffdb"),
+        ("a\x00\x1b[31m\nb", "a\ufffd\ufffd[31m\ufffdb"),
+        ("x" * 200, "x" * 128),
+        ('quoted "\\" name', 'quoted "\\" name'),
+        ("日本語 é", "日本語 é"),
+    ],
+    ids=["surrogate", "control", "long", "quotes", "unicode"],
+)
+def test_label_values_are_cleaned(name: str, label: str, make_agent: MakeAgent) -> None:
+    """A name with a surrogate, a control character or no end cannot break a scrape."""
+    enable()
+    make_agent(ScriptedModel([says("done")], model_id=name), name=name)("go")
+    assert agents_exposed() == {label}
+    models = {labels["model"] for labels in exposed()["otel_limits_tokens_total"]}
+    assert models == {label}
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    names=st.lists(st.text(st.characters(), max_size=200), max_size=5),
+    model=st.text(st.characters(), max_size=200),
+)
+def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
+    """Whatever agents and models are called, the page is made and can be read back."""
+    enable()
+    for name in names:
+        run = LIVE.start(name, Policy())
+        run.open_call(model, 1)
+        run.settle(otel_limits.Usage(input=1))
+        run.finish("end_turn")
+    samples = exposed()
+    assert sum(len(each) for each in samples.values()) > 0
+    for labels in samples.get("otel_limits_tokens_total", []):
+        assert all(len(value) <= 128 and value.isprintable() for value in labels.values())
+    otel_limits.disable()
+
+
+def test_a_flood_of_names_is_folded() -> None:
+    """A thousand agents and models cost a bounded number of series, and nothing is lost."""
+    enable()
+    for number in range(1000):
+        run = LIVE.start(f"agent-{number}", Policy())
+        run.open_call(f"model-{number}", 1)
+        run.settle(otel_limits.Usage(input=1))
+        run.finish("end_turn")
+    (tokens,) = (each for each in REGISTRY.collect() if each.name == "otel_limits_tokens")
+    counted = [sample for sample in tokens.samples if sample.name.endswith("_total")]
+    assert sum(sample.value for sample in counted) == 1000
+    assert len(counted) <= 1000
+    assert len(agents_exposed()) <= 101
+    assert "_other" in agents_exposed()
+
+
+def test_the_default_registry_has_them_and_loses_them(make_agent: MakeAgent) -> None:
+    """An application that serves `/metrics` already has ours, until they are switched off."""
+    enable(Limits(max_turns=2))
+    halted(make_agent)
+    assert b'otel_limits_turns_total{agent="tester"} 2.0' in generate_latest(REGISTRY)
+    otel_limits.disable()
+    assert b"otel_limits" not in generate_latest(REGISTRY)
+
+
+@pytest.fixture
+def port() -> int:
+    """A TCP port that is free."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+        return number
+
+
+def scrape(port: int, host: str = "127.0.0.1") -> str:
+    """Read the page that is served."""
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as page:
+        text: str = page.read().decode()
+        return text
+
+
+def test_the_endpoint_serves_loopback_alone(
+    make_agent: MakeAgent, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`OTEL_LIMITS_PROMETHEUS_PORT` serves 127.0.0.1, and no other address of the machine."""
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
+    enable(Limits(max_turns=2))
+    halted(make_agent)
+    assert 'otel_limits_turns_total{agent="tester"} 2.0' in scrape(port)
+    with pytest.raises(urllib.error.URLError):
+        scrape(port, host="127.0.0.2")
+
+
+def test_the_endpoint_can_be_told_where_to_bind(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`OTEL_LIMITS_PROMETHEUS_HOST` names another address."""
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_HOST", "127.0.0.2")
+    enable()
+    assert "otel_limits_build_info" in scrape(port, host="127.0.0.2")
+
+
+def test_the_endpoint_closes(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`disable()` frees the port, and so does an `enable()` without one."""
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
+    for close in (otel_limits.disable, without_port(monkeypatch)):
+        monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
+        enable()
+        scrape(port)
+        close()
+        with pytest.raises(urllib.error.URLError):
+            scrape(port)
+
+
+def without_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make a function that enables again without the endpoint."""
+
+    def close() -> None:
+        monkeypatch.delenv("OTEL_LIMITS_PROMETHEUS_PORT")
+        enable()
+
+    return close
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_port_that_is_taken_is_no_catastrophe(
+    make_agent: MakeAgent,
+    metric: Metric,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged with what to do, counted, and limits are in force."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(taken))
+        enable(Limits(max_turns=2))
+    assert f"cannot serve /metrics on 127.0.0.1 port {taken}" in caplog.text
+    assert "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port." in caplog.text
+    assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
+    assert str(halted(make_agent).messages[-1]["metadata"]["custom"]["synthetic"]) == "True"

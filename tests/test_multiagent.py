@@ -1,0 +1,298 @@
+"""Several agents at once: budgets don't mix, and every one of them returns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent, tool
+from strands.multiagent import GraphBuilder, Swarm
+from strands.multiagent.base import Status
+
+import otel_limits
+from otel_limits import Fact, LimitReachedError, Limits, LimitsPlugin, ModelCall, Stop, enable
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable
+
+    from strands.agent import AgentResult
+    from strands.types.streaming import StreamEvent
+
+    from tests.conftest import Call
+
+pytestmark = pytest.mark.usefixtures("source")
+
+
+class Pausing(ScriptedModel):
+    """Gives way to other agents of the same event loop before every chunk."""
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Stream the next answer of the script."""
+        async for event in super().stream(*arguments, **named):
+            await asyncio.sleep(0)
+            yield event
+
+
+class InStep(ScriptedModel):
+    """Waits before every answer until as many other models have been asked."""
+
+    gate: threading.Barrier
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Stream the next answer of the script."""
+        self.gate.wait(timeout=30)
+        async for event in super().stream(*arguments, **named):
+            yield event
+
+
+@tool
+async def search(query: str = "") -> str:
+    """Search for a query."""
+    await asyncio.sleep(0)
+    return "nothing found"
+
+
+def runaway(name: str, **arguments: Any) -> Agent:
+    """An agent that asks for one more search for ever."""
+    arguments.setdefault("model", Pausing(endless(uses("search"))))
+    return Agent(**{"tools": [search], "name": name, "callback_handler": None, **arguments})
+
+
+def calls_of(agent: Agent) -> int:
+    """Model calls that `agent` has made."""
+    assert isinstance(agent.model, ScriptedModel)
+    return agent.model.calls
+
+
+def spent(facts: list[Fact]) -> dict[str, tuple[int, int]]:
+    """Model calls and tokens of each agent's finished invocations."""
+    return {f.agent: (f.model_calls, f.usage.total) for f in facts if isinstance(f, Stop)}
+
+
+def test_agents_in_threads() -> None:
+    """Four agents that call their models in step are each halted at their own third call."""
+    facts: list[Fact] = []
+    enable(Limits(max_turns=3, max_token_budget=45), observers=[facts.append])
+    gate = threading.Barrier(4)
+    agents = []
+    for number in range(4):
+        model = InStep(endless(uses("search")))
+        model.gate = gate
+        agents.append(runaway(f"agent-{number}", model=model))
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda agent: agent("go"), agents))
+    assert [result.stop_reason for result in results] == ["max_turns"] * 4
+    assert [calls_of(agent) for agent in agents] == [3] * 4
+    assert spent(facts) == {agent.name: (3, 45) for agent in agents}
+
+
+def test_agents_gathered_in_one_loop(facts: list[Fact]) -> None:
+    """Agents that take turns in one event loop each have their own budget."""
+    enable(Limits(max_turns=3), observers=[facts.append])
+    agents = [runaway(name) for name in "abc"]
+
+    async def run() -> list[AgentResult]:
+        return await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
+
+    assert [result.stop_reason for result in asyncio.run(run())] == ["max_turns"] * 3
+    assert spent(facts) == dict.fromkeys("abc", (3, 45))
+
+
+def test_streams_that_one_task_reads_in_turns(facts: list[Fact]) -> None:
+    """Two streams interleaved in a single task don't count each other's calls."""
+    enable(Limits(max_turns=3), observers=[facts.append])
+    agents = [runaway(name) for name in "ab"]
+
+    async def run() -> None:
+        streams: list[AsyncGenerator[Any, None]] = [
+            agent.stream_async("go")  # type: ignore[misc]  # typed as an iterator
+            for agent in agents
+        ]
+        while streams:
+            for stream in list(streams):
+                if await anext(stream, None) is None:
+                    streams.remove(stream)
+
+    asyncio.run(run())
+    assert [calls_of(agent) for agent in agents] == [3, 3]
+    assert spent(facts) == dict.fromkeys("ab", (3, 45))
+    assert len([fact for fact in facts if isinstance(fact, ModelCall)]) == 6
+
+
+def test_own_budgets_of_agents_that_run_at_once(facts: list[Fact]) -> None:
+    """Agents with plugins of their own keep them apart from each other and from `enable()`."""
+    enable(Limits(max_turns=4), observers=[facts.append])
+    agents = [runaway(f"cap-{n}", plugins=[LimitsPlugin(Limits(max_turns=n))]) for n in (1, 2, 3)]
+    agents.append(runaway("cap-4"))
+
+    async def run() -> None:
+        await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
+
+    asyncio.run(run())
+    assert spent(facts) == {f"cap-{n}": (n, 15 * n) for n in (1, 2, 3, 4)}
+
+
+def test_parallel_nodes_of_a_graph(facts: list[Fact]) -> None:
+    """Two nodes that share `invocation_state` are each halted at 3, and the graph completes."""
+    enable(Limits(max_turns=3), observers=[facts.append])
+    agents = [runaway(name) for name in ("left", "right")]
+    builder = GraphBuilder()
+    for agent in agents:
+        builder.add_node(agent, agent.name)
+        builder.set_entry_point(agent.name)
+    builder.set_max_node_executions(10)
+    state: dict[str, Any] = {"mine": 1}
+    result = builder.build()("go", invocation_state=state)
+    assert result.status is Status.COMPLETED
+    assert spent(facts) == {"left": (3, 45), "right": (3, 45)}
+    assert not [key for key in state if "limit" in key]
+
+
+def test_a_graph_goes_on_after_a_halted_node(facts: list[Fact]) -> None:
+    """The node behind a halted one runs, with a budget of its own."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    second = runaway("second", model=Pausing([uses("search"), says("done")]))
+    builder = GraphBuilder()
+    builder.add_node(runaway("first"), "first")
+    builder.add_node(second, "second")
+    builder.add_edge("first", "second")
+    builder.set_entry_point("first")
+    builder.set_max_node_executions(10)
+    result = builder.build()("go")
+    assert result.status is Status.COMPLETED
+    assert spent(facts) == {"first": (2, 30), "second": (2, 30)}
+    assert [(f.agent, f.reason) for f in facts if isinstance(f, Stop)] == [
+        ("first", "max_turns"),
+        ("second", "end_turn"),
+    ]
+
+
+def test_a_swarm(facts: list[Fact]) -> None:
+    """Each agent of a swarm has its own budget, across the handoff."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    message = {"agent_name": "second", "message": "go", "context": {}}
+    handoff = uses("handoff_to_agent", arguments=message)
+    first = runaway("first", model=Pausing([uses("search"), handoff]))
+    result = Swarm([first, runaway("second")])("go")
+    assert result.status is Status.COMPLETED
+    assert spent(facts) == {"first": (2, 30), "second": (2, 30)}
+
+
+ASK = uses("child", arguments={"input": "go"})
+
+
+def family(parent: ScriptedModel, **child: Any) -> Agent:
+    """A parent whose tool is a runaway child."""
+    tools = [runaway("child", **child).as_tool(name="child", description="Ask the child.")]
+    return runaway("parent", model=parent, tools=tools)
+
+
+def test_an_agent_as_a_tool(call: Call, facts: list[Fact]) -> None:
+    """A child is halted at its own cap, and its parent goes on to its answer."""
+    enable(Limits(max_turns=3), observers=[facts.append])
+    result = call(family(Pausing([ASK, ASK, says("done")])))
+    assert (result.stop_reason, str(result)) == ("end_turn", "done\n")
+    stops = [(fact.agent, fact.reason, fact.turns) for fact in facts if isinstance(fact, Stop)]
+    assert stops == [("child", "max_turns", 3)] * 2 + [("parent", "end_turn", 3)]
+
+
+def test_a_parent_is_not_charged_for_its_child(facts: list[Fact]) -> None:
+    """Without a budget of their tree, each is charged with its own calls alone."""
+    enable(Limits(max_turns=3), observers=[facts.append])
+    family(Pausing([ASK, says("done")]))("go")
+    assert spent(facts) == {"child": (3, 45), "parent": (2, 30)}
+
+
+def test_a_parent_that_runs_away_with_its_child(facts: list[Fact]) -> None:
+    """Both are halted, each at its own cap: the child never resets the parent's count."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    parent = family(Pausing(endless(ASK)))
+    result = parent("go")
+    assert (str(result.stop_reason), calls_of(parent)) == ("max_turns", 2)
+    assert [fact.agent for fact in facts if isinstance(fact, Stop)] == ["child", "child", "parent"]
+
+
+def test_a_child_that_raises_is_a_failed_tool(facts: list[Fact]) -> None:
+    """With `raise` the child's exception becomes a tool error, and its parent returns."""
+    enable(Limits(max_turns=9), observers=[facts.append])
+    strict = LimitsPlugin(Limits(max_turns=2), action="raise")
+    parent = family(Pausing([ASK, says("done")]), plugins=[strict])
+    assert str(parent("go")) == "done\n"
+    (result,) = [
+        block["toolResult"]
+        for message in parent.messages
+        for block in message["content"]
+        if "toolResult" in block
+    ]
+    assert result["status"] == "error"
+    assert spent(facts) == {"child": (2, 30), "parent": (2, 30)}
+
+
+def test_parallel_children_of_one_parent(facts: list[Fact]) -> None:
+    """Children that one response asks for at once don't share a budget by accident."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    children = [runaway(name).as_tool(name=name, description="Ask it.") for name in "abc"]
+    model = Pausing([uses(*"abc", arguments={"input": "go"}), says("done")])
+    result = runaway("parent", model=model, tools=children)("go")
+    assert str(result) == "done\n"
+    assert spent(facts) == {**dict.fromkeys("abc", (2, 30)), "parent": (2, 30)}
+
+
+def test_an_agent_inside_a_tool_function(facts: list[Fact]) -> None:
+    """A child that a plain tool calls in its own thread is an invocation of its own."""
+
+    @tool
+    def ask() -> str:
+        """Ask the child."""
+        return str(runaway("child")("go"))
+
+    enable(Limits(max_turns=2), observers=[facts.append])
+    model = ScriptedModel([uses("ask"), says("done")])
+    result = runaway("parent", model=model, tools=[ask])("go")
+    assert str(result) == "done\n"
+    assert spent(facts) == {"child": (2, 30), "parent": (2, 30)}
+
+
+def test_agents_of_one_name_are_counted_apart(facts: list[Fact]) -> None:
+    """A budget belongs to an invocation, not to a name."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    agents = [runaway("twin"), runaway("twin")]
+
+    async def run() -> None:
+        await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
+
+    asyncio.run(run())
+    assert [calls_of(agent) for agent in agents] == [2, 2]
+
+
+def test_raising_in_a_thread_raises_there() -> None:
+    """Each caller gets the exception of its own agent."""
+    enable(Limits(max_turns=2), action="raise")
+
+    def reach(name: str) -> str:
+        with pytest.raises(LimitReachedError) as caught:
+            runaway(name)("go")
+        assert caught.value.stop is not None
+        return caught.value.stop.agent
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(reach, "abc")) == list("abc")
+
+
+def test_disabling_while_agents_run(facts: list[Fact]) -> None:
+    """`disable()` in the middle of an invocation lets it run to its natural end."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+
+    @tool
+    def switch_off() -> str:
+        """Switch otel-limits off."""
+        otel_limits.disable()
+        return "off"
+
+    model = ScriptedModel([uses("switch_off")] * 4 + [says("done")])
+    agent = runaway("tester", model=model, tools=[switch_off])
+    assert str(agent("go")) == "done\n"

@@ -1,0 +1,294 @@
+"""Whom limits reach: one agent's own, all agents of the process, and nobody once switched off."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from prometheus_client import REGISTRY
+from strands import Agent
+from strands.multiagent.graph import Graph
+from strands.multiagent.swarm import Swarm
+from strands.telemetry import StrandsTelemetry
+from strands.telemetry import tracer as strands_tracer
+
+import otel_limits
+from otel_limits import Fact, Limits, LimitsPlugin, Started, Stop, disable, enable
+from otel_limits.processor import LimitsSpanProcessor
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import MakeAgent, Metric
+
+
+def runaway() -> ScriptedModel:
+    """A model that asks for one more search for ever."""
+    return ScriptedModel(endless(uses("search")))
+
+
+def calls(agent: Agent) -> int:
+    """Invoke `agent` and return how many model calls that took."""
+    assert isinstance(agent.model, ScriptedModel)
+    before = agent.model.calls
+    agent("go")
+    return agent.model.calls - before
+
+
+def processors(provider: trace.TracerProvider) -> list[SpanProcessor]:
+    """Our span processors in a provider."""
+    assert isinstance(provider, TracerProvider)
+    every = provider._active_span_processor._span_processors
+    return [each for each in every if isinstance(each, LimitsSpanProcessor)]
+
+
+def test_a_plugin_alone_limits_its_agent(make_agent: MakeAgent, source: str) -> None:
+    """Without `enable()` the agent with the plugin is limited, and no other one."""
+    plugin = LimitsPlugin(Limits(max_turns=2))
+    assert calls(make_agent(runaway(), plugins=[plugin])) == 2
+    assert calls(make_agent(ScriptedModel([*[uses("search")] * 4, says("done")]))) == 5
+
+
+def test_a_plugin_wins_over_enable(make_agent: MakeAgent, source: str) -> None:
+    """The agent's own cap counts, be it lower or higher."""
+    enable(Limits(max_turns=3))
+    assert calls(make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])) == 2
+    assert calls(make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=5))])) == 5
+    assert calls(make_agent(runaway())) == 3
+
+
+def test_a_plugin_takes_the_caps_that_it_does_not_set(make_agent: MakeAgent) -> None:
+    """A cap that is `None` in the plugin is that of `enable()`."""
+    enable(Limits(max_turns=4, max_token_budget=30))
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=9))])
+    assert str(agent("go").stop_reason) == "max_token_budget"
+
+
+def test_a_plugins_action_is_its_own(make_agent: MakeAgent) -> None:
+    """One agent raises while the others are halted."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(action="raise")])
+    with pytest.raises(otel_limits.MaxTurnsReachedException):
+        agent("go")
+    assert str(make_agent(runaway())("go").stop_reason) == "max_turns"
+
+
+def test_enable_after_the_plugin_changes_nothing_of_it(make_agent: MakeAgent) -> None:
+    """The order of `enable()` and the plugin does not matter."""
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
+    assert calls(agent) == 2
+    enable(Limits(max_turns=3))
+    assert calls(agent) == 2
+
+
+@pytest.mark.parametrize("first", ["plugin", "enable", "invocation"])
+def test_a_plugin_never_doubles(
+    first: str,
+    make_agent: MakeAgent,
+    facts: list[Fact],
+    warnings_logged: Callable[[], list[str]],
+    metric: Metric,
+) -> None:
+    """With both, an agent is counted once, warned of once and halted once."""
+    plugin = LimitsPlugin(Limits(max_turns=2))
+    if first == "plugin":
+        agent = make_agent(runaway(), plugins=[plugin])
+        enable(Limits(max_turns=2), observers=[facts.append])
+    elif first == "enable":
+        enable(Limits(max_turns=2), observers=[facts.append])
+        agent = make_agent(runaway(), plugins=[plugin])
+    else:
+        enable(observers=[facts.append])
+        agent = make_agent(ScriptedModel([says("done")]))
+        agent("go")
+        plugin.init_agent(agent)
+        agent.model = runaway()
+        facts.clear()
+    registered = len(agent.hooks._registered_callbacks)
+    assert calls(agent) == 2
+    assert len([fact for fact in facts if isinstance(fact, Started)]) == 1
+    assert [fact.turns for fact in facts if isinstance(fact, Stop)] == [2]
+    assert len(warnings_logged()) == 1
+    assert len(agent.hooks._registered_callbacks) == registered
+
+
+def test_enabling_twice_is_enabling_once(
+    make_agent: MakeAgent, warnings_logged: Callable[[], list[str]], metric: Metric
+) -> None:
+    """`enable()` is idempotent: one processor, one count, one warning."""
+    for _ in range(3):
+        enable(Limits(max_turns=2))
+    assert calls(make_agent(runaway())) == 2
+    assert len(processors(trace.get_tracer_provider())) == 1
+    assert len(warnings_logged()) == 1
+    assert metric("otel_limits_turns_total", agent="tester") == 2
+
+
+def test_enabling_again_replaces_what_applies(make_agent: MakeAgent) -> None:
+    """Invocations that begin afterwards have the new limits, also of agents that exist."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    assert calls(agent) == 2
+    enable(Limits(max_turns=3))
+    assert calls(agent) == 3
+    enable(Limits(max_token_budget=15))
+    assert calls(agent) == 1
+
+
+def test_agents_that_exist_already_are_reached(make_agent: MakeAgent, source: str) -> None:
+    """An agent made, and even called, before `enable()` is limited when it runs afterwards."""
+    agent = make_agent(ScriptedModel([says("done"), *[uses("search")] * 9]))
+    agent("go")
+    enable(Limits(max_turns=2))
+    assert calls(agent) == 2
+
+
+def test_a_provider_that_is_made_later_is_followed(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`StrandsTelemetry()` after `enable()` makes a provider that has our processor, once."""
+    enable(Limits(max_turns=2))
+    provider = StrandsTelemetry().tracer_provider
+    assert len(processors(provider)) == 1
+    tracer = strands_tracer.Tracer()
+    tracer.tracer = provider.get_tracer("strands.telemetry.tracer")
+    monkeypatch.setattr(strands_tracer, "_tracer_instance", tracer)
+    assert calls(make_agent(runaway())) == 2
+    assert metric("otel_limits_blind_invocations_total", agent="tester") == 0
+
+
+def test_a_provider_of_a_vendor_keeps_its_own_processors() -> None:
+    """A subclass whose `add_span_processor` does more than add is not asked to do it for us."""
+
+    class Vendor(TracerProvider):
+        """Throws away its default exporter as soon as another one is added, as Phoenix does."""
+
+        def add_span_processor(self, span_processor: SpanProcessor) -> None:  # noqa: ARG002
+            """Replace the default."""
+            raise AssertionError("called for a processor that is no exporter")
+
+    enable()
+    assert len(processors(Vendor())) == 1
+
+
+def seen_from_outside(agent: Agent) -> dict[str, Any]:
+    """Everything that switching on changes."""
+    provider = trace.get_tracer_provider()
+    assert isinstance(provider, TracerProvider)
+    return {
+        "hooks": {
+            event: [(entry.callback, entry.order) for entry in entries]
+            for event, entries in agent.hooks._registered_callbacks.items()
+        },
+        "stages": {
+            stage: [tagged.handler for tagged in handlers]
+            for stage, handlers in agent._middleware_registry._handlers.items()
+        },
+        "processors": provider._active_span_processor._span_processors,
+        "classes": [dict(vars(owner)) for owner in (Agent, Graph, Swarm, ScriptedModel)],
+        "provider": TracerProvider.__init__,
+        "metrics": sorted(family.name for family in REGISTRY.collect()),
+        "observers": LIVE.observers,
+        "agent": sorted(vars(agent)),
+    }
+
+
+def test_disable_undoes_completely(make_agent: MakeAgent) -> None:
+    """Hooks, stages, processors, classes and metrics are what they were before."""
+    agent = make_agent(runaway())
+    before = seen_from_outside(agent)
+    enable(Limits(max_turns=2), observers=[lambda _: None])
+    calls(agent)
+    during = seen_from_outside(agent)
+    assert [name for name in before if before[name] == during[name]] == ["agent"]
+    disable()
+    assert seen_from_outside(agent) == before
+
+
+def test_disabling_twice_and_without_enabling_is_harmless() -> None:
+    """`disable()` where nothing is on does nothing."""
+    disable()
+    disable()
+
+
+def test_enabling_after_disabling_works(make_agent: MakeAgent, metric: Metric) -> None:
+    """On, off and on again limits as the first time, and counts from zero."""
+    agent = make_agent(runaway())
+    for _ in range(3):
+        enable(Limits(max_turns=2))
+        assert calls(agent) == 2
+        assert metric("otel_limits_turns_total", agent="tester") == 2
+        disable()
+
+
+def test_a_disabled_process_is_left_alone(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `OTEL_LIMITS_DISABLED=true` neither `enable()` nor a plugin does anything."""
+    monkeypatch.setenv("OTEL_LIMITS_DISABLED", "true")
+    before = dict(vars(Agent))
+    enable(Limits(max_turns=1))
+    agent = make_agent(
+        ScriptedModel([uses("search"), says("done")]),
+        plugins=[LimitsPlugin(Limits(max_turns=1))],
+    )
+    assert calls(agent) == 2
+    assert dict(vars(Agent)) == before
+
+
+def test_a_plugin_survives_disable(make_agent: MakeAgent, facts: list[Fact]) -> None:
+    """`disable()` undoes `enable()`: an agent keeps what it was given itself, and that alone."""
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
+    enable(Limits(max_token_budget=15), observers=[facts.append])
+    assert calls(agent) == 1
+    facts.clear()
+    disable()
+    assert calls(agent) == 2
+    assert facts == []
+
+
+def test_an_agent_can_be_forgotten(make_agent: MakeAgent) -> None:
+    """Nothing of ours keeps an agent alive that its application has dropped."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    agent("go")
+    alive = weakref.ref(agent)
+    del agent
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_agent_with_a_plugin_can_be_forgotten(make_agent: MakeAgent) -> None:
+    """Nor one that has limits of its own."""
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
+    agent("go")
+    alive = weakref.ref(agent)
+    del agent
+    gc.collect()
+    assert alive() is None
+
+
+def test_one_plugin_can_serve_several_agents(make_agent: MakeAgent) -> None:
+    """A plugin keeps nothing of the agent that it was given to."""
+    plugin = LimitsPlugin(Limits(max_turns=2))
+    agents = [make_agent(runaway(), plugins=[plugin]) for _ in range(2)]
+    assert [calls(agent) for agent in agents] == [2, 2]
+
+
+def test_a_plugin_refuses_an_unknown_action() -> None:
+    """The sentence names what it may be."""
+    with pytest.raises(ValueError, match=r"action must be one of observe, halt, .* got 'explode'"):
+        LimitsPlugin(Limits(max_turns=1), action="explode")  # type: ignore[arg-type]
+
+
+def test_the_plugin_is_imported_when_it_is_asked_for() -> None:
+    """`otel_limits.LimitsPlugin` is the class; any other unknown name is no attribute."""
+    assert otel_limits.LimitsPlugin is LimitsPlugin
+    with pytest.raises(AttributeError, match="has no attribute 'Plugin'"):
+        _ = otel_limits.Plugin
