@@ -13,6 +13,7 @@ from decimal import Decimal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from otel_limits.addresses import MEMORY_URL, require_store_url
 from otel_limits.limits import (
     ACTIONS,
     LIMIT_NAMES,
@@ -30,7 +31,6 @@ from otel_limits.limits import (
     require_seconds,
     require_usd,
 )
-from otel_limits.quotas.store import MEMORY_URL, require_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,11 +13,12 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits import config
+from otel_limits.addresses import MEMORY_URL
 from otel_limits.facts import QuotaGrant
 from otel_limits.policy import PolicyFile
 from otel_limits.quotas.levels import Level, find_key, read_levels
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd, unit_name
-from otel_limits.quotas.store import MEMORY_URL, Count, StoreError
+from otel_limits.quotas.store import Count, StoreError
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ def table_of(levels: Sequence[Level]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("Quota")
     table.add_column("Key", overflow="fold")
     for title in ("Used", "Reserved", "Left", "Limit"):

@@ -18,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config, pricing
+from otel_limits.addresses import MEMORY_URL
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
 from otel_limits.faults import unfelt
@@ -36,7 +37,6 @@ from otel_limits.policy.document import NO_DOCUMENT, Document
 from otel_limits.pricing import Prices
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment, make_provider
-from otel_limits.quotas.store import MEMORY_URL
 from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Switch:
             self._observers = tuple(observers)
             self._policy_file = policy_file
             self._start()
-            self._hold_quotas(settings)
+            self._hold_quotas()
         wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
         policy_file.announce()
 
@@ -156,6 +156,8 @@ class Switch:
     ) -> Policy:
         """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
+        if self._quotas is None and self._policy_file.document.quotas:
+            self._hold_quotas()
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
         return replace(
@@ -230,15 +232,17 @@ class Switch:
 
     # --- quotas -----------------------------------------------------------------------------------
 
-    def _hold_quotas(self, settings: config.Settings) -> None:
+    def _hold_quotas(self) -> None:
         """Ask quotas before model calls, and hear kills where a store is shared."""
-        if self._quotas is not None and self._quotas.url == settings.quota_store:
-            return
-        self._release_quotas()
-        if settings.policy_path is not None or settings.quota_store != MEMORY_URL:
-            from otel_limits.quotas.setup import Quotas
+        with self._lock:
+            url = None if self._settings is None else self._settings.quota_store
+            if self._quotas is not None and self._quotas.url == url:
+                return
+            self._release_quotas()
+            if url is not None and (url != MEMORY_URL or self._policy_file.document.quotas):
+                from otel_limits.quotas.setup import Quotas
 
-            self._quotas = Quotas(settings.quota_store, self._current_quotas, LIVE)
+                self._quotas = Quotas(url, self._current_quotas, LIVE)
 
     def _release_quotas(self) -> None:
         quotas, self._quotas = self._quotas, None

@@ -23,7 +23,6 @@ from otel_limits.policy.kinds import (
 )
 from otel_limits.policy.yaml_tree import Mistake, Node
 from otel_limits.pricing import MISSING, Price, Prices
-from otel_limits.quotas.section import read_quotas
 
 COST: Final = "max_cost_usd"
 EMPTY: Final = Node({}, 1, "a mapping")
@@ -136,6 +135,8 @@ class _Reader:
                 self.mistakes.append(Mistake(entry.line, sentence))
 
     def _quotas(self, node: Node) -> dict[str, Entry]:
+        from otel_limits.quotas.section import read_quotas
+
         quotas, mistakes = read_quotas(_plain(node))
         for mistake in mistakes:
             self._refuse(_below(node, mistake.path), mistake.sentence)

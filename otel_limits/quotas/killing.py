@@ -90,7 +90,8 @@ class Listener:
             if self._since is None:
                 self._since = self._channel.now()
             for kill in self._channel.kills(self._since, closing):
-                self._obey(kill)
+                if not closing.is_set():
+                    self._obey(kill)
 
     def _obey(self, kill: Kill) -> None:
         """End what is live now; a kill that is heard twice is obeyed once."""

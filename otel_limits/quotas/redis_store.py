@@ -33,13 +33,16 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from otel_limits.quotas.killing import Kill
-from otel_limits.quotas.store import (
+from otel_limits.addresses import (
     CLUSTER_URL,
     PLAIN_URL,
+    SENTINEL_URL,
+    require_store_url,
+)
+from otel_limits.quotas.killing import Kill
+from otel_limits.quotas.store import (
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
-    SENTINEL_URL,
     Count,
     Listed,
     Operation,
@@ -49,7 +52,6 @@ from otel_limits.quotas.store import (
     Standing,
     Status,
     StoreError,
-    require_store_url,
 )
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from otel_limits.addresses import MEMORY_URL
 from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import TIMEOUT_SECONDS, Engine
 from otel_limits.quotas.killing import Listener
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import MEMORY_URL
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier

@@ -6,22 +6,12 @@ when its reply was lost. All the counts that an operation names change together 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from otel_limits.quotas.windows import Window
-
-MEMORY_URL: Final = "memory://"
-"""Counts in each process by itself."""
-
-PLAIN_URL: Final = re.compile(r"(rediss?|valkeys?|unix)://.+")
-CLUSTER_URL: Final = re.compile(r"(rediss?|valkeys?)\+cluster://.+")
-SENTINEL_URL: Final = re.compile(
-    r"(redis|valkey)\+sentinel://(?P<hosts>[^/,:]+:\d+(?:,[^/,:]+:\d+)*)/(?P<service>[^/?]+)"
-)
 
 RETENTION_SECONDS: Final = 25 * 3600
 """How long a count outlives its window: a clock that is set back by a day finds it again."""
@@ -31,22 +21,6 @@ REMEMBERED_SECONDS: Final = 3600
 
 DOUBTFUL: Final = 2
 """What a reservation of unknown size is multiplied with, unless it is the only one of them."""
-
-
-def require_store_url(name: str, url: str) -> str:
-    """Return `url`, or list what it may be.
-
-    Raises:
-        ValueError: No store is known for it.
-    """
-    known = (PLAIN_URL, CLUSTER_URL, SENTINEL_URL)
-    if url == MEMORY_URL or any(pattern.fullmatch(url) for pattern in known):
-        return url
-    raise ValueError(
-        f"{name} must be memory://, redis://host:port/db, rediss://…, unix://path, "
-        "redis+cluster://host:port or redis+sentinel://host:port,host:port/service "
-        f"(valkey means the same as redis), got one with the scheme {url.partition(':')[0]!r}."
-    )
 
 
 class StoreError(Exception):

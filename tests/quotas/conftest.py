@@ -190,15 +190,20 @@ def hang_up(end: socket.socket) -> None:
     end.close()
 
 
-@pytest.fixture(scope="session")
-def redis_installed() -> None:
-    """Skip where there is no redis-server; in CI that is a failure."""
-    if shutil.which("redis-server") is not None:
+def require_program(name: str) -> None:
+    """Skip where a Debian package of this name is not installed; in CI that is a failure."""
+    if shutil.which(name) is not None:
         return
-    sentence = "redis-server is not installed: apt-get install redis-server"
+    sentence = f"{name} is not installed: apt-get install {name}"
     if os.environ.get("CI") == "true":
         pytest.fail(sentence)
     pytest.skip(sentence)
+
+
+@pytest.fixture(scope="session")
+def redis_installed() -> None:
+    """Skip where there is no redis-server."""
+    require_program("redis-server")
 
 
 @pytest.fixture(scope="session")
@@ -214,8 +219,10 @@ def shared_server(
 
 @pytest.fixture
 def server(shared_server: Server) -> Server:
-    """The shared server, empty and with nothing counted."""
+    """The shared server, empty, with nothing counted and nobody who listens."""
     client = shared_server.client
+    client.client_kill_filter(_type="pubsub")
+    eventually(lambda: not client.pubsub_channels())
     client.flushall()
     client.config_resetstat()
     return shared_server

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from otel_limits.facts import Fact
     from tests.conftest import Call, MakeAgent
@@ -126,6 +130,49 @@ def test_without_quotas_there_is_no_gate() -> None:
     """Nobody is asked anything."""
     enable(otel_limits.Limits(max_turns=1))
     assert LIVE.gate is None
+
+
+UNTOUCHED = """
+import sys
+import otel_limits
+from strands import Agent
+from otel_limits.testing import ScriptedModel, says
+otel_limits.enable()
+Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
+assert otel_limits.disable() is None
+known = [name for name in sys.modules if name.startswith(("otel_limits.quotas", "redis"))]
+sys.exit(repr(known) if known else 0)
+"""
+
+
+@pytest.mark.parametrize("policy", [None, "defaults: {limits: {max_turns: 5}}"])
+def test_without_quotas_nothing_of_them_is_imported(policy: str | None, tmp_path: Path) -> None:
+    """Neither our modules nor the client of the store, by an agent that runs to its end."""
+    variables = {} if policy is None else {"OTEL_LIMITS_POLICY": str(tmp_path / "limits.yaml")}
+    (tmp_path / "limits.yaml").write_text(policy or "")
+    done = subprocess.run(
+        [sys.executable, "-c", UNTOUCHED],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_policy_file_that_gets_its_first_quota_holds_it(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the next invocation on, without a restart."""
+    monkeypatch.setattr("otel_limits.policy.file.LOOK_INTERVAL_SECONDS", 0.0)
+    path = tmp_path / "limits.yaml"
+    path.write_text("defaults: {limits: {max_turns: 5}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    enable()
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert [agent("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
+    path.write_text("quotas: {calls: {model_calls: 1, window: month}}")
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
 
 
 def test_off_means_off(hold: Hold, make_agent: MakeAgent) -> None:

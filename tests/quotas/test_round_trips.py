@@ -23,7 +23,7 @@ from otel_limits.quotas.store import Count, Standing
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
-from tests.quotas.conftest import Server, eventually, free_port
+from tests.quotas.conftest import Server, eventually, free_port, require_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +211,37 @@ def valkey(server: Server) -> str:
     return server.url.replace("redis://", "valkey://")
 
 
-@pytest.fixture(params=["cluster", "sentinel", "unix_socket", "valkey"])
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for this machine that vouches for itself; its key is beside it."""
+    path = tmp_path / "server.crt"
+    require_program("openssl")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-out", str(path), "-keyout", str(path.with_suffix(".key"))]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def tls_server(redis_installed: None, tmp_path: Path, certificate: Path) -> Iterator[str]:
+    """A server that can be reached by TLS, too; yields where it is."""
+    port, key = free_port(), certificate.with_suffix(".key")
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    server = Server(tmp_path, *options)
+    server.start()
+    yield f"rediss://127.0.0.1:{port}/0"
+    server.stop()
+
+
+@pytest.fixture
+def tls(tls_server: str, certificate: Path) -> str:
+    """How to reach it knowing its certificate."""
+    return f"{tls_server}?ssl_ca_certs={certificate}"
+
+
+@pytest.fixture(params=["cluster", "sentinel", "tls", "unix_socket", "valkey"])
 def url(request: pytest.FixtureRequest) -> str:
     """Every kind of store that is not just `redis://`."""
     return str(request.getfixturevalue(request.param))
@@ -233,6 +263,15 @@ def test_every_kind_of_server_counts(
     assert (last.used, last.reserved, last.limit) == (3, 0, 3)
     assert [listed.shown for listed in store.keys("calls")] == ["(all)"]
     store.close()
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_server_whose_certificate_nobody_vouches_for_is_none(
+    hold: Hold, make_agent: MakeAgent, tls_server: str
+) -> None:
+    """A quota that denies then refuses: usage is told to nobody who only says that he counts it."""
+    hold({"calls": CALLS}, tls_server)
+    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "quota_exceeded"
 
 
 def test_a_cluster_that_moves_our_keys_is_followed(
