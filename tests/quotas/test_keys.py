@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -70,7 +71,11 @@ def test_a_value_that_is_no_short_text_is_not_used(value: object) -> None:
     assert plain(value) == INVALID
 
 
-@given(st.text())
+ANY_TEXT = st.lists(st.integers(0, sys.maxunicode)).map(lambda codes: "".join(map(chr, codes)))
+"""Lone surrogates, too."""
+
+
+@given(ANY_TEXT)
 def test_any_text_makes_a_key(text: str) -> None:
     """Whatever comes in, hash and shown text are plain ASCII."""
     made = key("baggage.user", baggage__user=text)

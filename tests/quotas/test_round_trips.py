@@ -174,7 +174,7 @@ def test_a_process_that_ends_sends_what_is_left(
 @pytest.fixture
 def cluster(redis_installed: None, tmp_path: Path) -> Iterator[str]:
     """A cluster of one node that has every slot."""
-    node = Server(tmp_path, "--cluster-enabled", "yes")
+    node = Server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     node.start()
     node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
     eventually(lambda: node.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")

@@ -128,7 +128,7 @@ def breed(folder: str, lease: float, workers: int, rounds: int) -> dict[str, int
     ask_once(1)
     children = [_fork(folder, lease) for _ in range(workers)]
     for _ in range(rounds):
-        _wait_for_settlements(Path(folder), randomly.randint(1, 12))
+        _wait_for_settlements(Path(folder), randomly.randint(1, 4))
         for position in randomly.sample(range(workers), workers // 2):
             _kill(children[position])
             children[position] = _fork(folder, lease)
