@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from strands import Agent, tool
 
 import otel_limits
+from otel_limits.pricing import Prices
 from otel_limits.quotas import setup
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs import LIVE
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from otel_limits.testing import Answer
+
+
+NEEDED = ("observers.prometheus", "quotas.redis_store", "quotas.section", "quotas.setup")
+"""What every process imports once it is limited: a parent does it for all its children."""
 
 
 def enable() -> None:
@@ -123,8 +128,9 @@ def live_dangerously(folder: str, lease: float) -> None:
 def breed(folder: str, lease: float, workers: int, rounds: int) -> dict[str, int]:
     """Keep processes that spend, and kill half of them at random, again and again."""
     randomly = Random(0)  # noqa: S311  nothing here is secret
-    for module in ("observers.prometheus", "quotas.redis_store"):  # what every child needs
+    for module in NEEDED:
         importlib.import_module(f"otel_limits.{module}")
+    Prices().load()
     ask_once(1)
     children = [_fork(folder, lease) for _ in range(workers)]
     for _ in range(rounds):
