@@ -31,6 +31,7 @@ from otel_limits.limits import (
     require_seconds,
     require_usd,
 )
+from otel_limits.observers.counting import MAX_AGENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +46,11 @@ PRESETS: Final[Mapping[str, Limits]] = {
 
 DEFAULT_POLICY: Final = Policy()
 
+METRICS: Final = ("prometheus", "otlp")
+
 MAX_PORT: Final = 65_535
+
+DEFAULT_OTLP_TIMEOUT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,17 @@ def whole_number(name: str, text: str) -> int:
     )
 
 
+def count(name: str, text: str) -> int:
+    """Parse how many of something there may be.
+
+    Raises:
+        ValueError: It is no whole number of 1 or more.
+    """
+    if text.isascii() and text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise ValueError(f"{name} must be a whole number of 1 or more, got {text!r}.")
+
+
 def boolean(name: str, text: str) -> bool:
     """Parse a boolean as OpenTelemetry does.
 
@@ -109,6 +125,18 @@ def choice(*choices: str) -> Callable[[str, str], str]:
 
     def parse(name: str, text: str) -> str:
         return require_choice(name, text.lower(), choices)
+
+    return parse
+
+
+def several(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
+    """Make a parser for one or more of `choices`, separated by commas; `none` for none of them."""
+
+    def parse(name: str, text: str) -> tuple[str, ...]:
+        words = [word.strip() for word in text.lower().split(",")]
+        if words == ["none"]:
+            return ()
+        return tuple(require_choice(name, word, choices) for word in dict.fromkeys(words))
 
     return parse
 
@@ -311,6 +339,22 @@ SETTINGS: Final = (
         "rediss://, unix://, redis+cluster:// or redis+sentinel://.",
     ),
     Setting(
+        name="metrics",
+        parse=several(*METRICS),
+        default=None,
+        help="Ways in which metrics leave the process: prometheus (prometheus_client), "
+        "otlp (the OpenTelemetry meter), both with a comma between them, or none. "
+        "Unset: prometheus; and otlp too where OTEL_EXPORTER_OTLP_* is set "
+        "and OTEL_LIMITS_PROMETHEUS_PORT is not, so that nothing arrives twice.",
+    ),
+    Setting(
+        name="metrics_max_agents",
+        parse=count,
+        default=MAX_AGENTS,
+        help="Agent names that metrics tell apart; the rest is counted as _other. "
+        "Twice as many models and five times as many tools are told apart.",
+    ),
+    Setting(
         name="prometheus_port",
         parse=port,
         default=None,
@@ -349,6 +393,8 @@ class Settings:
     tool_log_interval: int = 1
     quota_store: str = MEMORY_URL
     preset: str = "none"
+    metrics: tuple[str, ...] = ("prometheus",)
+    metrics_max_agents: int = MAX_AGENTS
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
     strict: bool = False
@@ -384,7 +430,10 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
         except ValueError as error:
             mistakes.append(str(error))
             sources[setting.name] = "default, the environment's is invalid"
+    if values["metrics"] is None:
+        values["metrics"] = default_metrics(environ, values["prometheus_port"])
     mistakes.extend(unknown_variables(environ))
+    mistakes.extend(contradictions(values))
     for name, value in PRESETS[values["preset"]].items():
         if values[name] is None:
             values[name], sources[name] = value, f"preset {values['preset']}"
@@ -403,22 +452,70 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def otlp_protocol(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the OTLP protocol for traces, or `None` when nothing asks for their export."""
+def contradictions(values: Mapping[str, Any]) -> list[str]:
+    """Name the settings that cannot both be meant."""
+    if values["prometheus_port"] is not None and "prometheus" not in values["metrics"]:
+        return [
+            (
+                f"OTEL_LIMITS_PROMETHEUS_PORT is {values['prometheus_port']}, but "
+                f"OTEL_LIMITS_METRICS has no prometheus that could be served there. "
+                f"Add it, or unset the port."
+            )
+        ]
+    return []
+
+
+def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> tuple[str, ...]:
+    """Return the ways out of the process where OTEL_LIMITS_METRICS is unset."""
+    if prometheus_port is None and otlp_protocol(environ, "metrics") is not None:
+        return METRICS
+    return ("prometheus",)
+
+
+def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "traces") -> str | None:
+    """Return the OTLP protocol for a signal, or `None` when it is not to be exported.
+
+    Args:
+        environ: Variables; those of the process unless given.
+        signal: `traces`, `metrics` or `logs`. It is exported when OTEL_EXPORTER_OTLP_* is set,
+            for all signals or for this one, and OTEL_<SIGNAL>_EXPORTER is not something else.
+    """
     environ = os.environ if environ is None else environ
-    exporters = (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
-    others = tuple(f"{OTLP_PREFIX}{signal}_" for signal in ("METRICS", "LOGS"))
-    asked = any(
+    others = tuple(
+        f"{OTLP_PREFIX}{other.upper()}_"
+        for other in ("traces", "metrics", "logs")
+        if other != signal
+    )
+    wanted = any(
         name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
         for name in environ
     )
-    if not asked or not any(each.strip().startswith("otlp") for each in exporters):
+    exporters = environ.get(f"OTEL_{signal.upper()}_EXPORTER") or "otlp"
+    if not wanted or not any(each.strip().startswith("otlp") for each in exporters.split(",")):
         return None
     return (
-        environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
         or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         or "http/protobuf"
     )
+
+
+def otlp_timeout_seconds(environ: Mapping[str, str] | None = None) -> float:
+    """Return how long the slowest exporter may take; like the exporters, in seconds."""
+    environ = os.environ if environ is None else environ
+    texts = [
+        environ.get(f"OTEL_EXPORTER_OTLP_{signal}_TIMEOUT")
+        or environ.get("OTEL_EXPORTER_OTLP_TIMEOUT")
+        for signal in ("TRACES", "METRICS", "LOGS")
+    ]
+    return max(_seconds(text) for text in texts)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return float(text or DEFAULT_OTLP_TIMEOUT_SECONDS)
+    except ValueError:
+        return DEFAULT_OTLP_TIMEOUT_SECONDS
 
 
 def environment() -> dict[str, str]:
@@ -446,6 +543,8 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         tool_log_interval=values["tool_log_interval"],
         quota_store=values["quota_store"],
         preset=values["preset"],
+        metrics=values["metrics"],
+        metrics_max_agents=values["metrics_max_agents"],
         prometheus_port=values["prometheus_port"],
         prometheus_host=values["prometheus_host"],
         strict=values["strict"],

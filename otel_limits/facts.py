@@ -47,6 +47,8 @@ class Invocation:
     """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
     span_id: str | None = None
     """16 hexadecimal digits of the `invoke_agent` span."""
+    sampled: bool = False
+    """True when that span is going to be exported, so that a link to its trace leads somewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Started:
     """What will be done when a limit is reached."""
     blind: bool
     """True when its span did not reach the span processor, so that the hooks are followed."""
+    model: str | None = None
+    """Id of the agent's model, where it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +231,22 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """An observer lost facts: it failed on them, or could not keep up."""
+
+    observer: str
+    facts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How long an observer kept the end of an invocation waiting."""
+
+    observer: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRead:
     """A new version of the policy file was read."""
 
@@ -248,6 +268,8 @@ Fact: TypeAlias = (
     | QuotaUse
     | QuotaGrant
     | Fault
+    | Dropped
+    | Lag
     | PolicyRead
 )
 

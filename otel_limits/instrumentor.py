@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -11,7 +12,7 @@ import threading
 import weakref
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import wrapt
 from opentelemetry import trace
@@ -31,24 +32,28 @@ from otel_limits.limits import (
     require_choice,
     require_tree,
 )
+from otel_limits.observers.later import Later
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
 from otel_limits.policy.document import NO_DOCUMENT, Document
 from otel_limits.pricing import Prices
 from otel_limits.processor import LimitsSpanProcessor
-from otel_limits.provider import Attachment, make_provider
+from otel_limits.provider import Attachment
 from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from decimal import Decimal
 
+    from opentelemetry._logs import LoggerProvider
+    from opentelemetry.metrics import MeterProvider
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
     from otel_limits.facts import Observer
     from otel_limits.limits import Usage
-    from otel_limits.observers.prometheus import PrometheusObserver
+    from otel_limits.observers.counting import CountingObserver
+    from otel_limits.observers.events import EventObserver
     from otel_limits.observers.toollog import ToolLog
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
@@ -56,6 +61,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_limits")
 
 AGENT_MODULE: Final = "strands.agent.agent"
+
+Telemetry: TypeAlias = "tuple[MeterProvider | None, LoggerProvider | None]"
+"""Where metrics and events go in OpenTelemetry; `None` for where the process sends them."""
 
 
 class Switch:
@@ -69,8 +77,10 @@ class Switch:
         self._policy_file = NO_FILE
         self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
-        self._prometheus: PrometheusObserver | None = None
         self._quotas: Quotas | None = None
+        self._counting: dict[str, Later[CountingObserver]] = {}
+        self._telemetry: Telemetry = (None, None)
+        self._events: Later[EventObserver] | None = None
         self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
         self._watch = Watch(self, LIVE)
@@ -97,7 +107,7 @@ class Switch:
             self._settings = settings
             self._observers = tuple(observers)
             self._policy_file = policy_file
-            self._start()
+            self._start(settings)
             self._hold_quotas()
         wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
         policy_file.announce()
@@ -115,16 +125,15 @@ class Switch:
                     binding.detach(agent)
                     del self._bindings[agent]
             if self._own:
-                self._tell()
+                self._tell(config.read().settings)
                 self._serve()
                 return
             self._watch.stop()
             self._attachment.detach()
             LIVE.observers = ()
             LIVE.prices = LIVE.tool_log = None
-            if self._prometheus is not None:
-                self._prometheus.close()
-                self._prometheus = None
+            for way in list(self._counting):
+                self._stop_counting(way)
 
     def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
         """Give `agent` a policy of its own, over the one that `on` gave to all."""
@@ -135,7 +144,7 @@ class Switch:
         if mistakes:
             raise ConfigurationError(mistakes)
         with self._lock:
-            self._start()
+            self._start(self._settings or reading.settings)
             self._own.add(agent)
             former = self._bindings.pop(agent, None)
             if former is not None:
@@ -169,20 +178,29 @@ class Switch:
 
     # --- observers --------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        if self._prometheus is None:
-            self._prometheus = _make_metrics()
-        self._tell()
+    def _start(self, settings: config.Settings) -> None:
+        self._tell(settings)
         threading.Thread(target=self._current_prices().load, daemon=True).start()
         self._attachment.attach()
         self._watch.start()
 
-    def _tell(self) -> None:
+    def _tell(self, settings: config.Settings) -> None:
         """Tell those of what happens who are to be told now."""
-        counting = () if self._prometheus is None else (self._prometheus,)
-        LIVE.observers = (log, *counting, *self._observers)
+        for way in [way for way in self._counting if way not in settings.metrics]:
+            self._stop_counting(way)
+        for way in settings.metrics:
+            if way not in self._counting:
+                make = functools.partial(_make_counting, way, settings, self._telemetry)
+                self._counting[way] = Later(way, make)
+        self._events = Later("events", functools.partial(_make_events, self._telemetry))
+        LIVE.observers = (log, *self._counting.values(), self._events, *self._observers)
         LIVE.prices = self._price_of
         LIVE.tool_log = _make_tool_log(self._settings)
+
+    def _stop_counting(self, way: str) -> None:
+        counting = self._counting.pop(way).never()
+        if counting is not None:
+            counting.close()
 
     @unfelt("prometheus")
     def _serve(self) -> None:
@@ -192,20 +210,30 @@ class Switch:
         would take it and count nothing.
         """
         with self._lock:
-            settings, metrics = self._settings, self._prometheus
+            settings, metrics = self._settings, self._counting.get("prometheus")
             if metrics is None:
                 return
-            if settings is None or settings.prometheus_port is None:
-                metrics.stop_serving()
+            port = None if settings is None else settings.prometheus_port
+            observer = metrics.made() if port is None else metrics.now()
+            if observer is None:
+                return
+            from otel_limits.observers.prometheus import PrometheusObserver, is_shared
+
+            assert isinstance(observer, PrometheusObserver)
+            if settings is None or port is None:
+                observer.stop_serving()
                 return
             try:
-                metrics.serve(settings.prometheus_port, settings.prometheus_host)
+                observer.serve(port, settings.prometheus_host)
             except (OSError, UnicodeError) as error:  # taken, or no address at all
+                if is_shared() and getattr(error, "errno", None) == errno.EADDRINUSE:
+                    logger.info("otel-limits: another process of the application serves /metrics.")
+                    return
                 logger.error(  # noqa: TRY400  the sentence says it all
                     "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
                     "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
                     settings.prometheus_host,
-                    settings.prometheus_port,
+                    port,
                     getattr(error, "strerror", None) or error,
                 )
                 LIVE.tell_fault("prometheus")
@@ -225,8 +253,13 @@ class Switch:
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         self._policy_file.renew_lock()
-        if self._prometheus is not None:
-            self._prometheus.renew_locks()
+        if self._events is not None:
+            self._events.renew_lock()
+        for later in self._counting.values():
+            later.renew_lock()
+            counting = later.made()
+            if counting is not None:
+                counting.reset_after_fork()
         if self._quotas is not None:
             self._quotas.reset_after_fork()
 
@@ -264,8 +297,30 @@ class Switch:
         if not self._provides:
             return
         self._provides = False
+        self.export_over_otlp()
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            trace.set_tracer_provider(make_provider(config.otlp_protocol()))
+            trace.set_tracer_provider(make_tracer_provider())
+
+    @unfelt("export")
+    def export_over_otlp(self) -> None:
+        """Export metrics and events where OTEL_EXPORTER_OTLP_* asks for it and nobody else does.
+
+        Their providers are ours alone: a global one would stand in the way of one that the program
+        sets later.
+        """
+        from otel_limits import export
+
+        settings, timeout = self._settings, config.otlp_timeout_seconds()
+        if settings is None:
+            return
+        with self._lock:
+            self._telemetry = (
+                export.meter_provider(config.otlp_protocol(signal="metrics"), timeout),
+                export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
+            )
+            if "otlp" in self._counting:
+                self._stop_counting("otlp")
+            self._tell(settings)
 
     def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
@@ -301,7 +356,7 @@ class Switch:
         return binding
 
 
-def _installed_version() -> str:
+def own_version() -> str:
     """Return our version; a frozen application may have left its metadata out."""
     try:
         return version("otel-limits")
@@ -309,13 +364,13 @@ def _installed_version() -> str:
         return "unknown"
 
 
-def _make_metrics() -> PrometheusObserver | None:
+def _make_counting(
+    way: str, settings: config.Settings, telemetry: Telemetry
+) -> CountingObserver | None:
     """Make the metrics, or go without: what limits an agent does not depend on them."""
-    from otel_limits.observers.prometheus import PrometheusObserver
-
     try:
-        observer = PrometheusObserver()
-        observer.info(_installed_version())
+        observer = _MAKE_COUNTING[way](settings, telemetry)
+        observer.info(own_version())
     except (OSError, ValueError) as error:
         logger.error(  # noqa: TRY400  the sentence says it all
             "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
@@ -324,6 +379,32 @@ def _make_metrics() -> PrometheusObserver | None:
         )
         return None
     return observer
+
+
+def _through_prometheus(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:  # noqa: ARG001  the signature of both
+    from otel_limits.observers.prometheus import PrometheusObserver
+
+    return PrometheusObserver(max_agents=settings.metrics_max_agents)
+
+
+def _through_otlp(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:
+    from opentelemetry.metrics import get_meter
+
+    from otel_limits.observers.otlp import OtlpObserver
+
+    meter = get_meter("otel_limits", own_version(), telemetry[0])
+    return OtlpObserver(meter, settings.metrics_max_agents)
+
+
+_MAKE_COUNTING: Final = {"prometheus": _through_prometheus, "otlp": _through_otlp}
+
+
+def _make_events(telemetry: Telemetry) -> EventObserver:
+    from opentelemetry._logs import get_logger
+
+    from otel_limits.observers.events import EventObserver
+
+    return EventObserver(get_logger("otel_limits", own_version(), telemetry[1]))
 
 
 def _make_tool_log(settings: config.Settings | None) -> ToolLog | None:
@@ -511,8 +592,16 @@ def environment_provider() -> trace.TracerProvider:
     """
     if not SWITCH.is_on:
         enable_leniently()
+    SWITCH.export_over_otlp()
     try:
-        return make_provider(config.otlp_protocol())
+        return make_tracer_provider()
     except Exception:
         logger.exception("otel-limits cannot make a tracer provider; limits stay in force.")
         return trace.NoOpTracerProvider()
+
+
+def make_tracer_provider() -> trace.TracerProvider:
+    """Make a provider that exports where OTEL_EXPORTER_OTLP_* asks for it."""
+    from otel_limits import export
+
+    return export.tracer_provider(config.otlp_protocol(), config.otlp_timeout_seconds())

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 logger = logging.getLogger("otel_limits")
 
@@ -70,30 +67,3 @@ class Attachment:
             self._add(provider)
 
         TracerProvider.__init__ = init  # type: ignore[assignment, method-assign]
-
-
-def make_provider(otlp_protocol: str | None) -> TracerProvider:
-    """Make a tracer provider, one that exports when an OTLP protocol is given."""
-    provider = TracerProvider()
-    exporter = otlp_exporter(otlp_protocol) if otlp_protocol else None
-    if exporter is not None:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
-
-
-def otlp_exporter(protocol: str) -> SpanExporter | None:
-    """Make the exporter for `grpc` or `http/protobuf`; it reads OTEL_EXPORTER_OTLP_* itself."""
-    transport = "grpc" if protocol == "grpc" else "http"
-    module = f"opentelemetry.exporter.otlp.proto.{transport}.trace_exporter"
-    try:
-        exporter: SpanExporter = importlib.import_module(module).OTLPSpanExporter()
-    except ImportError:
-        logger.error(  # noqa: TRY400  the traceback would not help
-            "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
-            "spans are exported. Run: pip install 'otel-limits[otlp]'"
-        )
-        return None
-    except Exception:
-        logger.exception("otel-limits cannot make the OTLP exporter, so no spans are exported.")
-        return None
-    return exporter

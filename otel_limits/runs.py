@@ -58,6 +58,9 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 }
 """What an action is called once it was taken."""
 
+ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
+"""Facts whose loss is not told: telling it would have no end."""
+
 
 class ToolLog(Protocol):
     """Keeps tool calls with their contents, where a user asked for it."""
@@ -449,7 +452,7 @@ class Run:
         if not self._runs.forget(self):
             return
         self._close()
-        self._runs.tell(self.stop(reason))
+        self._runs.tell_stop(self.stop(reason))
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -594,11 +597,27 @@ class Runs:
         if self.gate is not None:
             self.gate(fact)
         for observer in self.observers:
-            try:
-                observer(fact)
-            except Exception as error:  # noqa: BLE001, PERF203  each is foreign code
-                if not isinstance(fact, facts.Fault):
-                    FAULTS.report(component_name(observer), error)
+            self._tell_one(observer, fact)
+
+    def tell_stop(self, stop: Stop) -> None:
+        """Hand `stop` to every observer, and tell how long each took for it."""
+        lags = []
+        for observer in self.observers:
+            begin = time.perf_counter()
+            self._tell_one(observer, stop)
+            lags.append(
+                facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
+            )
+        for lag in lags:
+            self.tell(lag)
+
+    def _tell_one(self, observer: Observer, fact: Fact) -> None:
+        try:
+            observer(fact)
+        except Exception as error:  # noqa: BLE001  foreign code
+            if not isinstance(fact, ABOUT_OBSERVERS):
+                FAULTS.report(component_name(observer), error)
+                self.tell(facts.Dropped(observer=component_name(observer)))
 
     def tell_fault(self, component: str) -> None:
         """Tell every observer that `component` failed."""
@@ -638,13 +657,15 @@ class Runs:
             if len(self._sighted) > self._max_live:
                 self._sighted.popitem(last=False)
 
-    def start(
+    def start(  # noqa: PLR0913  what is known when an invocation begins
         self,
         agent: str,
         policy: Policy,
         trace_id: int = 0,
         span_id: int = 0,
         *,
+        sampled: bool = False,
+        model: str | None = None,
         direct: bool = False,
     ) -> Run:
         """An agent begins an invocation whose span has these ids, 0 for none.
@@ -663,13 +684,14 @@ class Runs:
             parent_id=parent.invocation.id if parent else None,
             trace_id=f"{trace_id:032x}" if trace_id else None,
             span_id=f"{span_id:016x}" if span_id else None,
+            sampled=sampled,
         )
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
             if not blind and span_id:
                 self._adopt(span_id, run, in_chat=False)
             self._live[identity] = run
-        self._began(run)
+        self._began(run, model)
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
@@ -730,7 +752,7 @@ class Runs:
         run.span_ids.add(span_id)
 
     @unfelt("runs")
-    def _began(self, run: Run) -> None:
+    def _began(self, run: Run, model: str | None) -> None:
         """Tell it, and make room; a fault here must not lose a run that is live already."""
         self._evict()
         self.tell(
@@ -739,6 +761,7 @@ class Runs:
                 limits=run.policy.limits,
                 action=TAKEN[run.policy.action],
                 blind=run.blind,
+                model=model,
             )
         )
 

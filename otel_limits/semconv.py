@@ -14,6 +14,7 @@ CYCLE_SPAN: Final = "execute_event_loop_cycle"
 MODEL_CALL_PREFIXES: Final = ("chat", "text_completion", "generate_content")
 """Begin of the name of every span of a model call, whoever emits it."""
 
+AGENT_NAME: Final = "gen_ai.agent.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 INPUT_TOKENS: Final = (
     "gen_ai.usage.input_tokens",
@@ -36,6 +37,7 @@ CACHE_WRITE_TOKENS: Final = (
     "gen_ai.usage.cache_write_input_tokens",
 )
 
+INVOCATION_ID: Final = "otel_limits.invocation.id"
 STOP_REASON: Final = "otel_limits.stop.reason"
 STOP_ACTION: Final = "otel_limits.stop.action"
 LIMIT_NAME: Final = "otel_limits.limit.name"

@@ -10,7 +10,7 @@ from typing import Final
 from otel_limits.cli import shown
 from otel_limits.config import SETTINGS
 from otel_limits.limits import KINDS, STOP_REASONS
-from otel_limits.observers.prometheus import METRICS
+from otel_limits.observers.instruments import METRICS
 
 README: Final = Path(__file__).parents[1] / "README.md"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -65,9 +67,10 @@ def test_names_and_labels(make_agent: MakeAgent) -> None:
     assert all(set(labels) == LABELS[name] for name in LABELS for labels in samples[name])
 
 
-def test_build_info_is_a_constant(metric: Metric) -> None:
+def test_build_info_is_a_constant(make_agent: MakeAgent, metric: Metric) -> None:
     """The version is a label of a constant 1."""
     enable()
+    make_agent(ScriptedModel([says("done")]))("go")
     (labels,) = exposed()["otel_limits_build_info"]
     assert metric("otel_limits_build_info", **labels) == 1
     assert labels["version"]
@@ -127,7 +130,7 @@ def test_every_reason_is_there_before_it_happens(
     action: otel_limits.limits.Action, taken: str, make_agent: MakeAgent
 ) -> None:
     """An agent that was seen once has a zero for each reason, or the first alert is missed."""
-    enable(Limits(max_turns=9), action=action)
+    enable(Limits(max_turns=9, max_iterations=9, max_token_budget=99), action=action)
     make_agent(ScriptedModel([says("done")]))("go")
     stops = exposed()["otel_limits_stops_total"]
     ours = {labels["reason"] for labels in stops if labels["action"] == taken}
@@ -175,7 +178,7 @@ def test_label_values_are_cleaned(name: str, label: str, make_agent: MakeAgent) 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    names=st.lists(st.text(st.characters(), max_size=200), max_size=5),
+    names=st.lists(st.text(st.characters(), max_size=200), min_size=1, max_size=5),
     model=st.text(st.characters(), max_size=200),
 )
 def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
@@ -207,6 +210,47 @@ def test_a_flood_of_names_is_folded() -> None:
     assert len(counted) <= 1000
     assert len(agents_exposed()) <= 101
     assert "_other" in agents_exposed()
+
+
+LAZY = """
+import sys
+import otel_limits
+from otel_limits.testing import ScriptedModel, says
+from strands import Agent
+
+def loaded():
+    heavy = "prometheus_client", "opentelemetry.exporter", "opentelemetry.sdk._logs", "grpc"
+    return [name for name in heavy if name in sys.modules]
+
+otel_limits.enable()
+print(loaded())
+Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
+print(loaded())
+"""
+
+
+def test_nothing_is_made_to_count_before_there_is_something_to_count() -> None:
+    """The import of prometheus_client waits for the first invocation, that of exporters for ever.
+
+    It would take longer than all else that `enable()` does.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LAZY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["[]", "['prometheus_client']"], done.stderr[-2000:]
+
+
+def test_what_was_never_counted_leaves_nothing() -> None:
+    """`disable()` before the first invocation leaves the registry and the observers empty."""
+    enable()
+    otel_limits.disable()
+    LIVE.tell_fault("processor")
+    assert LIVE.observers == ()
+    assert b"otel_limits" not in generate_latest(REGISTRY)
 
 
 def test_the_default_registry_has_them_and_loses_them(make_agent: MakeAgent) -> None:

@@ -19,8 +19,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
+from otel_limits.export import tracer_provider
 from otel_limits.launch import environment_for
-from otel_limits.provider import make_provider
 
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
 BIN = Path(sys.executable).parent
@@ -437,6 +437,7 @@ def install_exporter(tmp_path: Path) -> Callable[[str], str]:
     def install(constructor: str) -> str:
         package = tmp_path / "opentelemetry/exporter/otlp/proto/http"
         package.mkdir(parents=True)
+        (package / "__init__.py").touch()  # it stands before the one that is installed
         (package / "trace_exporter.py").write_text(
             "from opentelemetry.sdk.trace.export import ConsoleSpanExporter\n"
             "class OTLPSpanExporter(ConsoleSpanExporter):\n"
@@ -476,7 +477,7 @@ def test_an_exporter_that_cannot_be_made_costs_no_provider(
     monkeypatch.setitem(
         sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", module
     )
-    assert isinstance(make_provider("http/protobuf"), TracerProvider)
+    assert isinstance(tracer_provider("http/protobuf", 1.0), TracerProvider)
     assert caplog.messages == [
         "otel-limits cannot make the OTLP exporter, so no spans are exported."
     ]

@@ -1,263 +1,81 @@
-"""Counts every fact in prometheus_client, and serves the counters where asked to.
+"""Keeps the metrics in prometheus_client, and serves them where asked to.
 
-The metrics live in the default registry, so that an application that serves `/metrics` already has
-them. Label values are cleaned and capped in number: names that a model or a user made up cannot
-flood a Prometheus.
+They live in the default registry, so that an application that serves `/metrics` already has them.
+With `PROMETHEUS_MULTIPROC_DIR` set, prometheus_client keeps them in files and any process of the
+application answers for all of them.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, values
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.facts import (
-    ActionTaken,
-    CallKind,
-    Cycle,
-    Fact,
-    Fault,
-    Halt,
-    ModelCall,
-    PolicyRead,
-    Started,
-    Stop,
-    Turn,
-    Warned,
-)
-from otel_limits.limits import STOP_REASONS
+from otel_limits.observers.counting import MAX_AGENTS, CountingObserver
+from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Iterator
 
-FRAMEWORK_REASONS: Final = (
-    "cancelled",
-    "checkpoint",
-    "content_filtered",
-    "end_turn",
-    "guardrail_intervened",
-    "interrupt",
-    "limit_output_tokens",
-    "limit_total_tokens",
-    "limit_turns",
-    "max_tokens",
-    "stop_sequence",
-    "tool_use",
-    "error",
-    "aborted",
-    "evicted",
-)
-"""How an invocation ends without us: Strands' stop reasons, and ours for what has none."""
+    from prometheus_client.samples import Sample
 
-CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured", "failed")
-
-OTHER: Final = "_other"
-MAX_LABEL_LENGTH: Final = 128
+    from otel_limits.observers.instruments import MetricSpec, Series
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSpec:
-    """One metric, as code and documentation both want it."""
-
-    name: str
-    labels: tuple[str, ...]
-    help: str
-    kind: type[Counter | Gauge] = Counter
+TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": "observe"}
+"""How a series of each kind takes a value."""
 
 
-METRICS: Final = (
-    MetricSpec(
-        name="otel_limits_stops_total",
-        labels=("agent", "reason", "action"),
-        help="Finished invocations by stop reason and by what otel-limits did "
-        "(none, observed, halted, wrapped_up, raised).",
-    ),
-    MetricSpec(
-        name="otel_limits_turns_total",
-        labels=("agent",),
-        help="Model responses taken into a conversation, each with the tools it asked for.",
-    ),
-    MetricSpec(
-        name="otel_limits_cycles_total",
-        labels=("agent",),
-        help="Event loop cycles, replays of interrupted tools included.",
-    ),
-    MetricSpec(
-        name="otel_limits_model_calls_total",
-        labels=("agent", "model", "kind"),
-        help="Requests to a provider: measured, zero_token (the provider reported zero), "
-        "unmeasured (it reported nothing) or failed. A halt is none of them.",
-    ),
-    MetricSpec(
-        name="otel_limits_synthetic_messages_total",
-        labels=("agent", "reason"),
-        help="Messages that a halt put into a conversation; no model wrote them.",
-    ),
-    MetricSpec(
-        name="otel_limits_tokens_total",
-        labels=("agent", "model", "type"),
-        help="Tokens by type (input, output). Input includes cached tokens; "
-        "unmeasured calls count with their estimate.",
-    ),
-    MetricSpec(
-        name="otel_limits_blind_invocations_total",
-        labels=("agent",),
-        help="Invocations whose span did not reach the span processor, "
-        "followed through the framework's hooks instead.",
-    ),
-    MetricSpec(
-        name="otel_limits_internal_errors_total",
-        labels=("component",),
-        help="Failures inside otel-limits that were kept away from the agent.",
-    ),
-    MetricSpec(
-        name="otel_limits_warnings_total",
-        labels=("agent", "limit", "threshold"),
-        help="Soft thresholds that were passed, once per invocation, limit and threshold.",
-    ),
-    MetricSpec(
-        name="otel_limits_unpriced_tokens_total",
-        labels=("model",),
-        help="Tokens of model calls whose price is unknown.",
-    ),
-    MetricSpec(
-        name="otel_limits_policy_valid",
-        labels=(),
-        help="1 unless the newest version of the policy file was refused, so that the version "
-        "before it stays in force.",
-        kind=Gauge,
-    ),
-    MetricSpec(
-        name="otel_limits_build_info",
-        labels=("version",),
-        help="Version of otel-limits, as a label of a constant 1.",
-        kind=Gauge,
-    ),
-)
-"""Every metric; the README's table is generated from this."""
+class Uncreated(MetricWrapperBase):
+    """A metric without its `_created` series, which would double what is scraped."""
+
+    def _child_samples(self) -> Iterable[Sample]:
+        return [each for each in super()._child_samples() if each.name != "_created"]
 
 
-class LabelValues:
-    """Cleans label values, and folds all beyond a number of them into `_other`."""
-
-    def __init__(self, limit: int) -> None:
-        """Admit `limit` distinct values."""
-        self._limit = limit
-        self._admitted: dict[str, str] = {}
-
-    def __call__(self, value: str) -> str:
-        """Return the value to use as a label."""
-        known = self._admitted.get(value)
-        if known is not None:
-            return known
-        if len(self._admitted) >= self._limit:
-            return OTHER
-        return self._admitted.setdefault(value, clean(value))
+class Counter(Uncreated, prometheus_client.Counter):
+    """Goes up."""
 
 
-def clean(value: str) -> str:
-    """Make any text a label value: no surrogates or control characters, and not too long.
-
-    One lone surrogate would make every scrape of the process fail.
-    """
-    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in value)
-    return shown[:MAX_LABEL_LENGTH]
+class Histogram(Uncreated, prometheus_client.Histogram):
+    """Counts values by size."""
 
 
-class AgentCounters:
-    """The counters of one agent, resolved once so that counting is a dictionary look-up."""
-
-    __slots__ = ("agent", "blind", "cycles", "turns")
-
-    def __init__(self, agent: str, metrics: PrometheusObserver) -> None:
-        """Create every series of the agent at 0, or the first alert is missed."""
-        self.agent = agent
-        self.turns = metrics.counter("otel_limits_turns_total", agent)
-        self.cycles = metrics.counter("otel_limits_cycles_total", agent)
-        self.blind = metrics.counter("otel_limits_blind_invocations_total", agent)
-        for reason in FRAMEWORK_REASONS:
-            metrics.counter("otel_limits_stops_total", agent, reason, "none")
-        for reason in STOP_REASONS:
-            metrics.counter("otel_limits_synthetic_messages_total", agent, reason)
-
-
-class ModelCounters:
-    """The counters of one agent with one model."""
-
-    __slots__ = ("input", "kinds", "output", "unpriced")
-
-    def __init__(self, agent: str, model: str, metrics: PrometheusObserver) -> None:
-        """Create every series of the pair at 0."""
-        self.input = metrics.counter("otel_limits_tokens_total", agent, model, "input")
-        self.output = metrics.counter("otel_limits_tokens_total", agent, model, "output")
-        self.unpriced = metrics.counter("otel_limits_unpriced_tokens_total", model)
-        self.kinds = {
-            kind: metrics.counter("otel_limits_model_calls_total", agent, model, kind)
-            for kind in CALL_KINDS
-        }
-
-
-class PrometheusObserver:
-    """Counts facts.
+class PrometheusObserver(CountingObserver):
+    """Counts facts in prometheus_client.
 
     Args:
         registry: Where the metrics live; the default registry unless told otherwise.
         max_agents: Distinct agent names; further ones are counted as `_other`.
-        max_pairs: Distinct pairs of agent and model; further ones are counted as `_other`.
     """
 
     component = "prometheus"
 
     def __init__(
-        self, registry: CollectorRegistry = REGISTRY, max_agents: int = 64, max_pairs: int = 256
+        self, registry: CollectorRegistry = REGISTRY, max_agents: int = MAX_AGENTS
     ) -> None:
         """Register the metrics.
 
         Raises:
             ValueError: The registry has metrics of these names already.
         """
+        super().__init__(max_agents)
         self._registry = registry
-        self._metrics = {
-            spec.name: spec.kind(spec.name, spec.help, spec.labels, registry=registry)
-            for spec in METRICS
-        }
-        self._agent_label = LabelValues(max_agents)
-        self._component_label = LabelValues(max_agents)
-        self._max_pairs = max_pairs
-        self._agents: dict[str, AgentCounters] = {}
-        self._models: dict[tuple[str, str], ModelCounters] = {}
-        self._handlers: dict[type, Callable[..., None]] = {
-            Started: self._started,
-            Cycle: self._cycle,
-            Turn: self._turn,
-            ModelCall: self._model_call,
-            Warned: self._warned,
-            Halt: self._halt,
-            Stop: self._stop,
-            Fault: self._fault,
-            PolicyRead: self._policy_read,
-        }
+        self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
-        self._policy_read(PolicyRead(path="", valid=True))
 
-    def __call__(self, fact: Fact) -> None:
-        """Count one fact."""
-        handler = self._handlers.get(type(fact))
-        if handler is not None:
-            handler(fact)
-
-    def info(self, version: str) -> None:
-        """Publish the version."""
-        self._metrics["otel_limits_build_info"].labels(version).set(1)  # type: ignore[union-attr]
-
-    def counter(self, name: str, *labels: str) -> Counter:
-        """One series, created at 0 when it is new."""
-        child = self._metrics[name].labels(*labels)
-        assert isinstance(child, Counter)
-        return child
+    def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
+        """Create one series, at 0."""
+        metric = self._metrics[spec.name]
+        child = metric.labels(*labels) if labels else metric
+        taker: Any = getattr(child, TAKES[spec.kind])
+        if spec.kind in ("counter", "histogram"):
+            return taker  # type: ignore[no-any-return]
+        return lambda value, exemplar=None: taker(value)  # noqa: ARG005  gauges have no exemplar
 
     def serve(self, port: int, host: str) -> None:
         """Serve the registry over HTTP.
@@ -267,7 +85,7 @@ class PrometheusObserver:
         """
         if self._server is None or self._server.address != (host, port):
             self.stop_serving()
-            self._server = Server(port, host, self._registry)
+            self._server = Server(port, host, served(self._registry))
 
     def stop_serving(self) -> None:
         """Close the endpoint, if there is one."""
@@ -277,93 +95,76 @@ class PrometheusObserver:
 
     def close(self) -> None:
         """Take the metrics out of the registry and close the endpoint."""
+        super().close()
         self.stop_serving()
         for metric in self._metrics.values():
             self._registry.unregister(metric)
 
-    def renew_locks(self) -> None:
-        """Replace every lock in a forked child: another thread may have held one.
+    def reset_after_fork(self) -> None:
+        """Leave the endpoint and the live invocations to the parent, and renew every lock.
 
-        prometheus_client has no hook for this, hence the private names.
+        Another thread of the parent may have held one. prometheus_client has no hook for this,
+        hence the private names.
         """
+        super().reset_after_fork()
+        server, self._server = self._server, None
+        if server is not None:
+            server.abandon()
+        self._registry._lock = threading.Lock()  # noqa: SLF001
+        if is_shared():
+            renew_file_lock()
         for metric in self._metrics.values():
             metric._lock = threading.Lock()  # noqa: SLF001
-            for child in (metric, *getattr(metric, "_metrics", {}).values()):
-                value = getattr(child, "_value", None)
-                if value is not None and hasattr(value, "_lock"):
-                    value._lock = threading.Lock()  # noqa: SLF001
-
-    def _agent(self, name: str) -> AgentCounters:
-        counters = self._agents.get(name)
-        if counters is None:
-            label = self._agent_label(name)
-            counters = self._agents.get(label) or AgentCounters(label, self)
-            self._agents[label] = counters
-            if label != OTHER:
-                self._agents[name] = counters
-        return counters
-
-    def _pair(self, agent: str, model: str) -> ModelCounters:
-        counters = self._models.get((agent, model))
-        if counters is None:
-            known = len(self._models) < self._max_pairs
-            key = (self._agent(agent).agent, clean(model) if known else OTHER)
-            counters = self._models.get(key) or ModelCounters(*key, self)
-            self._models[key] = counters
-            if known:
-                self._models[agent, model] = counters
-        return counters
-
-    def _started(self, fact: Started) -> None:
-        counters = self._agent(fact.invocation.agent)
-        for reason in STOP_REASONS:
-            self.counter("otel_limits_stops_total", counters.agent, reason, fact.action)
-        if fact.blind:
-            counters.blind.inc()
-
-    def _cycle(self, fact: Cycle) -> None:
-        self._agent(fact.invocation.agent).cycles.inc()
-
-    def _turn(self, fact: Turn) -> None:
-        self._agent(fact.invocation.agent).turns.inc()
-
-    def _model_call(self, fact: ModelCall) -> None:
-        counters = self._pair(fact.invocation.agent, fact.model)
-        counters.kinds[fact.kind].inc()
-        if fact.usage.input:
-            counters.input.inc(fact.usage.input)
-        if fact.usage.output:
-            counters.output.inc(fact.usage.output)
-        if fact.price is None and fact.usage.total:
-            counters.unpriced.inc(fact.usage.total)
-
-    def _halt(self, fact: Halt) -> None:
-        if fact.action in ("halted", "raised"):
-            agent = self._agent(fact.invocation.agent).agent
-            self.counter("otel_limits_synthetic_messages_total", agent, fact.reason).inc()
-
-    def _stop(self, fact: Stop) -> None:
-        reason = fact.breach.reason if fact.breach else fact.reason
-        agent = self._agent(fact.agent).agent
-        self.counter("otel_limits_stops_total", agent, reason_label(reason), fact.action).inc()
-
-    def _warned(self, fact: Warned) -> None:
-        agent, limit = self._agent(fact.invocation.agent).agent, fact.level.limit
-        threshold = f"{fact.threshold:g}"
-        self.counter("otel_limits_warnings_total", agent, limit, threshold).inc()
-
-    def _policy_read(self, fact: PolicyRead) -> None:
-        self._metrics["otel_limits_policy_valid"].set(fact.valid)  # type: ignore[union-attr]
-
-    def _fault(self, fact: Fault) -> None:
-        self.counter(
-            "otel_limits_internal_errors_total", self._component_label(fact.component)
-        ).inc()
+            for value in values_of(metric):
+                value._lock = threading.Lock()  # noqa: SLF001
+        for value in values_of(self._metrics[IN_PROGRESS.name]):
+            value._value = 0.0  # noqa: SLF001
 
 
-def reason_label(reason: str) -> str:
-    """Return a stop reason as a label; one that nobody defined is `_other`."""
-    return reason if reason in STOP_REASONS or reason in FRAMEWORK_REASONS else OTHER
+def register(spec: MetricSpec, registry: CollectorRegistry) -> MetricWrapperBase:
+    """Make the metric of `spec`."""
+    if spec.kind == "counter":
+        return Counter(spec.name, spec.help, spec.labels, registry=registry)
+    if spec.kind == "histogram":
+        return Histogram(spec.name, spec.help, spec.labels, registry=registry, buckets=spec.buckets)
+    return prometheus_client.Gauge(
+        spec.name,
+        spec.help,
+        spec.labels,
+        registry=registry,
+        multiprocess_mode="livesum" if spec.kind == "updown" else "livemostrecent",
+    )
+
+
+def is_shared() -> bool:
+    """Tell whether the values are kept in files that several processes share."""
+    return bool(values.ValueClass._multiprocess)  # noqa: SLF001
+
+
+def served(registry: CollectorRegistry) -> CollectorRegistry:
+    """What an endpoint answers with: the registry, or what all processes have counted."""
+    if not is_shared():
+        return registry
+    shared = CollectorRegistry()
+    MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+    return shared
+
+
+def values_of(metric: MetricWrapperBase) -> Iterator[Any]:
+    """Every number that a metric keeps in memory."""
+    for child in (metric, *getattr(metric, "_metrics", {}).values()):
+        for name in ("_value", "_sum", "_buckets"):
+            found = getattr(child, name, ())
+            for value in found if isinstance(found, list | tuple) else [found]:
+                if hasattr(value, "_lock"):
+                    yield value
+
+
+def renew_file_lock() -> None:
+    """Replace the one lock of all values in files; it is only to be found in their closure."""
+    inc = values.ValueClass.inc
+    cells = dict(zip(inc.__code__.co_freevars, inc.__closure__ or (), strict=True))
+    cells["lock"].cell_contents = threading.Lock()
 
 
 class Server:
@@ -382,7 +183,6 @@ class Server:
         self._httpd.server_close()
         self._thread.join()
 
-
-def action_labels() -> tuple[ActionTaken, ...]:
-    """Every value of the label `action`."""
-    return ("none", "observed", "halted", "wrapped_up", "raised")
+    def abandon(self) -> None:
+        """Let go of the port in a forked child, where nobody would ever answer on it."""
+        self._httpd.socket.close()

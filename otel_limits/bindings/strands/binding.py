@@ -223,7 +223,15 @@ class Binding:
         if answer is not None:
             policy = extend(policy, answer.response)
         declined = declined_verdict(answer)
-        run = self._runs.start(agent.name, policy, context.trace_id, context.span_id, direct=direct)
+        run = self._runs.start(
+            agent.name,
+            policy,
+            context.trace_id,
+            context.span_id,
+            sampled=context.trace_flags.sampled,
+            model=model_id(agent.model),
+            direct=direct,
+        )
         self._live.append(Live(run, verdict=declined))
         CURRENT.set(run)
         run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))

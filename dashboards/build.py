@@ -1,0 +1,100 @@
+"""Writes the dashboards as JSON: `python -m dashboards.build [DIR]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from dashboards import agent_limits, health, panels, queries, token_spend
+
+COMMITTED: Final = Path(__file__).parent / "grafana" / "dashboards"
+
+JOB = panels.variable("job", "otel_limits_build_info", "Scrape job, or service name over OTLP.")
+INSTANCE = panels.variable(
+    "instance", 'otel_limits_build_info{job=~"$job"}', "Process that reports."
+)
+AGENT = panels.variable(
+    "agent", queries.select("otel_limits_turns_total"), "Agent, by the name it has in the code."
+)
+MODEL = panels.variable(
+    "model",
+    queries.select("otel_limits_model_calls_total", queries.AGENT),
+    "Model id, as the provider knows it.",
+)
+
+
+def dashboards() -> dict[str, Any]:
+    """Every dashboard, by file name."""
+    return {
+        "agent-limits": _filled(
+            panels.make_dashboard(
+                agent_limits.UID,
+                "Agent limits",
+                "What stops LLM agents, and how close the others are to their limits.",
+                JOB,
+                INSTANCE,
+                AGENT,
+            ),
+            agent_limits.ROWS,
+        ),
+        "token-spend": _filled(
+            panels.make_dashboard(
+                token_spend.UID,
+                "Token spend",
+                "Tokens and US dollars that LLM agents use, by agent and model.",
+                JOB,
+                INSTANCE,
+                AGENT,
+                MODEL,
+            ),
+            token_spend.ROWS,
+        ),
+        "health": _filled(
+            panels.make_dashboard(
+                health.UID,
+                "otel-limits health",
+                "Whether otel-limits sees every invocation, and whether it works.",
+                JOB,
+                INSTANCE,
+                AGENT,
+            ),
+            health.ROWS,
+        ),
+    }
+
+
+def _filled(board: Any, rows: tuple[tuple[str, tuple[Any, ...]], ...]) -> Any:
+    """Put rows of panels into a dashboard, each with an id of its own."""
+    ids = iter(range(1, 1000))
+    for title, members in rows:
+        board = board.with_row(panels.row(title).id(next(ids)))
+        for panel in members:
+            board = board.with_panel(panel.id(next(ids)))
+    return board.build()
+
+
+def _plain(board: Any) -> dict[str, Any]:
+    """Turn a dashboard into what JSON knows, without what the SDK adds and Grafana has no more."""
+    plain: dict[str, Any] = json.loads(json.dumps(board, cls=JSONEncoder))
+    for each in plain["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min"):
+            each.pop(name, None)
+    for panel in plain["panels"]:
+        panel.get("options", {}).pop("footer", None)
+    return plain
+
+
+def write(directory: Path) -> None:
+    """Write one JSON file per dashboard."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, board in dashboards().items():
+        text = json.dumps(_plain(board), indent=2, sort_keys=True)
+        (directory / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if sys.argv[1:] else COMMITTED)

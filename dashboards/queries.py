@@ -1,0 +1,136 @@
+"""What is asked of Prometheus, by the noun that it answers.
+
+Every selector takes the variables of the dashboard. Every aggregation names the labels it keeps,
+so that labels which a pipeline adds (scope, service, pod) change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TARGET: Final = ('job=~"$job"', 'instance=~"$instance"')
+AGENT: Final = 'agent=~"$agent"'
+MODEL: Final = 'model=~"$model"'
+ENFORCED: Final = 'action=~"halted|wrapped_up|raised"'
+OBSERVED: Final = 'action="observed"'
+
+WHOLE_RANGE: Final = "$__range"
+PER_BAR: Final = "$__interval"
+"""Bars stand side by side: each counts what happened since the one before."""
+
+
+def select(name: str, *matchers: str) -> str:
+    """One metric of the targets chosen in the dashboard."""
+    return f"{name}{{{','.join((*TARGET, *matchers))}}}"
+
+
+def increase(selector: str, over: str, *by: str) -> str:
+    """How much a counter went up."""
+    return f"sum{kept(by)}(increase({selector}[{over}]))"
+
+
+def rate(selector: str, *by: str) -> str:
+    """How fast a counter goes up, per second."""
+    return f"sum{kept(by)}(rate({selector}[$__rate_interval]))"
+
+
+def quantile(share: float, histogram: str, *by: str) -> str:
+    """Value below which a share of the observations lies."""
+    buckets = histogram.replace("{", "_bucket{", 1)
+    return f"histogram_quantile({share}, {rate(buckets, 'le', *by)})"
+
+
+def mean(histogram: str, *by: str) -> str:
+    """Average of the observations."""
+    total, count = (histogram.replace("{", f"_{part}{{", 1) for part in ("sum", "count"))
+    return f"{rate(total, *by)} / {rate(count, *by)}"
+
+
+def top(number: int, query: str) -> str:
+    """Largest results, without those that are nothing."""
+    return f"topk({number}, {query} > 0)"
+
+
+def or_zero(query: str) -> str:
+    """0 where there is nothing to show."""
+    return f"{query} or vector(0)"
+
+
+def share(part: str, whole: str) -> str:
+    """Part of a whole, 0 where there is no whole."""
+    return or_zero(f"({part} / ({whole} > 0))")
+
+
+def kept(by: tuple[str, ...]) -> str:
+    """Which labels an aggregation keeps."""
+    return f" by ({', '.join(by)}) " if by else ""
+
+
+STOPS: Final = select("otel_limits_stops_total", AGENT)
+TURNS: Final = select("otel_limits_turns_total", AGENT)
+HALTS: Final = select("otel_limits_stops_total", AGENT, ENFORCED)
+WOULD_BE_HALTS: Final = select("otel_limits_stops_total", AGENT, OBSERVED)
+NATURAL_ENDS: Final = select("otel_limits_stops_total", AGENT, 'action="none"')
+OTHER_HALTS: Final = select(
+    "otel_limits_stops_total", AGENT, ENFORCED, 'reason!~"max_turns|max_iterations"'
+)
+BUDGET_USED: Final = select("otel_limits_budget_used_ratio", AGENT)
+INVOCATION_TURNS: Final = select("otel_limits_invocation_turns", AGENT)
+INVOCATION_DURATION: Final = select("otel_limits_invocation_duration_seconds", AGENT)
+INVOCATION_TOKENS: Final = select("otel_limits_invocation_tokens", AGENT)
+OVERSHOOT: Final = select("otel_limits_overshoot_tokens", AGENT)
+WARNINGS: Final = select("otel_limits_warnings_total", AGENT)
+IN_PROGRESS: Final = select("otel_limits_invocations_in_progress", AGENT)
+SYNTHETIC: Final = select("otel_limits_synthetic_messages_total", AGENT)
+TOOL_CALLS: Final = select("otel_limits_tool_calls_total", AGENT)
+LIMITS: Final = select("otel_limits_limit", AGENT)
+BLIND: Final = select("otel_limits_blind_invocations_total", AGENT)
+
+TOKENS: Final = select("otel_limits_tokens_total", AGENT, MODEL)
+INPUT_TOKENS: Final = select("otel_limits_tokens_total", AGENT, MODEL, 'type="input"')
+CACHE_READS: Final = select("otel_limits_cached_tokens_total", AGENT, MODEL, 'kind="read"')
+CACHED_TOKENS: Final = select("otel_limits_cached_tokens_total", AGENT, MODEL)
+COST: Final = select("otel_limits_cost_usd_total", AGENT, MODEL)
+UNPRICED: Final = select("otel_limits_unpriced_tokens_total", MODEL)
+MODEL_CALLS: Final = select("otel_limits_model_calls_total", AGENT, MODEL)
+UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, 'kind="unmeasured"')
+
+BUILDS: Final = select("otel_limits_build_info")
+POLICY_VALID: Final = select("otel_limits_policy_valid")
+INTERNAL_ERRORS: Final = select("otel_limits_internal_errors_total")
+DROPPED: Final = select("otel_limits_observers_dropped_total")
+LAG: Final = select("otel_limits_observer_lag_seconds")
+
+
+def stops_by(reason: str) -> str:
+    """Invocations that one limit of ours stopped."""
+    return select("otel_limits_stops_total", AGENT, ENFORCED, f'reason="{reason}"')
+
+
+def calls_of(kind: str) -> str:
+    """Model calls of one kind."""
+    return select("otel_limits_model_calls_total", AGENT, f'kind="{kind}"')
+
+
+def per_minute(query: str) -> str:
+    """What a rate comes to in a minute."""
+    return f"{query} * 60"
+
+
+def per_hour(query: str) -> str:
+    """What a rate comes to in an hour."""
+    return f"{query} * 3600"
+
+
+SECONDS_LEFT_IN_MONTH: Final = (
+    "((days_in_month() - day_of_month()) * 86400 + (24 - hour()) * 3600 - minute() * 60)"
+)
+"""Until midnight after the last day of the month, UTC."""
+
+
+def until_end_of_month(counter: str) -> str:
+    """What a counter will go up by until the month is over, at the pace of the range shown."""
+    return f"{increase(counter, WHOLE_RANGE)} / $__range_s * {SECONDS_LEFT_IN_MONTH}"
+
+
+SCRAPE_AGE: Final = f"time() - timestamp({BUILDS})"

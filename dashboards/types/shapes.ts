@@ -1,0 +1,59 @@
+// What a dashboard file must look like: Grafana's own types, as JSON has them.
+
+import type { Dashboard, Panel, RowPanel, TableFieldOptions } from "@grafana/schema";
+import type { Options as BarGauge } from "@grafana/schema/dist/esm/raw/composable/bargauge/panelcfg/x/BarGaugePanelCfg_types.gen";
+import type { Options as Heatmap } from "@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen";
+import type { Options as Stat } from "@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen";
+import type { Options as Table } from "@grafana/schema/dist/esm/raw/composable/table/panelcfg/x/TablePanelCfg_types.gen";
+import type {
+  FieldConfig as TimeSeriesFieldConfig,
+  Options as TimeSeries,
+} from "@grafana/schema/dist/esm/raw/composable/timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen";
+
+// An enum is written as its value, and what has a default may be left out.
+type Json<T> = T extends string
+  ? `${T}`
+  : T extends number | boolean | null | undefined
+    ? T
+    : T extends (infer Item)[]
+      ? Json<Item>[]
+      : T extends object
+        ? { [Key in keyof T]: Json<T[Key]> }
+        : T;
+
+type Partly<T> = T extends (infer Item)[]
+  ? Partly<Item>[]
+  : T extends object
+    ? { [Key in keyof T]?: Partly<T[Key]> }
+    : T;
+
+// A property that nobody knows is a mistake, except where Grafana itself permits any.
+type Of<Type extends string, Options, Custom = Record<string, never>> = Omit<
+  Json<Panel>,
+  "type" | "options" | "fieldConfig" | "title" | "description"
+> & {
+  type: Type;
+  title: string;
+  description: string;
+  options: Partly<Json<Options>>;
+  fieldConfig: Omit<Json<NonNullable<Panel["fieldConfig"]>>, "defaults"> & {
+    defaults: Omit<Json<NonNullable<Panel["fieldConfig"]>["defaults"]>, "custom" | "unit"> & {
+      unit: string;
+      custom?: Partly<Json<Custom>>;
+    };
+  };
+};
+
+export type KnownPanel =
+  | Json<RowPanel>
+  | Of<"bargauge", BarGauge>
+  | Of<"heatmap", Heatmap>
+  | Of<"stat", Stat>
+  | Of<"table", Table, TableFieldOptions>
+  | Of<"timeseries", TimeSeries, TimeSeriesFieldConfig>;
+
+export type Checked = Omit<Json<Dashboard>, "panels"> & {
+  uid: string;
+  title: string;
+  panels: KnownPanel[];
+};

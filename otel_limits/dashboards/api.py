@@ -1,0 +1,133 @@
+"""Asks a Prometheus over its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from otel_limits.dashboards.panels import Target, Window
+
+TIMEOUT_SECONDS: Final = 30.0
+
+
+class PrometheusError(Exception):
+    """A Prometheus did not answer, or not with what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series of an answer."""
+
+    labels: Mapping[str, str]
+    times: tuple[float, ...]
+    values: tuple[float, ...]
+
+    @property
+    def last(self) -> float:
+        """Its newest value."""
+        return self.values[-1]
+
+    def named(self, legend: str) -> str:
+        """Name it as a panel's legend would."""
+        if legend == "__auto":
+            return ", ".join(f"{name}={value}" for name, value in sorted(self.labels.items()))
+        return re.sub(r"{{(\w+)}}", lambda found: self.labels.get(found[1], ""), legend)
+
+
+class Prometheus:
+    """A Prometheus, or anything that speaks its query API.
+
+    Args:
+        url: Address, such as http://localhost:9090.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Keep the address."""
+        self._url = url.rstrip("/")
+
+    def answer(self, target: Target, window: Window) -> tuple[Line, ...]:
+        """Ask one query of a panel, as Grafana would.
+
+        Raises:
+            PrometheusError: There was no answer.
+        """
+        expr = window.fill(target.expr)
+        if target.instant:
+            return self.query(expr, window.end)
+        return self.query_range(expr, window)
+
+    def query(self, expr: str, time: float) -> tuple[Line, ...]:
+        """Evaluate a query at one time.
+
+        Raises:
+            PrometheusError: There was no answer.
+        """
+        result = self.get("query", query=expr, time=f"{time:.3f}")["result"]
+        return _lines((each["metric"], [each["value"]]) for each in result)
+
+    def query_range(self, expr: str, window: Window) -> tuple[Line, ...]:
+        """Evaluate a query over time.
+
+        Raises:
+            PrometheusError: There was no answer.
+        """
+        result = self.get(
+            "query_range",
+            query=expr,
+            start=f"{window.start:.3f}",
+            end=f"{window.end:.3f}",
+            step=f"{window.step:.3f}",
+        )["result"]
+        return _lines((each["metric"], each["values"]) for each in result)
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Call one endpoint and return its data.
+
+        Raises:
+            PrometheusError: There was no answer.
+        """
+        query = urllib.parse.urlencode(parameters)
+        url = f"{self._url}/api/v1/{path}?{query}"
+        if not url.startswith(("http://", "https://")):
+            raise PrometheusError(
+                f"{self._url!r} is no address of a Prometheus; it begins with http:// or https://."
+            )
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise PrometheusError(f"{self._url} refused a query: {_reason(error)}") from error
+        except (OSError, ValueError, KeyError) as error:
+            raise PrometheusError(
+                f"{self._url} does not answer like a Prometheus ({error})."
+            ) from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}"
+
+
+def _lines(series: Any) -> tuple[Line, ...]:
+    """Turn answers into series, without the points that are no number."""
+    lines = []
+    for labels, points in series:
+        known = [(float(time), float(value)) for time, value in points if _is_number(value)]
+        if known:
+            times, values = zip(*known, strict=True)
+            lines.append(Line(labels, times, values))
+    return tuple(lines)
+
+
+def _is_number(text: str) -> bool:
+    return math.isfinite(float(text))

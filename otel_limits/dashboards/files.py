@@ -1,0 +1,58 @@
+"""Finds the files that the package brings, and writes them out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+BROUGHT: Final = ("grafana", "prometheus", "compose.yaml", "README.md", "pictures")
+"""What is written out: everything but the code that the JSON is generated with."""
+
+RUNBOOK: Final = "dashboards/README.md"
+"""What the `runbook_url` of every alert begins with, until it is told where the runbook is."""
+
+YAML: Final = ("prometheus/rules.yaml", "grafana/provisioning/alerting/otel-limits.yaml")
+"""Files with a `runbook_url`."""
+
+
+def directory() -> Path:
+    """Where the files are: in the installed package, or in the checkout that it runs from.
+
+    Raises:
+        FileNotFoundError: They are in neither, so that the installation is broken.
+    """
+    package = Path(__file__).parent.parent
+    for candidate in (package / "_dashboards", package.parent / "dashboards"):
+        if (candidate / "grafana").is_dir():
+            return candidate
+    raise FileNotFoundError(
+        "The dashboards are missing from the installation of otel-limits. "
+        "Run: pip install --force-reinstall otel-limits"
+    )
+
+
+def export(target: Path, runbook: str | None = None) -> list[Path]:
+    """Write dashboards, rules, provisioning and compose file to `target`; return what was written.
+
+    Args:
+        target: A directory; it is made when it is not there, and files of ours in it are replaced.
+        runbook: Address of the runbook, which every alert then links to.
+    """
+    source = directory()
+    written = []
+    for name in BROUGHT:
+        for path in _files_below(source / name):
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+            written.append(copy)
+    if runbook is not None:
+        for name in YAML:
+            text = (target / name).read_text(encoding="utf-8")
+            (target / name).write_text(text.replace(RUNBOOK, runbook), encoding="utf-8")
+    return written
+
+
+def _files_below(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())

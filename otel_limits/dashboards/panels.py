@@ -1,0 +1,156 @@
+"""Reads a dashboard: its panels, their queries, and how Grafana would fill in the variables."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+Kind = Literal["timeseries", "stat", "bargauge", "heatmap", "table"]
+
+SCRAPES_PER_RATE: Final = 4
+"""Grafana's `$__rate_interval` never covers fewer scrapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One query of a panel."""
+
+    expr: str
+    legend: str
+    instant: bool
+    exemplars: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel, at its place in a grid of 24 columns."""
+
+    title: str
+    kind: Kind
+    unit: str
+    decimals: int | None
+    """Digits after the point, where that is set."""
+    stacked: bool
+    min_step: float
+    """Seconds between two points, at least."""
+    targets: tuple[Target, ...]
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """A dashboard as far as it can be drawn."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    rows: tuple[tuple[str, int], ...]
+    """Title and top of each row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The time that is looked at, in seconds."""
+
+    start: float
+    end: float
+    step: float
+    scrape_interval: float
+
+    @property
+    def range(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+    @property
+    def rate_interval(self) -> float:
+        """What Grafana would put in place of `$__rate_interval`."""
+        return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
+
+    def for_panel(self, panel: Panel) -> Window:
+        """Take steps as long as a panel wants them, at full multiples, the last one unfinished."""
+        step = max(self.step, panel.min_step)
+        end = math.ceil(self.end / step) * step
+        return replace(self, start=min(self.start // step * step, end - step), end=end, step=step)
+
+    def fill(self, expr: str, variables: Mapping[str, str] | None = None) -> str:
+        """Put values in the place of Grafana's variables; one that is not given matches all."""
+        values = {
+            "__interval": f"{self.step * 1000:.0f}ms",
+            "__rate_interval": f"{self.rate_interval * 1000:.0f}ms",
+            "__range": f"{self.range * 1000:.0f}ms",
+            "__range_s": f"{self.range:.0f}",
+            **(variables or {}),
+        }
+        return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".+"), expr)
+
+
+def seconds(text: str) -> float:
+    """Parse `30s`, `15m`, `6h` or `7d`.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = text[:-1], text[-1:]
+    if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
+        return float(int(number) * lengths[unit])
+    raise ValueError(f"{text!r} is no time such as 30s, 15m, 6h or 7d")
+
+
+def read(path: Path) -> Dashboard:
+    """Read one dashboard file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    panels = [each for each in content["panels"] if each["type"] != "row"]
+    return Dashboard(
+        name=path.stem,
+        title=content["title"],
+        panels=tuple(_panel(each) for each in panels),
+        rows=tuple(
+            (each["title"], each["gridPos"]["y"])
+            for each in content["panels"]
+            if each["type"] == "row"
+        ),
+    )
+
+
+def read_all(directory: Path) -> tuple[Dashboard, ...]:
+    """Read every dashboard that the package brings."""
+    return tuple(read(path) for path in sorted((directory / "grafana/dashboards").glob("*.json")))
+
+
+def _panel(content: Mapping[str, Any]) -> Panel:
+    place = content["gridPos"]
+    defaults = content["fieldConfig"]["defaults"]
+    kind = cast("Kind", content["type"])
+    unit = content["options"]["yAxis"]["unit"] if kind == "heatmap" else defaults["unit"]
+    return Panel(
+        title=content["title"],
+        kind=kind,
+        unit=unit,
+        decimals=defaults.get("decimals"),
+        min_step=seconds(content.get("interval", "1s")),
+        stacked=defaults.get("custom", {}).get("drawStyle") == "bars",
+        targets=tuple(_target(each) for each in content["targets"]),
+        left=place["x"],
+        top=place["y"],
+        width=place["w"],
+        height=place["h"],
+    )
+
+
+def _target(content: Mapping[str, Any]) -> Target:
+    return Target(
+        expr=content["expr"],
+        legend=content["legendFormat"],
+        instant=bool(content.get("instant")),
+        exemplars=bool(content.get("exemplar")),
+    )

@@ -1,0 +1,310 @@
+"""Counts facts in the instruments of the table, for whichever way the metrics leave the process.
+
+Label values are cleaned and capped in number: names that a model or a user made up cannot flood a
+Prometheus. Series that an alert or a rate needs are created at 0 when an agent is first seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.facts import (
+    CallKind,
+    Cycle,
+    Dropped,
+    Fact,
+    Fault,
+    Halt,
+    Lag,
+    ModelCall,
+    PolicyRead,
+    Started,
+    Stop,
+    ToolCall,
+    Turn,
+    Warned,
+)
+from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
+from otel_limits.observers import instruments as table
+from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_limits.facts import Invocation
+
+logger = logging.getLogger("otel_limits")
+
+FRAMEWORK_REASONS: Final = (
+    "cancelled",
+    "checkpoint",
+    "content_filtered",
+    "end_turn",
+    "guardrail_intervened",
+    "interrupt",
+    "limit_output_tokens",
+    "limit_total_tokens",
+    "limit_turns",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "error",
+    "aborted",
+    "evicted",
+)
+"""How an invocation ends without us: Strands' stop reasons, and ours for what has none."""
+
+CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured", "failed")
+TOOL_STATUSES: Final = ("success", "error", "refused")
+ENFORCED: Final = ("halted", "wrapped_up", "raised")
+
+MAX_AGENTS: Final = 16
+"""Distinct agents unless told otherwise.
+
+When all names are taken that is some 2,100 samples. On a core of a small server a scrape of them
+takes 47 ms of CPU time as text and 80 ms as OpenMetrics.
+"""
+
+MODELS_PER_AGENT: Final = 2
+TOOLS_PER_AGENT: Final = 5
+
+
+class CountingObserver(ABC):
+    """Counts facts.
+
+    Args:
+        max_agents: Distinct agent names; further ones are counted as `_other`. The process as a
+            whole gets two models and five tools per agent before they are `_other` too.
+    """
+
+    def __init__(self, max_agents: int = MAX_AGENTS) -> None:
+        """Begin with no series."""
+        self._series: dict[tuple[str, ...], Series] = {}
+        self._agent = LabelValues(max_agents, self._say_full)
+        self._max_agents = max_agents
+        self._model = LabelValues(max_agents * MODELS_PER_AGENT)
+        self._tool = LabelValues(max_agents * TOOLS_PER_AGENT)
+        self._limit = LabelValues(max_agents)
+        self._component = LabelValues(max_agents)
+        self._prepared: set[tuple[str, ...]] = set()
+        self._limits_of: dict[str, Limits] = {}
+        self._live: dict[str, Exemplar | None] = {}
+        self._handlers: dict[type, Callable[..., None]] = {
+            Started: self._started,
+            Cycle: self._cycle,
+            Turn: self._turn,
+            ModelCall: self._model_call,
+            ToolCall: self._tool_call,
+            Warned: self._warned,
+            Halt: self._halt,
+            Stop: self._stop,
+            Fault: self._fault,
+            Dropped: self._dropped,
+            Lag: self._lag,
+            PolicyRead: self._policy_read,
+        }
+
+    def __call__(self, fact: Fact) -> None:
+        """Count one fact."""
+        handler = self._handlers.get(type(fact))
+        if handler is not None:
+            handler(fact)
+
+    @abstractmethod
+    def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
+        """Create one series, at 0 where its kind has a zero."""
+
+    def series(self, spec: MetricSpec, *labels: str) -> Series:
+        """Return one series, created when it is new."""
+        key = (spec.name, *labels)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = self.make_series(spec, labels)
+        return series
+
+    def close(self) -> None:
+        """Leave nothing behind, where that can be done."""
+        self._live.clear()
+
+    def reset_after_fork(self) -> None:
+        """Leave the live invocations to the parent."""
+        self._live.clear()
+
+    def info(self, version: str) -> None:
+        """Publish the version, and that no policy file was refused so far."""
+        self.series(table.BUILD_INFO, version)(1)
+        self.series(table.POLICY_VALID)(1)
+
+    def _say_full(self) -> None:
+        """Say why agents are missing from the dashboards, once."""
+        if (OTHER,) not in self._prepared:
+            self._prepared.add((OTHER,))
+            logger.warning(
+                "otel-limits: more than %d agent names; metrics count the rest as %s. "
+                "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart.",
+                self._max_agents,
+                OTHER,
+            )
+
+    def _started(self, fact: Started) -> None:
+        agent = self._agent(fact.invocation.agent)
+        self._live[fact.invocation.id] = _exemplar(fact.invocation)
+        self._prepare_agent(agent, fact.action)
+        if fact.model is not None:
+            self._prepare_model(agent, self._model(fact.model, agent))
+        self._show_limits(agent, fact.limits)
+        self.series(table.IN_PROGRESS, agent)(1)
+        if fact.blind:
+            self.series(table.BLIND_INVOCATIONS, agent)(1)
+
+    def _prepare_agent(self, agent: str, action: str) -> None:
+        """Create every series of the agent at 0, or the first alert is missed."""
+        if (agent, action) in self._prepared:
+            return
+        self._prepared.add((agent, action))
+        for spec in (table.TURNS, table.CYCLES, table.BLIND_INVOCATIONS):
+            self.series(spec, agent)
+        for reason in FRAMEWORK_REASONS:
+            self.series(table.STOPS, agent, reason, "none")
+        for reason in STOP_REASONS:
+            self.series(table.STOPS, agent, reason, action)
+
+    def _prepare_model(self, agent: str, model: str) -> None:
+        """Create every series of an agent with a model at 0, or the first call has no rate."""
+        if (agent, model, "model") in self._prepared:
+            return
+        self._prepared.add((agent, model, "model"))
+        for kind in CALL_KINDS:
+            self.series(table.MODEL_CALLS, agent, model, kind)
+        for side in ("input", "output"):
+            self.series(table.TOKENS, agent, model, side)
+        for access in ("read", "write"):
+            self.series(table.CACHED_TOKENS, agent, model, access)
+        self.series(table.COST, agent, model)
+        self.series(table.UNPRICED_TOKENS, model)
+
+    def _show_limits(self, agent: str, limits: Limits) -> None:
+        shown = self._limits_of.get(agent, NO_LIMITS)
+        if limits == shown:
+            return
+        self._limits_of[agent] = limits
+        caps = dict.fromkeys((name for name, _ in _numbers(shown)), 0.0)
+        for name, cap in (caps | dict(_numbers(limits))).items():
+            self.series(table.LIMIT, agent, self._limit(name))(cap)
+            if name in KIND:
+                self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
+
+    def _cycle(self, fact: Cycle) -> None:
+        self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
+
+    def _turn(self, fact: Turn) -> None:
+        self.series(table.TURNS, self._agent(fact.invocation.agent))(1)
+
+    def _model_call(self, fact: ModelCall) -> None:
+        agent = self._agent(fact.invocation.agent)
+        model = self._model(fact.model, agent)
+        self._prepare_model(agent, model)
+        calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
+        calls(1, _exemplar(fact.invocation, fact.span_id))
+        for spec, kind, tokens in (
+            (table.TOKENS, "input", fact.usage.input),
+            (table.TOKENS, "output", fact.usage.output),
+            (table.CACHED_TOKENS, "read", fact.usage.cache_read),
+            (table.CACHED_TOKENS, "write", fact.usage.cache_write),
+        ):
+            if tokens:
+                self.series(spec, agent, model, kind)(tokens)
+        self._price(fact, agent, model)
+
+    def _price(self, fact: ModelCall, agent: str, model: str) -> None:
+        """Count the price, or the tokens that have none: NaN would poison the counter for ever."""
+        if fact.price is not None and fact.price.is_finite() and fact.price >= 0:
+            self.series(table.COST, agent, model)(float(fact.price))
+        elif fact.usage.total:
+            self.series(table.UNPRICED_TOKENS, model)(fact.usage.total)
+
+    def _tool_call(self, fact: ToolCall) -> None:
+        agent = self._agent(fact.invocation.agent)
+        tool = self._tool(fact.tool, agent)
+        if (agent, tool, "tool") not in self._prepared:
+            self._prepared.add((agent, tool, "tool"))
+            for status in TOOL_STATUSES:
+                self.series(table.TOOL_CALLS, agent, tool, status)
+        self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
+
+    def _warned(self, fact: Warned) -> None:
+        agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)
+        warnings = self.series(table.WARNINGS, agent, limit, f"{fact.threshold:g}")
+        warnings(1, _exemplar(fact.invocation))
+
+    def _halt(self, fact: Halt) -> None:
+        if fact.action in ("halted", "raised"):
+            agent, reason = self._agent(fact.invocation.agent), reason_label(fact.reason)
+            self.series(table.SYNTHETIC_MESSAGES, agent, reason)(1, _exemplar(fact.invocation))
+
+    def _stop(self, fact: Stop) -> None:
+        agent = self._agent(fact.agent)
+        exemplar = None
+        if fact.invocation_id in self._live:
+            exemplar = self._live.pop(fact.invocation_id)
+            self.series(table.IN_PROGRESS, agent)(-1)
+        reason = reason_label(fact.breach.reason if fact.breach else fact.reason)
+        self.series(table.STOPS, agent, reason, fact.action)(1, exemplar)
+        for spec, value in (
+            (table.INVOCATION_TURNS, fact.turns),
+            (table.INVOCATION_TOKENS, fact.usage.total),
+            (table.INVOCATION_DURATION, fact.seconds),
+        ):
+            self.series(spec, agent)(value, exemplar)
+        self._levels(fact, agent, exemplar)
+
+    def _levels(self, fact: Stop, agent: str, exemplar: Exemplar | None) -> None:
+        reached = {breach.limit for breach in fact.breaches if fact.action in ENFORCED}
+        for level in fact.levels:
+            limit = self._limit(level.limit)
+            self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)
+            if level.limit in reached and is_of_tokens(level.limit):
+                over = max(0.0, float(level.observed) - float(level.cap))
+                self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
+
+    def _fault(self, fact: Fault) -> None:
+        self.series(table.INTERNAL_ERRORS, self._component(fact.component))(1)
+
+    def _dropped(self, fact: Dropped) -> None:
+        self.series(table.OBSERVERS_DROPPED, self._component(fact.observer))(fact.facts)
+
+    def _lag(self, fact: Lag) -> None:
+        observer = self._component(fact.observer)
+        self.series(table.OBSERVERS_DROPPED, observer)  # at 0, or the first loss is missed
+        self.series(table.OBSERVER_LAG, observer)(fact.seconds)
+
+    def _policy_read(self, fact: PolicyRead) -> None:
+        self.series(table.POLICY_VALID)(fact.valid)
+
+
+def reason_label(reason: str) -> str:
+    """Return a stop reason as a label; one that nobody defined is `_other`."""
+    return reason if reason in STOP_REASONS or reason in FRAMEWORK_REASONS else OTHER
+
+
+def is_of_tokens(limit: str) -> bool:
+    """Tell whether a limit, of an invocation or of a budget tree, is counted in tokens."""
+    kind = KIND.get(limit.removeprefix(TREE_PREFIX))
+    return kind is not None and kind.unit.endswith("tokens")
+
+
+def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
+    """Caps that are one number each; one that is switched off is none."""
+    for name, cap in limits.items():
+        if isinstance(cap, int | float | Decimal) and cap:
+            yield name, float(cap)
+
+
+def _exemplar(invocation: Invocation, span_id: str | None = None) -> Exemplar | None:
+    """Name the trace, where there is one that is exported."""
+    if not invocation.sampled or invocation.trace_id is None:
+        return None
+    return {"trace_id": invocation.trace_id, "span_id": span_id or invocation.span_id or ""}

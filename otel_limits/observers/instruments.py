@@ -1,0 +1,272 @@
+"""Every metric in one table, whichever way it leaves the process, and what its labels may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, TypeAlias
+
+PREFIX: Final = "otel_limits_"
+
+Kind: TypeAlias = Literal["counter", "updown", "gauge", "histogram"]
+"""`updown` goes up and down and is summed over processes; `gauge` is set to what was seen last."""
+
+Exemplar: TypeAlias = dict[str, str]
+"""`trace_id` and `span_id` of an example of what was counted."""
+
+
+class Series(Protocol):
+    """One time series: counts, sets or observes a value."""
+
+    def __call__(self, value: float, exemplar: Exemplar | None = None, /) -> None:
+        """Take `value`, as an example of which a trace may be named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSpec:
+    """One metric, as code, OpenTelemetry, Prometheus and documentation want it."""
+
+    name: str
+    """Its name in Prometheus, whichever way it got there."""
+    labels: tuple[str, ...]
+    help: str
+    unit: str = ""
+    """UCUM unit for OpenTelemetry; one in braces adds nothing to the name in Prometheus."""
+    kind: Kind = "counter"
+    buckets: tuple[float, ...] = ()
+    """Upper bounds, for a histogram."""
+
+    @property
+    def otel_name(self) -> str:
+        """Its name in OpenTelemetry: what Prometheus adds for kind and unit is not in it."""
+        name = self.name.removeprefix(PREFIX).removesuffix("_total").removesuffix("_seconds")
+        return f"otel_limits.{name}"
+
+
+STOPS: Final = MetricSpec(
+    name="otel_limits_stops_total",
+    labels=("agent", "reason", "action"),
+    help="Finished invocations by stop reason and by what otel-limits did "
+    "(none, observed, halted, wrapped_up, raised).",
+    unit="{stop}",
+)
+TURNS: Final = MetricSpec(
+    name="otel_limits_turns_total",
+    labels=("agent",),
+    help="Model responses taken into a conversation, each with the tools it asked for.",
+    unit="{turn}",
+)
+CYCLES: Final = MetricSpec(
+    name="otel_limits_cycles_total",
+    labels=("agent",),
+    help="Event loop cycles, replays of interrupted tools included.",
+    unit="{cycle}",
+)
+MODEL_CALLS: Final = MetricSpec(
+    name="otel_limits_model_calls_total",
+    labels=("agent", "model", "kind"),
+    help="Requests to a provider: measured, zero_token (the provider reported zero), "
+    "unmeasured (it reported nothing) or failed. A halt is none of them.",
+    unit="{call}",
+)
+TOOL_CALLS: Final = MetricSpec(
+    name="otel_limits_tool_calls_total",
+    labels=("agent", "tool", "status"),
+    help="Tools that a model asked for, by how it ended: success, error, "
+    "or refused because of a limit.",
+    unit="{call}",
+)
+SYNTHETIC_MESSAGES: Final = MetricSpec(
+    name="otel_limits_synthetic_messages_total",
+    labels=("agent", "reason"),
+    help="Messages that a halt put into a conversation; no model wrote them.",
+    unit="{message}",
+)
+TOKENS: Final = MetricSpec(
+    name="otel_limits_tokens_total",
+    labels=("agent", "model", "type"),
+    help="Tokens by type (input, output). Input includes cached tokens; "
+    "unmeasured calls count with their estimate.",
+    unit="{token}",
+)
+CACHED_TOKENS: Final = MetricSpec(
+    name="otel_limits_cached_tokens_total",
+    labels=("agent", "model", "kind"),
+    help="Input tokens that were read from a cache or written to one. "
+    "They are a part of the input tokens: never add the two.",
+    unit="{token}",
+)
+COST: Final = MetricSpec(
+    name="otel_limits_cost_usd_total",
+    labels=("agent", "model"),
+    help="US dollars spent on model calls whose price is known.",
+    unit="{USD}",
+)
+UNPRICED_TOKENS: Final = MetricSpec(
+    name="otel_limits_unpriced_tokens_total",
+    labels=("model",),
+    help="Tokens of model calls whose price is unknown, and that no cost includes.",
+    unit="{token}",
+)
+IN_PROGRESS: Final = MetricSpec(
+    name="otel_limits_invocations_in_progress",
+    labels=("agent",),
+    help="Invocations that have begun and not ended.",
+    unit="{invocation}",
+    kind="updown",
+)
+INVOCATION_TURNS: Final = MetricSpec(
+    name="otel_limits_invocation_turns",
+    labels=("agent",),
+    help="Turns of a finished invocation.",
+    unit="{turn}",
+    kind="histogram",
+    buckets=(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0),
+)
+INVOCATION_TOKENS: Final = MetricSpec(
+    name="otel_limits_invocation_tokens",
+    labels=("agent",),
+    help="Input and output tokens of a finished invocation.",
+    unit="{token}",
+    kind="histogram",
+    buckets=(256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0),
+)
+INVOCATION_DURATION: Final = MetricSpec(
+    name="otel_limits_invocation_duration_seconds",
+    labels=("agent",),
+    help="Seconds from the begin of an invocation to its end.",
+    unit="s",
+    kind="histogram",
+    buckets=(0.5, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0),
+)
+BUDGET_USED: Final = MetricSpec(
+    name="otel_limits_budget_used_ratio",
+    labels=("agent", "limit"),
+    help="Share of a limit that a finished invocation had used: 1 when it was reached.",
+    kind="histogram",
+    buckets=(0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
+)
+LIMIT: Final = MetricSpec(
+    name="otel_limits_limit",
+    labels=("agent", "limit"),
+    help="What a limit permits now, in its own unit (turns, tokens, US dollars, seconds); "
+    "0 when it was set and is not any more.",
+    kind="gauge",
+)
+OVERSHOOT: Final = MetricSpec(
+    name="otel_limits_overshoot_tokens",
+    labels=("agent", "limit"),
+    help="Tokens above a limit on tokens when it halted an invocation: "
+    "the last model call is counted when it is over.",
+    unit="{token}",
+    kind="histogram",
+    buckets=(0.0, 256.0, 1024.0, 4096.0, 16384.0),
+)
+WARNINGS: Final = MetricSpec(
+    name="otel_limits_warnings_total",
+    labels=("agent", "limit", "threshold"),
+    help="Invocations that passed a soft threshold of a limit, such as 0.8 of it.",
+    unit="{warning}",
+)
+BLIND_INVOCATIONS: Final = MetricSpec(
+    name="otel_limits_blind_invocations_total",
+    labels=("agent",),
+    help="Invocations whose span did not reach the span processor, "
+    "followed through the framework's hooks instead.",
+    unit="{invocation}",
+)
+INTERNAL_ERRORS: Final = MetricSpec(
+    name="otel_limits_internal_errors_total",
+    labels=("component",),
+    help="Failures inside otel-limits that were kept away from the agent.",
+    unit="{error}",
+)
+OBSERVERS_DROPPED: Final = MetricSpec(
+    name="otel_limits_observers_dropped_total",
+    labels=("observer",),
+    help="Facts that an observer lost, because it failed or could not keep up.",
+    unit="{fact}",
+)
+OBSERVER_LAG: Final = MetricSpec(
+    name="otel_limits_observer_lag_seconds",
+    labels=("observer",),
+    help="Seconds that an observer kept the end of an invocation waiting.",
+    unit="s",
+    kind="histogram",
+    buckets=(0.0001, 0.001, 0.01, 0.05, 0.25, 1.0),
+)
+POLICY_VALID: Final = MetricSpec(
+    name="otel_limits_policy_valid",
+    labels=(),
+    help="1 unless the newest version of the policy file was refused, so that the version "
+    "before it stays in force.",
+    kind="gauge",
+)
+BUILD_INFO: Final = MetricSpec(
+    name="otel_limits_build_info",
+    labels=("version",),
+    help="Version of otel-limits, as a label of a constant 1.",
+    kind="gauge",
+)
+
+METRICS: Final = (
+    STOPS,
+    TURNS,
+    CYCLES,
+    MODEL_CALLS,
+    TOOL_CALLS,
+    SYNTHETIC_MESSAGES,
+    TOKENS,
+    CACHED_TOKENS,
+    COST,
+    UNPRICED_TOKENS,
+    IN_PROGRESS,
+    INVOCATION_TURNS,
+    INVOCATION_TOKENS,
+    INVOCATION_DURATION,
+    BUDGET_USED,
+    LIMIT,
+    OVERSHOOT,
+    WARNINGS,
+    BLIND_INVOCATIONS,
+    INTERNAL_ERRORS,
+    OBSERVERS_DROPPED,
+    OBSERVER_LAG,
+    POLICY_VALID,
+    BUILD_INFO,
+)
+"""Every metric; both ways out and the README's table are made from this."""
+
+OTHER: Final = "_other"
+MAX_LABEL_LENGTH: Final = 128
+
+
+class LabelValues:
+    """Cleans label values, and folds all beyond a number of them into `_other`."""
+
+    def __init__(self, limit: int, full: Callable[[], None] | None = None) -> None:
+        """Admit `limit` distinct values, and call `full` whenever one is folded."""
+        self._limit = limit
+        self._full = full
+        self._admitted: dict[tuple[str, ...], str] = {}
+
+    def __call__(self, value: str, *scope: str) -> str:
+        """Return the value to use as a label, one of those admitted together with `scope`."""
+        key = (value, *scope)
+        known = self._admitted.get(key)
+        if known is not None:
+            return known
+        if len(self._admitted) < self._limit:
+            return self._admitted.setdefault(key, clean(value))
+        if self._full is not None:
+            self._full()
+        return OTHER
+
+
+def clean(value: str) -> str:
+    """Make any text a label value: no surrogates or control characters, and not too long.
+
+    One lone surrogate would make every scrape of the process fail.
+    """
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in value)
+    return shown[:MAX_LABEL_LENGTH]

@@ -1,0 +1,61 @@
+"""Keeps the metrics in OpenTelemetry instruments, for those who export them over OTLP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.observers.context import context_of
+from otel_limits.observers.counting import MAX_AGENTS, CountingObserver
+from otel_limits.observers.instruments import METRICS
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+
+    from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
+
+
+class OtlpObserver(CountingObserver):
+    """Counts facts in the instruments of an OpenTelemetry meter.
+
+    Args:
+        meter: Makes the instruments; without an SDK behind it, they cost next to nothing.
+        max_agents: Distinct agent names; further ones are counted as `_other`.
+    """
+
+    component = "otlp"
+
+    def __init__(self, meter: Meter, max_agents: int = MAX_AGENTS) -> None:
+        """Make the instruments."""
+        super().__init__(max_agents)
+        self._instruments = {spec.name: make_instrument(meter, spec) for spec in METRICS}
+
+    def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
+        """Create one series, at 0 where its kind has a zero."""
+        instrument = self._instruments[spec.name]
+        take: Any = {"gauge": "set", "histogram": "record"}.get(spec.kind, "add")
+        take = getattr(instrument, take)
+        attributes = dict(zip(spec.labels, labels, strict=True))
+
+        def series(value: float, exemplar: Exemplar | None = None, /) -> None:
+            take(value, attributes, context=context_of(exemplar) if exemplar else None)
+
+        if spec.kind in ("counter", "updown"):
+            series(0)
+        return series
+
+
+def make_instrument(meter: Meter, spec: MetricSpec) -> Any:
+    """Make the instrument of `spec`, whose name Prometheus translates to that of `spec`."""
+    if spec.kind == "histogram":
+        return meter.create_histogram(
+            spec.otel_name,
+            spec.unit,
+            spec.help,
+            explicit_bucket_boundaries_advisory=spec.buckets,
+        )
+    make = {
+        "counter": meter.create_counter,
+        "updown": meter.create_up_down_counter,
+        "gauge": meter.create_gauge,
+    }[spec.kind]
+    return make(spec.otel_name, spec.unit, spec.help)

@@ -1,0 +1,1 @@
+"""The dashboards and alerts, held against a real Prometheus."""

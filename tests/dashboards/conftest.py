@@ -1,0 +1,18 @@
+"""One scene for all tests that look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dashboards.servers import Scene, scene
+
+ROUNDS = 5
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Real agents that have been scraped by a real Prometheus."""
+    with scene(tmp_path_factory.mktemp("scene"), ROUNDS) as played:
+        yield played

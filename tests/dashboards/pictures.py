@@ -1,0 +1,42 @@
+"""Makes the pictures of `dashboards/README.md`: `python -m tests.dashboards.pictures MINUTES`.
+
+The same agents as in the end-to-end test play before the same Prometheus, in random order and with
+pauses, for as long as it takes to have something to see.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from otel_limits.cli import main
+from tests.dashboards.servers import ROOT, rehearsed
+from tests.dashboards.workload import ACTORS
+
+PAUSE_SECONDS = 4.0
+
+
+def take(minutes: float) -> int:
+    """Play for some minutes, then draw; returns the exit status of the command."""
+    random = Random(7)  # noqa: S311  no secret
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        rehearsed(Path(directory)) as (agents, url, _),
+    ):
+        begin = time.monotonic()
+        while (passed := time.monotonic() - begin) < minutes * 60:
+            tide = 0.35 + 0.3 * math.sin(passed / 90)
+            agents.play_round([n for n in range(len(ACTORS)) if random.random() < tide])
+            time.sleep(PAUSE_SECONDS * random.random() * 2)
+        out = str(ROOT / "dashboards/pictures")
+        looked = f"{math.ceil(minutes)}m"
+        options = ("--range", looked, "--scrape-interval", "15s")
+        return main(["dashboards", "preview", "--prometheus", url, "--out", out, *options])
+
+
+if __name__ == "__main__":
+    sys.exit(take(float(sys.argv[1])))

@@ -1,0 +1,203 @@
+"""Starts a real Prometheus that scrapes real agents, and ends both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_limits.dashboards.api import Prometheus, PrometheusError
+from otel_limits.dashboards.panels import Window
+from tests.dashboards import workload
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "dashboards/prometheus/rules.yaml"
+
+SCRAPE_SECONDS = 1.0
+PATIENCE_SECONDS = 90.0
+
+CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: agents
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+def program(name: str) -> str:
+    """Find a program of Debian's package `prometheus`; without it, only CI insists."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
+    sentence = f"{name} is not installed. Run: apt-get install prometheus"
+    if os.environ.get("CI") == "true":
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(claim: Callable[[], Any], what: str) -> Any:
+    """Ask again and again until the answer is true; another process has to get there."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            answer = claim()
+        except PrometheusError:
+            answer = None
+        if answer:
+            return answer
+        time.sleep(0.1)
+    pytest.fail(f"It did not happen within {PATIENCE_SECONDS:.0f} s: {what}.")
+
+
+class Agents:
+    """The process of the agents."""
+
+    def __init__(self, directory: Path) -> None:
+        """Start it; every series is there when it says that it is warm."""
+        self.port = free_port()
+        policy = directory / "limits.yaml"
+        policy.write_text(workload.POLICY, encoding="utf-8")
+        self._log = (directory / "agents.log").open("w", encoding="utf-8")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", workload.__name__],
+            cwd=ROOT,
+            env={
+                **{name: text for name, text in os.environ.items() if "OTEL" not in name},
+                **workload.SETTINGS,
+                "OTEL_LIMITS_POLICY": str(policy),
+                "OTEL_LIMITS_PROMETHEUS_PORT": str(self.port),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self._hear("warm")
+
+    def play_round(self, numbers: Sequence[int]) -> dict[str, str]:
+        """Have some agents invoked; returns the trace ids of halts."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{json.dumps(list(numbers))}\n")
+        self.process.stdin.flush()
+        traces: dict[str, str] = self._hear("played")["traces"]
+        return traces
+
+    def end(self) -> None:
+        """Let it come to its end."""
+        self.process.communicate(timeout=60)
+        self._log.close()
+
+    def _hear(self, word: str) -> Any:
+        assert self.process.stdout is not None
+        words = json.loads(self.process.stdout.readline() or "{}")
+        assert words.get("said") == word, Path(self._log.name).read_text(encoding="utf-8")
+        return words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What was played, and the Prometheus that watched."""
+
+    prometheus: Prometheus
+    url: str
+    port: int
+    """Where the agents serve their metrics."""
+    rounds: int
+    traces: dict[str, str]
+    """Trace ids of the halts of the last round, by agent."""
+    window: Window
+    """From before the first of these rounds to after the last."""
+    version: str
+
+
+@contextmanager
+def watched(directory: Path, port: int) -> Iterator[str]:
+    """Run a Prometheus that scrapes `port`; gives its address."""
+    own_port = free_port()
+    config = directory / "prometheus.yaml"
+    config.write_text(CONFIG.format(rules=RULES, port=port), encoding="utf-8")
+    with (directory / "prometheus.log").open("w", encoding="utf-8") as log:
+        server = subprocess.Popen(
+            [
+                program("prometheus"),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{own_port}",
+                "--enable-feature=exemplar-storage",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield f"http://127.0.0.1:{own_port}"
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@contextmanager
+def scene(directory: Path, rounds: int) -> Iterator[Scene]:
+    """Play rounds of agents before a Prometheus that has seen every series at rest."""
+    with rehearsed(directory) as (agents, url, prometheus):
+        start = time.time()
+        scrapes = "count_over_time(otel_limits_build_info[5m])"
+        seen = value_of(prometheus, scrapes)
+        until(lambda: value_of(prometheus, scrapes) >= seen + 2, "two more scrapes")
+        for _ in range(rounds):
+            traces = agents.play_round(range(len(workload.ACTORS)))
+        turns = (rounds + 1) * sum(each.produces.turns for each in workload.ACTORS)
+        counted = 'sum(otel_limits_turns_total{agent!="patient"})'
+        until(lambda: value_of(prometheus, counted) == turns, "Prometheus has seen all turns")
+        end = time.time()
+        yield Scene(
+            prometheus=prometheus,
+            url=url,
+            port=agents.port,
+            rounds=rounds,
+            traces=traces,
+            window=Window(start=start, end=end, step=1.0, scrape_interval=SCRAPE_SECONDS),
+            version=prometheus.query("otel_limits_build_info", end)[0].labels["version"],
+        )
+
+
+@contextmanager
+def rehearsed(directory: Path) -> Iterator[tuple[Agents, str, Prometheus]]:
+    """Have agents whose series Prometheus has seen, and that Prometheus with its address."""
+    program("prometheus")
+    agents = Agents(directory)
+    try:
+        with watched(directory, agents.port) as url:
+            prometheus = Prometheus(url)
+            until(
+                lambda: value_of(prometheus, "otel_limits_build_info") == 1,
+                "Prometheus scrapes the agents",
+            )
+            yield agents, url, prometheus
+    finally:
+        agents.end()
+
+
+def value_of(prometheus: Prometheus, expr: str) -> float:
+    """The one value of a query now, 0 when there is none."""
+    lines = prometheus.query(expr, time.time())
+    return lines[0].last if lines else 0.0

@@ -1,0 +1,284 @@
+"""The files that are shipped fit together, and arrive where they are wanted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from otel_limits.cli import main
+from otel_limits.dashboards import files, panels
+from tests.dashboards.servers import ROOT, RULES, program
+
+DASHBOARDS = ROOT / "dashboards"
+README = (DASHBOARDS / "README.md").read_text(encoding="utf-8")
+PROVISIONING = DASHBOARDS / "grafana/provisioning"
+
+
+def load(path: Path) -> Any:
+    """Read a YAML file."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+ALERTS = [rule for group in load(RULES)["groups"] for rule in group["rules"] if "alert" in rule]
+MANAGED = load(PROVISIONING / "alerting/otel-limits.yaml")
+(MANAGED_RULE,) = MANAGED["groups"][0]["rules"]
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
+    """All lint checks on, each of them fatal."""
+    run(program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+
+
+def test_every_alert_fires_in_its_minute_and_not_before() -> None:
+    """Series in, alerts out, by the tests that are shipped with the rules."""
+    run(program("promtool"), "test", "rules", str(DASHBOARDS / "prometheus/tests.yaml"))
+
+
+def test_promtool_finds_nothing_wrong_with_the_configuration() -> None:
+    """The Prometheus of the compose file starts."""
+    run(program("promtool"), "check", "config", str(DASHBOARDS / "prometheus/prometheus.yaml"))
+
+
+def run(*command: str) -> None:
+    """Run a program that has to succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_says_what_it_is_about(alert: dict[str, Any]) -> None:
+    """It has a severity, and a description with a label and, where there is one, the value."""
+    assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+    assert "$labels." in alert["annotations"]["summary"]
+    assert "$labels." in alert["annotations"]["description"]
+    if "absent(" not in alert["expr"]:
+        assert "$value" in alert["annotations"]["description"]
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_has_a_test_of_both_minutes(alert: dict[str, Any]) -> None:
+    """One expects nothing, and one expects the alert."""
+    tests = [
+        each
+        for group in load(DASHBOARDS / "prometheus/tests.yaml")["tests"]
+        for each in group.get("alert_rule_test", ())
+        if each["alertname"] == alert["alert"]
+    ]
+    assert {bool(each["exp_alerts"]) for each in tests} == {True, False}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_has_its_place_in_the_runbook(alert: dict[str, Any]) -> None:
+    """The anchor exists, and the section says what it means, how to look and what to do."""
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    section = sections()[anchor]
+
+    assert page == files.RUNBOOK
+    assert anchor == alert["alert"].lower()
+    for heading in ("**What it means.**", "**How to look.**", "**What to do.**"):
+        assert heading in section
+
+
+def sections() -> dict[str, str]:
+    """Sections of the README by their anchors."""
+    parts = re.split(r"^#+ (.+)$", README, flags=re.MULTILINE)
+    anchors = (re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in parts[1::2])
+    return dict(zip(anchors, parts[2::2], strict=True))
+
+
+def test_the_runbook_has_no_alert_that_does_not_exist() -> None:
+    """What was renamed is renamed everywhere."""
+    named = set(re.findall(r"^### (\w+)$", README, flags=re.MULTILINE))
+    assert named == {alert["alert"] for alert in ALERTS}
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
+def test_what_the_readme_shows_is_there(target: str) -> None:
+    """Pictures and files that are linked exist."""
+    assert (DASHBOARDS / target).is_file()
+
+
+# --- provisioning ---------------------------------------------------------------------------------
+
+
+def test_the_managed_alert_uses_the_provisioned_data_source() -> None:
+    """Its uid is written in both files."""
+    (source,) = load(PROVISIONING / "datasources/prometheus.yaml")["datasources"]
+    query, condition = MANAGED_RULE["data"]
+
+    assert query["datasourceUid"] == source["uid"]
+    assert condition["datasourceUid"] == "__expr__"
+    assert MANAGED_RULE["condition"] == condition["refId"]
+    assert condition["model"]["expression"] == query["refId"]
+
+
+def test_the_managed_alert_reaches_the_provisioned_contact_point() -> None:
+    """Nothing has to be changed in the tree of notification policies."""
+    names = {point["name"] for point in MANAGED["contactPoints"]}
+    assert MANAGED_RULE["notification_settings"]["receiver"] in names
+
+
+def test_the_managed_alert_leads_to_the_panel_that_shows_it() -> None:
+    """The panel exists under this number."""
+    import json
+
+    boards = [json.loads(path.read_text(encoding="utf-8")) for path in dashboards()]
+    (board,) = [each for each in boards if each["uid"] == MANAGED_RULE["dashboardUid"]]
+    (panel,) = [each for each in board["panels"] if each["id"] == MANAGED_RULE["panelId"]]
+    assert panel["title"] == "Stops by reason"
+
+
+def test_the_managed_alert_asks_what_the_rule_of_prometheus_asks() -> None:
+    """One alert, in two places."""
+    (record,) = [
+        rule
+        for group in load(RULES)["groups"]
+        for rule in group["rules"]
+        if rule.get("record") == "job_agent_reason:otel_limits_stops:increase15m"
+    ]
+    recorded = record["expr"].replace("{action", '{reason="max_turns",action')
+    assert squeezed(MANAGED_RULE["data"][0]["model"]["expr"]) == squeezed(recorded)
+
+
+def squeezed(expr: str) -> str:
+    """Leave layout out."""
+    return re.sub(r"\s+", "", expr)
+
+
+def test_no_template_of_the_managed_alert_has_a_dollar_sign() -> None:
+    """Grafana would put a variable of the environment in its place."""
+    assert "$" not in str(MANAGED_RULE["annotations"]) + str(MANAGED_RULE["labels"])
+
+
+def test_the_compose_file_mounts_what_is_provisioned() -> None:
+    """The directory of the dashboards is the one that the provider reads."""
+    compose = load(DASHBOARDS / "compose.yaml")
+    (provider,) = load(PROVISIONING / "dashboards/otel-limits.yaml")["providers"]
+    mounts = {
+        inside: outside
+        for service in compose["services"].values()
+        for outside, inside, *_ in (volume.split(":") for volume in service["volumes"])
+    }
+    assert mounts[provider["options"]["path"]] == "./grafana/dashboards"
+    for outside in mounts.values():
+        assert not outside.startswith(".") or (DASHBOARDS / outside).is_dir()
+
+
+def test_the_compose_file_listens_on_loopback_only() -> None:
+    """Grafana asks nobody for a password there."""
+    services = load(DASHBOARDS / "compose.yaml")["services"].values()
+    assert all(port.startswith("127.0.0.1:") for each in services for port in each["ports"])
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def dashboards(directory: Path = DASHBOARDS) -> list[Path]:
+    """Every dashboard file below `directory`."""
+    return sorted((directory / "grafana/dashboards").glob("*.json"))
+
+
+def test_export_writes_everything_but_the_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written is what lies here."""
+    assert main(["dashboards", "export", str(tmp_path)]) == 0
+
+    written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    here = {path.relative_to(DASHBOARDS) for path in DASHBOARDS.rglob("*") if path.is_file()}
+    left_out = {path for path in here if path.suffix in {".py", ".pyc"} or "types" in path.parts}
+    assert written == here - left_out
+    assert f"Wrote {len(written)} files to {tmp_path}." in capsys.readouterr().out
+    for path in written:
+        assert (tmp_path / path).read_bytes() == (DASHBOARDS / path).read_bytes()
+
+
+def test_export_puts_in_where_the_runbook_is(tmp_path: Path) -> None:
+    """Every alert then links to it."""
+    runbook = "https://wiki.example/otel-limits"
+    assert main(["dashboards", "export", str(tmp_path), "--runbook", runbook]) == 0
+
+    for name in files.YAML:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert f"runbook_url: {runbook}#otellimitsmaxturnsstops" in text
+        assert files.RUNBOOK not in text
+
+
+EXPORT = "import sys; from otel_limits.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_the_wheel_brings_the_files(tmp_path: Path) -> None:
+    """`export` and `preview` work from an installed package, without a checkout."""
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    exported = subprocess.run(
+        [sys.executable, "-c", EXPORT, "dashboards", "export", str(tmp_path / "out")],
+        cwd=tmp_path / "site",
+        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert [path.name for path in dashboards(tmp_path / "out")] == [
+        path.name for path in dashboards()
+    ]
+
+
+def test_a_prometheus_that_does_not_answer_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence with its address, and status 1."""
+    options = ("--prometheus", "http://127.0.0.1:1", "--out", str(tmp_path))
+    assert main(["dashboards", "preview", *options]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("otel-limits: http://127.0.0.1:1 does not answer like a Prometheus (")
+
+
+@pytest.mark.parametrize("length", ["1", "h", "0m", "1.5h", "-1h", "1w", ""])
+def test_a_length_of_time_that_is_none_is_refused(
+    length: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence says what would be one."""
+    options = ("--prometheus", "http://127.0.0.1:1", "--out", "x", f"--range={length}")
+    with pytest.raises(SystemExit) as refused:
+        main(["dashboards", "preview", *options])
+
+    assert refused.value.code == 2
+    assert f"{length!r} is no time such as 30s, 15m, 6h or 7d" in capsys.readouterr().err
+
+
+def test_the_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does nothing, and says what it could do."""
+    assert main(["dashboards"]) == 2
+    assert "export" in capsys.readouterr().err
+
+
+def test_every_dashboard_can_be_read() -> None:
+    """The preview knows every kind of panel that there is."""
+    from otel_limits.dashboards.draw import DRAWINGS
+
+    kinds = {panel.kind for each in panels.read_all(DASHBOARDS) for panel in each.panels}
+    assert kinds == set(DRAWINGS)

@@ -1,0 +1,206 @@
+"""Every query, rule and picture, over a real Prometheus that watched real agents."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from otel_limits.cli import main
+from otel_limits.dashboards import panels
+from otel_limits.dashboards.files import directory
+from tests.dashboards.servers import RULES, until
+from tests.dashboards.truth import ONE, Expected, expectations, total
+from tests.dashboards.workload import ACTORS
+
+if TYPE_CHECKING:
+    from otel_limits.dashboards.panels import Panel, Target
+    from tests.dashboards.servers import Scene
+
+DASHBOARDS = panels.read_all(directory())
+PANELS = [
+    pytest.param(dashboard.name, panel, id=f"{dashboard.name}: {panel.title}")
+    for dashboard in DASHBOARDS
+    for panel in dashboard.panels
+]
+TURNS = panels.Target(
+    'sum(increase(otel_limits_turns_total{agent!="patient"}[$__range]))',
+    ONE,
+    instant=True,
+    exemplars=False,
+)
+"""A number that is known exactly: by how much it is too large is the extrapolation."""
+
+RECORDED = [
+    rule
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+    if "record" in rule
+]
+
+
+@pytest.mark.parametrize(("dashboard", "panel"), PANELS)
+def test_a_panel_shows_what_the_agents_produced(
+    played: Scene, dashboard: str, panel: Panel
+) -> None:
+    """Each query is evaluated over the whole scene, and has the values that were scripted."""
+    expected = expectations(played)[dashboard, panel.title]
+
+    assert len(expected) == len(panel.targets)
+    for target, each in zip(panel.targets, expected, strict=True):
+        compare(answer(played, target), each, extrapolation(played))
+
+
+def answer(played: Scene, target: Target) -> dict[str, float]:
+    """Evaluate a query once, with every interval as long as the scene."""
+    whole = f"{played.window.range * 1000:.0f}ms"
+    variables = {"__rate_interval": whole, "__interval": whole}
+    expr = played.window.fill(target.expr, variables)
+    lines = played.prometheus.query(expr, played.window.end)
+    return {line.named(target.legend): line.last for line in lines}
+
+
+def extrapolation(played: Scene) -> float:
+    """By how much Prometheus stretches an increase of this scene, at most."""
+    return answer(played, TURNS)[ONE] / (played.rounds * total(lambda produces: produces.turns))
+
+
+def compare(found: dict[str, float], expected: Expected, factor: float) -> None:
+    """Names must be equal; values too, but for what Prometheus extrapolates."""
+    assert set(found) == set(expected.values)
+    assert 1 <= factor < 1.5
+    for name, value in expected.values.items():
+        if expected.loose:
+            assert found[name] >= 0
+        elif expected.exact:
+            assert found[name] == pytest.approx(value)
+        else:
+            assert value * 0.999 <= found[name] <= value * factor * 1.001, name
+
+
+@pytest.mark.parametrize(("dashboard", "panel"), PANELS)
+def test_a_panel_has_something_to_draw(played: Scene, dashboard: str, panel: Panel) -> None:
+    """Asked over time, in steps as long as the panel wants them, every query returns data."""
+    window = played.window.for_panel(panel)
+    for target in panel.targets:
+        assert played.prometheus.answer(target, window), (dashboard, target.expr)
+
+
+def test_the_forecast_goes_on_at_the_pace_of_the_scene(played: Scene) -> None:
+    """What is left of the month, at what was spent per second."""
+    spent, forecast = (
+        panel_of("token-spend", title) for title in ("Tokens", "Tokens to end of month")
+    )
+    moment = time.gmtime(played.window.end)
+    days = played.prometheus.query("days_in_month()", played.window.end)[0].last
+    left = (days - moment.tm_mday) * 86400 + (24 - moment.tm_hour) * 3600 - moment.tm_min * 60
+
+    pace = answer(played, spent.targets[0])[ONE] / round(played.window.range)
+    assert answer(played, forecast.targets[0])[ONE] == pytest.approx(pace * left)
+
+
+def panel_of(dashboard: str, title: str) -> Panel:
+    """Find a panel."""
+    return next(
+        panel
+        for each in DASHBOARDS
+        if each.name == dashboard
+        for panel in each.panels
+        if panel.title == title
+    )
+
+
+@pytest.mark.parametrize("rule", RECORDED, ids=lambda rule: rule["record"])
+def test_a_recording_rule_records_what_its_expression_says(
+    played: Scene, rule: dict[str, Any]
+) -> None:
+    """The expression returns data, and the recorded series has the same labels and values."""
+
+    def both() -> tuple[dict[Any, float], dict[Any, float]]:
+        now = time.time()
+        return tuple(  # type: ignore[return-value]
+            {
+                frozenset(item for item in line.labels.items() if item[0] != "__name__"): line.last
+                for line in played.prometheus.query(expr, now)
+            }
+            for expr in (rule["expr"], rule["record"])
+        )
+
+    asked, recorded = until(
+        lambda: (pair := both())[0].keys() == pair[1].keys() and pair, "the rule is evaluated"
+    )
+    assert asked
+    for labels, value in asked.items():
+        assert recorded[labels] == pytest.approx(value, rel=0.2)
+
+
+def test_the_max_turns_alert_fires(played: Scene) -> None:
+    """Whoever is paged learns which agent of which job it is, how often, and where to read on."""
+
+    def firing() -> dict[str, Any] | None:
+        alerts = played.prometheus.get("alerts")["alerts"]
+        return next(
+            (
+                alert
+                for alert in alerts
+                if alert["labels"]["alertname"] == "OtelLimitsMaxTurnsStops"
+                and alert["state"] == "firing"
+            ),
+            None,
+        )
+
+    alert = until(firing, "the alert fires")
+    assert alert["labels"]["agent"] == "research"
+    assert alert["labels"]["job"] == "agents"
+    assert alert["labels"]["severity"] == "critical"
+    assert "reached max_turns" in alert["annotations"]["description"]
+    assert alert["annotations"]["runbook_url"].endswith("#otellimitsmaxturnsstops")
+
+
+def test_an_exemplar_leads_to_the_trace_of_the_halt(played: Scene) -> None:
+    """The diamond in the graph has the trace id that the agent's result has."""
+    panel = panel_of("agent-limits", "Halts by agent, with links to their traces")
+    (target,) = (target for target in panel.targets if target.exemplars)
+    found = played.prometheus.get(
+        "query_exemplars",
+        query=played.window.fill(target.expr),
+        start=f"{played.window.start:.3f}",
+        end=f"{time.time():.3f}",
+    )
+    traces = {
+        exemplar["labels"]["trace_id"]
+        for series in found
+        if series["seriesLabels"]["agent"] == "research"
+        for exemplar in series["exemplars"]
+    }
+    assert played.traces["research"] in traces
+
+
+def test_the_preview_draws_every_panel(
+    played: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One picture per dashboard, and no panel without data."""
+    status = main(["dashboards", "preview", "--prometheus", played.url, "--out", str(tmp_path)])
+    said = capsys.readouterr()
+
+    assert (status, said.err) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "agent-limits.png",
+        "health.png",
+        "token-spend.png",
+    ]
+    assert "no data" not in said.out
+
+
+def test_every_actor_has_its_own_reason_to_be_there() -> None:
+    """Nothing of what a dashboard shows is missing from the workload."""
+    assert {actor.produces.action for actor in ACTORS} >= {"none", "observed", "halted", "raised"}
+    assert {kind for actor in ACTORS for kind in actor.produces.calls} == {
+        "measured",
+        "zero_token",
+        "unmeasured",
+        "failed",
+    }

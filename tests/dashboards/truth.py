@@ -1,0 +1,382 @@
+"""What every panel must show, from what the agents of the workload produce.
+
+A number is what the whole window adds up to. Prometheus extrapolates an increase to the edges of
+its window, all by the same factor; where that factor cancels out, the number is `exact`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from otel_limits.observers import instruments
+from tests.dashboards.workload import ACTORS, PRICED, UNPRICED, Actor, Produces
+
+if TYPE_CHECKING:
+    from tests.dashboards.servers import Scene
+
+Values: TypeAlias = Mapping[str, float]
+"""By the name in the legend."""
+
+ONE = ""
+"""Name of a single number."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one query must return."""
+
+    values: Values
+    exact: bool = False
+    """True where nothing is extrapolated."""
+    loose: bool = False
+    """True where only the names are known beforehand: times and durations."""
+
+
+def total(value: Callable[[Produces], float]) -> float:
+    """Sum over all actors, of one round."""
+    return sum(value(actor.produces) for actor in ACTORS)
+
+
+def by(key: Callable[[Actor], str | None], value: Callable[[Produces], float]) -> dict[str, float]:
+    """Sums of one round, by a name; actors without one are left out."""
+    return merged(
+        {name: value(actor.produces)} for actor in ACTORS if (name := key(actor)) is not None
+    )
+
+
+def merged(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add mappings up."""
+    sums: dict[str, float] = {}
+    for mapping in mappings:
+        for name, value in mapping.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def times(factor: float, values: Values) -> dict[str, float]:
+    """Multiply every value."""
+    return {name: value * factor for name, value in values.items()}
+
+
+def some(values: Values) -> dict[str, float]:
+    """Only what is more than nothing."""
+    return {name: value for name, value in values.items() if value > 0}
+
+
+def enforced(produces: Produces) -> bool:
+    """Whether a limit ended the invocation."""
+    return produces.action in {"halted", "wrapped_up", "raised"}
+
+
+def agent(actor: Actor) -> str:
+    """Name of the agent."""
+    return actor.name
+
+
+def model(actor: Actor) -> str:
+    """Id of the model."""
+    return actor.model
+
+
+def tokens(produces: Produces) -> int:
+    """Input and output."""
+    return produces.input + produces.output
+
+
+def dollars(actor: Actor) -> float:
+    """Cost of one invocation, by the policy of the workload."""
+    produces = actor.produces
+    return (produces.input * 100 + produces.output * 500) / 1e6 if actor.model == PRICED else 0.0
+
+
+def dollars_by(key: Callable[[Actor], str]) -> dict[str, float]:
+    """Cost of one round, by a name."""
+    return merged({key(actor): dollars(actor)} for actor in ACTORS)
+
+
+def reasons(chosen: Callable[[Produces], bool]) -> dict[str, float]:
+    """Stops of one round by reason."""
+    return by(lambda actor: actor.produces.reason if chosen(actor.produces) else None, one)
+
+
+def agents_and_reasons(chosen: Callable[[Produces], bool]) -> dict[str, float]:
+    """Stops of one round by agent and reason."""
+
+    def key(actor: Actor) -> str | None:
+        return f"{actor.name}: {actor.produces.reason}" if chosen(actor.produces) else None
+
+    return by(key, one)
+
+
+def one(_: Produces) -> int:
+    """Count."""
+    return 1
+
+
+def calls(kind: str) -> float:
+    """Model calls of one kind in one round."""
+    return total(lambda produces: produces.calls.get(kind, 0))
+
+
+def bucketed(values: Iterable[float], spec: instruments.MetricSpec) -> list[tuple[float, int]]:
+    """Sort values into the buckets of a histogram, each with all below it."""
+    counted = list(values)
+    return [
+        (bound, sum(value <= bound for value in counted)) for bound in (*spec.buckets, math.inf)
+    ]
+
+
+def quantile(share: float, values: Iterable[float], spec: instruments.MetricSpec) -> float:
+    """Estimate a quantile as Prometheus does: by a straight line within a bucket."""
+    buckets = bucketed(values, spec)
+    rank = share * buckets[-1][1]
+    below, lower = 0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            if bound == math.inf:
+                return lower
+            return lower + (bound - lower) * (rank - below) / (count - below)
+        below, lower = count, bound
+    raise AssertionError(share)
+
+
+def quantiles_by_agent(
+    value: Callable[[Produces], float], spec: instruments.MetricSpec
+) -> dict[str, float]:
+    """95th percentile of each agent."""
+    names = {actor.name for actor in ACTORS}
+    return {
+        name: quantile(0.95, [value(a.produces) for a in ACTORS if a.name == name], spec)
+        for name in names
+    }
+
+
+def used() -> list[tuple[str, float]]:
+    """Limit and share of it, for every invocation of a round."""
+    return [pair for actor in ACTORS for pair in actor.produces.used.items()]
+
+
+def quantiles_of_budgets() -> dict[str, float]:
+    """95th percentile of each limit."""
+    return {
+        limit: quantile(0.95, [v for name, v in used() if name == limit], instruments.BUDGET_USED)
+        for limit in {name for name, _ in used()}
+    }
+
+
+def buckets_of_budgets() -> dict[str, float]:
+    """Bounds as Prometheus writes them."""
+    return {
+        "+Inf" if bound == math.inf else repr(bound): float(count)
+        for bound, count in bucketed([v for _, v in used()], instruments.BUDGET_USED)
+    }
+
+
+def labels(**values: str) -> str:
+    """Name a series by its labels, as a table does."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+
+
+def limits() -> dict[str, float]:
+    """Caps, by labels."""
+    return {
+        labels(agent=actor.name, limit=limit): float(cap)
+        for actor in ACTORS
+        for limit, cap in actor.limits.items()
+    }
+
+
+def expectations(played: Scene) -> dict[tuple[str, str], list[Expected]]:
+    """What each query of each panel must return, by dashboard and title of the panel."""
+    return {
+        **{("agent-limits", title): each for title, each in _agent_limits(played).items()},
+        **{("token-spend", title): each for title, each in _token_spend(played).items()},
+        **{("health", title): each for title, each in _health(played).items()},
+    }
+
+
+def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
+    rounds = played.rounds
+
+    def increases(*values: Values) -> list[Expected]:
+        return [Expected(times(rounds, each)) for each in values]
+
+    def limit(reason: str) -> float:
+        return reasons(enforced)[reason]
+
+    halts = reasons(enforced)
+    others = {k: v for k, v in halts.items() if k not in {"max_turns", "max_iterations"}}
+    statuses = merged(
+        {status: number} for a in ACTORS for (_, status), number in a.produces.tools.items()
+    )
+    tools = merged({tool: n} for a in ACTORS for (tool, _), n in a.produces.tools.items())
+    warned = merged(
+        {f"{limit} at {threshold}": number}
+        for actor in ACTORS
+        for (limit, threshold), number in actor.produces.warnings.items()
+    )
+    seen = {a.name for a in ACTORS if a.action != "observe"}
+    return {
+        "Invocations": increases({ONE: len(ACTORS)}),
+        "Stopped by a limit": [Expected({ONE: total(enforced) / len(ACTORS)}, exact=True)],
+        "Stopped by max_turns": increases({ONE: limit("max_turns")}),
+        "Stopped by max_iterations": increases({ONE: limit("max_iterations")}),
+        "Would have been halted": increases({ONE: total(lambda p: p.action == "observed")}),
+        "In progress": [Expected({ONE: 1}, exact=True)],
+        "Stops by reason": increases(
+            {"max_turns": limit("max_turns")},
+            {"max_iterations": limit("max_iterations")},
+            others,
+            reasons(lambda produces: produces.action == "none"),
+        ),
+        "Share stopped by a limit, by agent": [
+            Expected(
+                {name: by(agent, enforced)[name] / by(agent, one)[name] for name in seen},
+                exact=True,
+            )
+        ],
+        "Halts by agent, with links to their traces": increases(agents_and_reasons(enforced)),
+        "What enforcement would have halted": increases(
+            agents_and_reasons(lambda produces: produces.action == "observed")
+        ),
+        "Budget used": increases(buckets_of_budgets()),
+        "Budget used by limit, 95th percentile": [Expected(quantiles_of_budgets(), exact=True)],
+        "Turns per invocation, 95th percentile": [
+            Expected(
+                {
+                    "all agents, median": quantile(
+                        0.5, [a.produces.turns for a in ACTORS], instruments.INVOCATION_TURNS
+                    )
+                },
+                exact=True,
+            ),
+            Expected(
+                quantiles_by_agent(lambda p: p.turns, instruments.INVOCATION_TURNS), exact=True
+            ),
+        ],
+        "Duration of an invocation, 95th percentile": [
+            Expected({"all agents, median": 0}, loose=True),
+            Expected(dict.fromkeys((a.name for a in ACTORS), 0), loose=True),
+        ],
+        "Warnings": increases(warned),
+        "Tokens above a token limit": [
+            Expected(
+                {
+                    f"{a.name}: {a.produces.overshoot[0]}": a.produces.overshoot[1]
+                    for a in ACTORS
+                    if a.produces.overshoot
+                },
+                exact=True,
+            )
+        ],
+        "Agents most often stopped by a limit": increases(some(by(agent, enforced))),
+        "Agents with the most turns": increases(some(by(agent, lambda p: p.turns))),
+        "Tools called most": increases(tools),
+        "Tool calls by how they ended": increases(statuses),
+        "Synthetic messages beside model calls without tokens": increases(
+            {"synthetic message": total(enforced)},
+            {"zero-token call": calls("zero_token")},
+            {"unmeasured call": calls("unmeasured")},
+            {"failed call": calls("failed")},
+        ),
+    }
+
+
+def _token_spend(played: Scene) -> dict[str, list[Expected]]:
+    rounds, seconds = played.rounds, played.window.range
+    at_rest = {"patient": 0.0}
+
+    def increases(*values: Values) -> list[Expected]:
+        return [Expected(times(rounds, each)) for each in values]
+
+    def per_minute(values: Values) -> list[Expected]:
+        return [Expected(times(rounds / seconds * 60, values))]
+
+    def per_hour(values: Values) -> list[Expected]:
+        return [Expected(times(rounds / seconds * 3600, values))]
+
+    cost = sum(map(dollars, ACTORS))
+    spent = total(tokens)
+    unpriced = by(model, tokens)[UNPRICED]
+    cached = by(model, lambda p: p.cache_read)
+    read = by(model, lambda p: p.input)
+    kinds = merged(actor.produces.calls for actor in ACTORS)
+    return {
+        "Tokens": increases({ONE: spent}),
+        "US dollars": increases({ONE: cost}),
+        "USD to end of month": [Expected({ONE: 0}, loose=True)],
+        "Tokens to end of month": [Expected({ONE: 0}, loose=True)],
+        "Input read from a cache": [
+            Expected({ONE: total(lambda p: p.cache_read) / total(lambda p: p.input)}, exact=True)
+        ],
+        "Tokens without a price": [Expected({ONE: unpriced / spent}, exact=True)],
+        "Tokens per minute by type": per_minute(
+            {"input": total(lambda p: p.input), "output": total(lambda p: p.output)}
+        ),
+        "Tokens per minute by agent": per_minute(by(agent, tokens) | at_rest),
+        "Tokens per minute by model": per_minute(by(model, tokens)),
+        "Tokens per invocation, 95th percentile": [
+            Expected(
+                {
+                    "all agents, median": quantile(
+                        0.5, [tokens(a.produces) for a in ACTORS], instruments.INVOCATION_TOKENS
+                    )
+                },
+                exact=True,
+            ),
+            Expected(quantiles_by_agent(tokens, instruments.INVOCATION_TOKENS), exact=True),
+        ],
+        "Cached tokens per minute": per_minute(
+            {"read": total(lambda p: p.cache_read), "write": total(lambda p: p.cache_write)}
+        ),
+        "Input read from a cache, by model": [
+            Expected({name: cached[name] / read[name] for name in read}, exact=True)
+        ],
+        "US dollars per hour by agent": per_hour(dollars_by(agent) | at_rest),
+        "US dollars per hour by model": per_hour(dollars_by(model)),
+        "Most expensive agents": increases(some(dollars_by(agent))),
+        "Most expensive models": increases(some(dollars_by(model))),
+        "Tokens without a price, by model": increases({UNPRICED: unpriced}),
+        "Model calls without usage": increases(
+            some(
+                by(
+                    lambda a: f"{a.name}: {a.model}",
+                    lambda produces: produces.calls.get("unmeasured", 0),
+                )
+            )
+        ),
+        "Model calls by kind": increases(kinds),
+    }
+
+
+def _health(played: Scene) -> dict[str, list[Expected]]:
+    rounds = played.rounds
+    failing = float(sum(actor.name == "broken" for actor in ACTORS))
+    blind = some(by(agent, lambda produces: produces.blind))
+
+    def increases(values: Values) -> list[Expected]:
+        return [Expected(times(rounds, values))]
+
+    return {
+        "Processes": [Expected({ONE: 1}, exact=True)],
+        "Oldest scrape": [Expected({ONE: 0}, loose=True)],
+        "Internal errors": increases({ONE: failing}),
+        "Facts lost": increases({ONE: failing}),
+        "Refused policy files": [Expected({ONE: 0}, exact=True)],
+        "Blind invocations": increases({ONE: sum(blind.values())}),
+        "Blind invocations by agent": increases(blind),
+        "Scrape age": [Expected({f"agents 127.0.0.1:{played.port}": 0}, loose=True)],
+        "Internal errors by component": increases({"observer": failing}),
+        "Facts lost by observer": increases({"observer": failing}),
+        "Observer lag, 99th percentile": [
+            Expected(dict.fromkeys(("events", "observer", "prometheus"), 0), loose=True)
+        ],
+        "Invocations that nobody finished": increases(
+            agents_and_reasons(lambda produces: produces.reason == "aborted")
+        ),
+        "Configured limits": [Expected(limits(), exact=True)],
+        "Versions": [Expected({labels(version=played.version): 1}, exact=True)],
+    }

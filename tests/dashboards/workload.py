@@ -1,0 +1,394 @@
+"""Real agents that do everything that a dashboard shows: `python -m tests.dashboards.workload`.
+
+Every agent has a script, so that what a round of all of them produces is known beforehand: it is
+the `produces` next to each. The process says `warm` on standard output when every series is there,
+and goes on by one round for every line that it reads: the numbers of the actors, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+from strands import Agent, tool
+from strands.telemetry.tracer import Tracer
+
+import otel_limits
+from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
+
+if TYPE_CHECKING:
+    from otel_limits.limits import Action
+
+PRICED, UNPRICED = "priced-model", "unpriced-model"
+
+POLICY = """
+models:
+  priced-model: {price: {input: 100, output: 500}}
+"""
+"""Policy file of the process: USD per million tokens, the same for cached ones."""
+
+CALL = {"inputTokens": 100, "outputTokens": 20, "totalTokens": 120}
+CACHED = CALL | {"cacheReadInputTokens": 60, "cacheWriteInputTokens": 10}
+ZERO = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Produces:
+    """What one invocation adds to the counters."""
+
+    reason: str
+    action: str = "none"
+    turns: int
+    calls: Mapping[str, int]
+    """Model calls by kind."""
+    tools: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Tool calls by name and status."""
+    input: int
+    output: int
+    cache_read: int = 0
+    cache_write: int = 0
+    warnings: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By limit and threshold."""
+    overshoot: tuple[str, int] | None = None
+    """Limit on tokens that halted it, and by how many it was passed."""
+    used: Mapping[str, float] = field(default_factory=dict)
+    """Share of each limit."""
+    blind: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actor:
+    """One agent, its limits, its script, and what each of its invocations produces."""
+
+    name: str
+    model: str
+    script: Callable[[], Iterable[Answer]]
+    limits: otel_limits.Limits = field(default_factory=otel_limits.Limits)
+    action: Action = "halt"
+    produces: Produces
+
+
+@tool
+def search(query: str = "") -> str:
+    """Search for a query."""
+    return f"nothing about {query!r}"
+
+
+@tool
+def fetch(url: str = "") -> str:
+    """Fetch a page."""
+    message = f"{url!r} cannot be fetched"
+    raise ValueError(message)
+
+
+ACTORS = (
+    Actor(
+        name="research",
+        model=PRICED,
+        script=lambda: endless(uses("search", usage=CACHED)),
+        limits=otel_limits.Limits(max_turns=4),
+        produces=Produces(
+            reason="max_turns",
+            action="halted",
+            turns=4,
+            calls={"measured": 4},
+            tools={("search", "success"): 4},
+            input=400,
+            output=80,
+            cache_read=240,
+            cache_write=40,
+            warnings={("max_turns", "0.5"): 1, ("max_turns", "0.8"): 1},
+            used={"max_turns": 1.0},
+        ),
+    ),
+    Actor(
+        name="research",
+        model=PRICED,
+        script=lambda: [uses("search", usage=CACHED), says("done", usage=CACHED)],
+        limits=otel_limits.Limits(max_turns=4),
+        produces=Produces(
+            reason="end_turn",
+            turns=2,
+            calls={"measured": 2},
+            tools={("search", "success"): 1},
+            input=200,
+            output=40,
+            cache_read=120,
+            cache_write=20,
+            warnings={("max_turns", "0.5"): 1},
+            used={"max_turns": 0.5},
+        ),
+    ),
+    Actor(
+        name="coder",
+        model=PRICED,
+        script=lambda: endless(uses("search", usage=CALL)),
+        limits=otel_limits.Limits(max_iterations=3),
+        action="raise",
+        produces=Produces(
+            reason="max_iterations",
+            action="raised",
+            turns=3,
+            calls={"measured": 3},
+            tools={("search", "success"): 3},
+            input=300,
+            output=60,
+            warnings={("max_iterations", "0.5"): 1, ("max_iterations", "0.8"): 1},
+            used={"max_iterations": 1.0},
+        ),
+    ),
+    Actor(
+        name="planner",
+        model=UNPRICED,
+        script=lambda: endless(uses("search", usage=CALL)),
+        limits=otel_limits.Limits(max_token_budget=200),
+        produces=Produces(
+            reason="max_token_budget",
+            action="halted",
+            turns=2,
+            calls={"measured": 2},
+            tools={("search", "success"): 2},
+            input=200,
+            output=40,
+            warnings={("max_token_budget", "0.5"): 1, ("max_token_budget", "0.8"): 1},
+            overshoot=("max_token_budget", 40),
+            used={"max_token_budget": 1.2},
+        ),
+    ),
+    Actor(
+        name="writer",
+        model=PRICED,
+        script=lambda: [uses("fetch", usage=CACHED), says("done", usage=CACHED)],
+        limits=otel_limits.Limits(max_turns=10),
+        produces=Produces(
+            reason="end_turn",
+            turns=2,
+            calls={"measured": 2},
+            tools={("fetch", "error"): 1},
+            input=200,
+            output=40,
+            cache_read=120,
+            cache_write=20,
+            used={"max_turns": 0.2},
+        ),
+    ),
+    Actor(
+        name="trial",
+        model=PRICED,
+        script=lambda: [*[uses("search", usage=CALL)] * 3, says("done", usage=CALL)],
+        limits=otel_limits.Limits(max_turns=2),
+        action="observe",
+        produces=Produces(
+            reason="max_turns",
+            action="observed",
+            turns=4,
+            calls={"measured": 4},
+            tools={("search", "success"): 3},
+            input=400,
+            output=80,
+            warnings={("max_turns", "0.5"): 1, ("max_turns", "0.8"): 1},
+            used={"max_turns": 2.0},
+        ),
+    ),
+    Actor(
+        name="looper",
+        model=PRICED,
+        script=lambda: endless(uses("search", arguments={"query": "same"}, usage=CALL)),
+        limits=otel_limits.Limits(max_identical_tool_calls=3),
+        produces=Produces(
+            reason="loop_detected",
+            action="halted",
+            turns=3,
+            calls={"measured": 3},
+            tools={("search", "success"): 3},
+            input=300,
+            output=60,
+            warnings={
+                ("max_identical_tool_calls", "0.5"): 1,
+                ("max_identical_tool_calls", "0.8"): 1,
+            },
+            used={"max_identical_tool_calls": 1.0},
+        ),
+    ),
+    Actor(
+        name="quiet",
+        model=UNPRICED,
+        script=lambda: [
+            uses("search", usage=ZERO),
+            uses("search", usage=CALL),
+            says("done", usage=None),
+        ],
+        produces=Produces(
+            reason="end_turn",
+            turns=3,
+            calls={"zero_token": 1, "measured": 1, "unmeasured": 1},
+            tools={("search", "success"): 2},
+            input=100,
+            output=20,
+        ),
+    ),
+    Actor(
+        name="broken",
+        model=UNPRICED,
+        script=lambda: [fails(RuntimeError("the provider is down"))],
+        produces=Produces(reason="error", turns=0, calls={"failed": 1}, input=0, output=0),
+    ),
+    Actor(
+        name="hidden",
+        model=PRICED,
+        script=lambda: [says("done", usage=CALL)],
+        produces=Produces(
+            reason="end_turn", turns=1, calls={"measured": 1}, input=100, output=20, blind=True
+        ),
+    ),
+    Actor(
+        name="left",
+        model=PRICED,
+        script=lambda: endless(uses("search", usage=CALL)),
+        limits=otel_limits.Limits(max_turns=5),
+        produces=Produces(
+            reason="aborted",
+            turns=1,
+            calls={"measured": 1},
+            tools={("search", "success"): 1},
+            input=100,
+            output=20,
+            used={"max_turns": 0.2},
+        ),
+    ),
+)
+"""With OTEL_LIMITS_UNMEASURED=ignore, or the unmeasured call of `quiet` counts too."""
+
+SETTINGS = {
+    "OTEL_LIMITS_WARN_AT": "0.5,0.8",
+    "OTEL_LIMITS_UNMEASURED": "ignore",
+    "OTEL_PYTHON_TRACER_PROVIDER": "otel_limits",
+}
+"""What the process is to be started with, besides a policy file and a port."""
+
+
+class Stage:
+    """The agents of all actors, and how a round is played."""
+
+    def __init__(self, actors: Iterable[Actor] = ACTORS) -> None:
+        """Make an agent for each actor."""
+        self.agents = [(actor, self._make(actor)) for actor in actors]
+        self.released = threading.Event()
+
+    def _make(self, actor: Actor) -> Agent:
+        plugin = otel_limits.LimitsPlugin(actor.limits, action=actor.action)
+        agent = Agent(
+            model=ScriptedModel([], model_id=actor.model),
+            tools=[search, fetch],
+            name=actor.name,
+            plugins=[plugin],
+            callback_handler=None,
+        )
+        if actor.produces.blind:
+            agent.tracer = Tracer()
+            agent.tracer.tracer = trace.NoOpTracer()
+        return agent
+
+    def play_round(self, numbers: Container[int]) -> dict[str, str]:
+        """Invoke the agents of some actors; returns the trace ids of those that were halted."""
+        return {
+            actor.name: stop.trace_id
+            for number, (actor, agent) in enumerate(self.agents)
+            if number in numbers
+            and (stop := play(actor, agent)) is not None
+            and stop.trace_id is not None
+        }
+
+    def hold_one(self) -> threading.Thread:
+        """Have one invocation in progress until `released` is set."""
+
+        @tool
+        def wait(reason: str = "") -> str:
+            """Wait until the test is over."""
+            self.released.wait(300)
+            return reason
+
+        script = [uses("wait", usage=CALL), says("done", usage=CALL)]
+        agent = Agent(
+            model=ScriptedModel(script, model_id=PRICED),
+            tools=[wait],
+            name="patient",
+            callback_handler=None,
+        )
+        thread = threading.Thread(target=agent, args=("wait",), daemon=True)
+        thread.start()
+        return thread
+
+
+def play(actor: Actor, agent: Agent) -> otel_limits.Stop | None:
+    """Invoke one agent, from an empty history, and see that it ends as it should."""
+    model = ScriptedModel(actor.script(), model_id=actor.model)
+    agent.model = model
+    agent.messages.clear()
+    if actor.produces.reason == "aborted":
+        reason, stop = asyncio.run(leave(agent)), None
+    else:
+        reason, stop = ended(agent)
+    expected = "end_turn" if actor.action == "observe" else actor.produces.reason
+    calls = sum(actor.produces.calls.values())
+    if (reason, model.calls) != (expected, calls):
+        message = f"{actor.name} ended with {reason} after {model.calls} calls, not as {actor}."
+        raise AssertionError(message)
+    return stop
+
+
+def ended(agent: Agent) -> tuple[str, otel_limits.Stop | None]:
+    """Invoke an agent; how it ended."""
+    try:
+        result = agent("go")
+        return str(result.stop_reason), otel_limits.stop_of(result)
+    except otel_limits.LimitReachedError as error:
+        return error.stop.reason if error.stop else "limit", error.stop
+    except Exception:  # noqa: BLE001  the actor whose provider is down
+        return "error", None
+
+
+async def leave(agent: Agent) -> str:
+    """Invoke an agent and walk away after its first tool."""
+    stream: Any = agent.stream_async("go")
+    async for event in stream:
+        message = event.get("message", {})
+        if any("toolResult" in block for block in message.get("content", ())):
+            break
+    await stream.aclose()
+    return "aborted"
+
+
+def fail_on_stops(fact: otel_limits.Fact) -> None:
+    """An observer that fails at the end of the invocations of one agent."""
+    if isinstance(fact, otel_limits.Stop) and fact.agent == "broken":
+        message = "this observer is broken"
+        raise ValueError(message)
+
+
+def main() -> None:
+    """Play one round to have every series, then one per line of standard input."""
+    otel_limits.enable(observers=[fail_on_stops])
+    stage = Stage()
+    stage.hold_one()
+    stage.play_round(range(len(ACTORS)))
+    say({"said": "warm"})
+    for line in sys.stdin:
+        say({"said": "played", "traces": stage.play_round(json.loads(line))})
+    stage.released.set()
+
+
+def say(words: Mapping[str, Any]) -> None:
+    """Tell the test."""
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

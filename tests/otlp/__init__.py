@@ -1,0 +1,1 @@
+"""A real OTLP receiver on loopback, and a real process that sends to it."""

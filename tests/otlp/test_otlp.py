@@ -1,0 +1,202 @@
+"""What leaves a process over OTLP, and what becomes of the process when nobody takes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.dashboards.servers import free_port
+from tests.otlp.receiver import Received, grpc_receiver, http_receiver
+
+if TYPE_CHECKING:
+    from tests.otlp.receiver import Behaviour
+
+APP = Path(__file__).with_name("app.py")
+PROGRAM = str(Path(sys.executable).with_name("otel-limits"))
+CAP = 3
+
+RECEIVERS = {"grpc": grpc_receiver, "http/protobuf": http_receiver}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the application ended."""
+
+    stop_reason: str
+    model_calls: int
+    exit_seconds: float
+    log: str
+
+
+def execute(**environ: str) -> Ended:
+    """Run the application under `otel-limits run`, with nothing but these variables."""
+    done = subprocess.run(
+        [PROGRAM, "run", "--max-turns", str(CAP), "--", sys.executable, str(APP)],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    reason, calls, delay = done.stdout.split()
+    return Ended(reason, int(calls), float(delay), done.stderr)
+
+
+def over(protocol: str, received: Received) -> AbstractContextManager[str]:
+    """Start a receiver for a protocol; gives its endpoint."""
+    return RECEIVERS[protocol](received)
+
+
+@pytest.fixture(scope="module", params=RECEIVERS)
+def received(request: pytest.FixtureRequest) -> Iterator[Received]:
+    """What one run of the application sent."""
+    received = Received()
+    with over(request.param, received) as endpoint:
+        ended = execute(
+            OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=request.param
+        )
+        assert (ended.stop_reason, ended.model_calls) == ("max_turns", CAP)
+        yield received
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    """Attributes of a span, an event, a point or a resource, as plain values."""
+    return {
+        each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes
+    }
+
+
+HALT = {
+    "otel_limits.stop.reason": "max_turns",
+    "otel_limits.stop.action": "halted",
+    "otel_limits.limit.name": "max_turns",
+    "otel_limits.limit.value": CAP,
+    "otel_limits.limit.consumed": CAP,
+}
+
+
+def test_the_span_of_the_agent_tells_of_its_halt(received: Received) -> None:
+    """Its attributes are those of the halt, and its status is not an error."""
+    (span,) = [each for each in received.spans if each.name.startswith("invoke_agent")]
+
+    assert attributes(span).items() >= HALT.items()
+    assert attributes(span)["otel_limits.message.synthetic"] is True
+    assert span.status.code != 2
+    assert [each.name for each in span.events].count("otel_limits.halt") == 1
+
+
+def test_the_halt_is_an_event_of_its_own(received: Received) -> None:
+    """A log record with the name of the event, tied to the agent's span."""
+    (event,) = received.logs
+    (span,) = [each for each in received.spans if each.name.startswith("invoke_agent")]
+
+    assert event.event_name == "otel_limits.halt"
+    assert event.severity_text == "WARN"
+    assert attributes(event).items() >= {**HALT, "gen_ai.agent.name": "researcher"}.items()
+    assert (event.trace_id, event.span_id) == (span.trace_id, span.span_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("otel_limits.stops", {"reason": "max_turns", "action": "halted"}, 1),
+        ("otel_limits.stops", {"reason": "end_turn", "action": "none"}, 0),
+        ("otel_limits.turns", {}, CAP),
+        ("otel_limits.tokens", {"model": "scripted", "type": "input"}, 10 * CAP),
+        ("otel_limits.tool_calls", {"tool": "search", "status": "success"}, CAP),
+        ("otel_limits.invocations_in_progress", {}, 0),
+        ("otel_limits.limit", {"limit": "max_turns"}, CAP),
+    ],
+)
+def test_a_metric_arrives(
+    received: Received, name: str, labels: dict[str, str], expected: float
+) -> None:
+    """Each with the labels of the table, also those that are still 0."""
+    wanted = {"agent": "researcher", **labels}
+    metric = received.metrics[name]
+    points = getattr(metric, metric.WhichOneof("data")).data_points
+    values = [each.as_int or each.as_double for each in points if attributes(each) == wanted]
+
+    assert values == [expected]
+
+
+def test_a_histogram_arrives_with_the_bounds_of_the_table(received: Received) -> None:
+    """And with an exemplar that leads to the trace."""
+    (point,) = received.metrics["otel_limits.invocation_turns"].histogram.data_points
+    (span,) = [each for each in received.spans if each.name.startswith("invoke_agent")]
+
+    assert list(point.explicit_bounds) == [1, 2, 5, 10, 20, 50, 100]
+    assert (point.count, point.sum) == (1, CAP)
+    assert [each.trace_id for each in point.exemplars] == [span.trace_id]
+
+
+def test_the_process_has_an_id(received: Received) -> None:
+    """Prometheus makes the label `instance` of it, by which dashboards select."""
+    assert {attributes(each)["service.instance.id"] for each in received.resources}
+    assert len({str(attributes(each)) for each in received.resources}) == 1
+
+
+# --- endpoints that take nothing ------------------------------------------------------------------
+
+TIMEOUT_SECONDS = 2.0
+LOADED_MACHINE_SECONDS = 1.5
+
+
+@contextmanager
+def bad_endpoint(protocol: str, behaviour: str) -> Iterator[str]:
+    """Give an endpoint that hangs, refuses, or is not there."""
+    if behaviour == "dead":
+        yield f"http://127.0.0.1:{free_port()}"
+        return
+    behaves: Behaviour = "hanging" if behaviour == "hanging" else "refusing"
+    with over(protocol, Received(behaves)) as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("behaviour", ["hanging", "refusing", "dead"])
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_a_bad_endpoint_changes_no_decision(protocol: str, behaviour: str) -> None:
+    """The cap holds, and three signals together delay the exit by no more than one timeout."""
+    with bad_endpoint(protocol, behaviour) as endpoint:
+        ended = execute(
+            OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
+            OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
+            OTEL_EXPORTER_OTLP_TIMEOUT=str(TIMEOUT_SECONDS),
+        )
+
+    assert (ended.stop_reason, ended.model_calls) == ("max_turns", CAP)
+    assert ended.exit_seconds < TIMEOUT_SECONDS + LOADED_MACHINE_SECONDS
+
+
+def test_a_signal_that_is_switched_off_is_not_sent() -> None:
+    """The variables of OpenTelemetry decide for each signal."""
+    received = Received()
+    with http_receiver(received) as endpoint:
+        execute(
+            OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
+            OTEL_METRICS_EXPORTER="none",
+            OTEL_LOGS_EXPORTER="none",
+        )
+
+    assert received.spans
+    assert not received.metrics
+    assert not received.logs
+
+
+def test_metrics_are_not_sent_where_they_are_scraped() -> None:
+    """Or a Prometheus that has both ways would count everything twice."""
+    received = Received()
+    with http_receiver(received) as endpoint:
+        execute(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_LIMITS_PROMETHEUS_PORT=str(free_port()))
+
+    assert received.spans
+    assert received.logs
+    assert not received.metrics

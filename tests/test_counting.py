@@ -1,0 +1,394 @@
+"""What facts become in the metrics, the same over Prometheus and over OpenTelemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from random import Random
+from resource import RUSAGE_SELF, getrusage
+from typing import Any, TypeAlias
+
+import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from otel_limits.facts import (
+    Cycle,
+    Dropped,
+    Fact,
+    Fault,
+    Halt,
+    Invocation,
+    Lag,
+    ModelCall,
+    Started,
+    Stop,
+    ToolCall,
+    Turn,
+    Warned,
+)
+from otel_limits.limits import Breach, Level, Limits, Usage
+from otel_limits.observers.counting import MAX_AGENTS, CountingObserver
+from otel_limits.observers.instruments import METRICS, MetricSpec
+from otel_limits.observers.otlp import OtlpObserver
+from otel_limits.observers.prometheus import PrometheusObserver
+
+Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass
+class Way:
+    """One way out of the process, with its far end."""
+
+    observer: CountingObserver
+    registry: CollectorRegistry
+
+    def tell(self, *facts: Fact) -> None:
+        """Tell the observer what happened."""
+        for fact in facts:
+            self.observer(fact)
+
+    def samples(self) -> Samples:
+        """What a Prometheus would see."""
+        return dict(read(self.registry))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One sample, `None` where there is none."""
+        return self.samples().get((name, frozenset(labels.items())))
+
+
+def read(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
+    """Yield every sample of ours, with the bounds of buckets as numbers."""
+    text = generate_latest(registry).decode()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if "le" in labels:
+                labels["le"] = repr(float(labels["le"]))
+            yield (sample.name, frozenset(labels.items())), sample.value
+
+
+def through_prometheus(max_agents: int = MAX_AGENTS) -> Way:
+    """Count in prometheus_client."""
+    registry = CollectorRegistry()
+    return Way(PrometheusObserver(registry, max_agents), registry)
+
+
+def through_opentelemetry(max_agents: int = MAX_AGENTS) -> Way:
+    """Count in the OpenTelemetry SDK, read back through its own translation to Prometheus."""
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(
+        disable_target_info=True, scope_info_enabled=False, registry=registry
+    )
+    provider = MeterProvider([reader], resource=Resource.get_empty())
+    return Way(OtlpObserver(provider.get_meter("otel_limits"), max_agents), registry)
+
+
+@pytest.fixture(params=[through_prometheus, through_opentelemetry], ids=["prometheus", "otlp"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """Each way out of the process."""
+    make: Callable[[], Way] = request.param
+    return make()
+
+
+INVOCATION = Invocation(
+    agent="research", id="i1", root_id="i1", trace_id="ab" * 16, span_id="cd" * 8, sampled=True
+)
+STARTED = Started(
+    invocation=INVOCATION,
+    limits=Limits(max_turns=4, max_token_budget=100, max_cost_usd=Decimal("0.5")),
+    action="halted",
+    blind=True,
+    model="m1",
+)
+CALL = ModelCall(
+    invocation=INVOCATION,
+    number=1,
+    model="m1",
+    kind="measured",
+    usage=Usage(input=90, output=30, cache_read=40, cache_write=20),
+    estimated=False,
+    span_id="ef" * 8,
+    seconds=1.5,
+    price=Decimal("0.25"),
+)
+TOOL_CALL = ToolCall(
+    invocation=INVOCATION, number=1, tool="search", status="error", seconds=None, fingerprint=None
+)
+BREACH = Breach("max_token_budget", 100, 120, "max_token_budget", "tokens")
+HALT = Halt(invocation=INVOCATION, reason="max_token_budget", breaches=(BREACH,), action="halted")
+STOP = Stop(
+    reason="max_token_budget",
+    action="halted",
+    breach=BREACH,
+    breaches=(BREACH,),
+    turns=1,
+    usage=CALL.usage,
+    agent="research",
+    invocation_id="i1",
+    seconds=2.0,
+    levels=(Level("max_turns", 4, 1), Level("max_token_budget", 100, 120)),
+)
+MAX_SERIES = 2_500
+"""What a flood of names may leave; MAX_AGENTS says what it costs to scrape about that many."""
+
+STORY = (
+    STARTED,
+    Cycle(invocation=INVOCATION),
+    CALL,
+    replace(CALL, number=2, kind="zero_token", usage=Usage(), price=None),
+    replace(CALL, number=3, model="m2", kind="unmeasured", usage=Usage(input=7), price=None),
+    TOOL_CALL,
+    Turn(invocation=INVOCATION, number=1),
+    Warned(invocation=INVOCATION, threshold=0.8, level=Level("max_token_budget", 100, 90)),
+    HALT,
+    STOP,
+    Fault(component="clock"),
+    Dropped(observer="ledger", facts=3),
+    Lag(observer="ledger", seconds=0.02),
+)
+"""At least one fact of every kind."""
+
+
+def test_names_labels_and_values_are_identical_both_ways() -> None:
+    """A dashboard shows the same whether a process is scraped or sends OTLP."""
+    scraped, sent = through_prometheus(), through_opentelemetry()
+    for one in (scraped, sent):
+        one.observer.info("1.2.3")
+        one.tell(*STORY)
+
+    assert scraped.samples() == sent.samples()
+
+
+def test_every_metric_of_the_table_arrives(way: Way) -> None:
+    """No metric is only a name."""
+    way.observer.info("1.2.3")
+    way.tell(*STORY)
+    arrived = {name for name, _ in way.samples()}
+
+    for spec in METRICS:
+        assert (f"{spec.name}_bucket" if spec.kind == "histogram" else spec.name) in arrived
+
+
+@pytest.mark.parametrize("spec", METRICS, ids=lambda spec: spec.name)
+def test_prometheus_translates_the_opentelemetry_name(spec: MetricSpec) -> None:
+    """The name of each instrument becomes the name of the table, by the rules of the standard."""
+    assert translated(spec.otel_name, spec.unit, spec.kind) == spec.name
+
+
+def translated(name: str, unit: str, kind: str) -> str:
+    """Name a metric as Prometheus' own OTLP receiver and the Collector do."""
+    name = name.replace(".", "_")
+    words = {"s": "seconds", "By": "bytes", "1": "ratio" if kind == "gauge" else ""}
+    suffix = "" if unit.startswith("{") else words.get(unit, unit)
+    if suffix and not name.endswith(f"_{suffix}"):
+        name += f"_{suffix}"
+    return f"{name}_total" if kind == "counter" else name
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("stops_total", {"reason": "max_token_budget", "action": "halted"}, 1),
+        ("turns_total", {}, 1),
+        ("cycles_total", {}, 1),
+        ("model_calls_total", {"model": "m1", "kind": "measured"}, 1),
+        ("model_calls_total", {"model": "m1", "kind": "zero_token"}, 1),
+        ("model_calls_total", {"model": "m2", "kind": "unmeasured"}, 1),
+        ("tool_calls_total", {"tool": "search", "status": "error"}, 1),
+        ("tool_calls_total", {"tool": "search", "status": "success"}, 0),
+        ("synthetic_messages_total", {"reason": "max_token_budget"}, 1),
+        ("tokens_total", {"model": "m1", "type": "input"}, 90),
+        ("tokens_total", {"model": "m1", "type": "output"}, 30),
+        ("cached_tokens_total", {"model": "m1", "kind": "read"}, 40),
+        ("cached_tokens_total", {"model": "m1", "kind": "write"}, 20),
+        ("cost_usd_total", {"model": "m1"}, 0.25),
+        ("invocations_in_progress", {}, 0),
+        ("invocation_turns_sum", {}, 1),
+        ("invocation_tokens_sum", {}, 120),
+        ("invocation_duration_seconds_sum", {}, 2),
+        ("budget_used_ratio_sum", {"limit": "max_turns"}, 0.25),
+        ("budget_used_ratio_sum", {"limit": "max_token_budget"}, 1.2),
+        ("limit", {"limit": "max_turns"}, 4),
+        ("limit", {"limit": "max_cost_usd"}, 0.5),
+        ("overshoot_tokens_sum", {"limit": "max_token_budget"}, 20),
+        ("warnings_total", {"limit": "max_token_budget", "threshold": "0.8"}, 1),
+        ("blind_invocations_total", {}, 1),
+    ],
+)
+def test_a_fact_becomes_this_value(
+    way: Way, name: str, labels: dict[str, str], expected: float
+) -> None:
+    """Each number of an invocation is found under its name and labels."""
+    way.tell(*STORY)
+
+    assert way.value(f"otel_limits_{name}", agent="research", **labels) == expected
+
+
+def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:
+    """What no cost includes is known, and is never 0 dollars."""
+    way.tell(*STORY)
+
+    assert way.value("otel_limits_unpriced_tokens_total", model="m2") == 7
+    assert way.value("otel_limits_unpriced_tokens_total", model="m1") == 0
+
+
+@pytest.mark.parametrize("price", [Decimal("NaN"), Decimal(-1), Decimal("Infinity")])
+def test_an_impossible_price_counts_as_none(way: Way, price: Decimal) -> None:
+    """NaN would poison the counter for ever."""
+    way.tell(STARTED, replace(CALL, price=price))
+
+    assert way.value("otel_limits_cost_usd_total", agent="research", model="m1") == 0
+    assert way.value("otel_limits_unpriced_tokens_total", model="m1") == 120
+
+
+def test_what_observers_lose_and_how_long_they_take_is_told(way: Way) -> None:
+    """A ledger that cannot keep up is seen."""
+    way.tell(*STORY)
+
+    assert way.value("otel_limits_observers_dropped_total", observer="ledger") == 3
+    assert way.value("otel_limits_observer_lag_seconds_sum", observer="ledger") == 0.02
+    assert way.value("otel_limits_internal_errors_total", component="clock") == 1
+
+
+def test_every_reason_is_there_at_0_when_an_agent_is_first_seen(way: Way) -> None:
+    """A counter that is born at 1 has no increase, and the first alert would be missed."""
+    way.tell(STARTED)
+    reasons = {
+        dict(labels)["reason"]: value
+        for (name, labels), value in way.samples().items()
+        if name == "otel_limits_stops_total"
+    }
+
+    assert {"max_turns", "max_iterations", "loop_detected", "end_turn", "error"} <= set(reasons)
+    assert set(reasons.values()) == {0}
+
+
+def test_an_invocation_is_in_progress_until_it_ends(way: Way) -> None:
+    """The gauge goes up and down."""
+    way.tell(STARTED, replace(STARTED, invocation=replace(INVOCATION, id="i2")))
+    assert way.value("otel_limits_invocations_in_progress", agent="research") == 2
+
+    way.tell(STOP)
+    assert way.value("otel_limits_invocations_in_progress", agent="research") == 1
+
+
+def test_a_stop_whose_start_was_not_seen_takes_nothing_away(way: Way) -> None:
+    """An observer that came late never shows less than nothing."""
+    way.tell(STOP)
+
+    assert way.value("otel_limits_invocations_in_progress", agent="research") is None
+
+
+def test_a_limit_that_is_gone_is_0(way: Way) -> None:
+    """A policy that was changed is not shown as it was before."""
+    way.tell(STARTED, replace(STARTED, limits=Limits(max_turns=9)))
+
+    assert way.value("otel_limits_limit", agent="research", limit="max_turns") == 9
+    assert way.value("otel_limits_limit", agent="research", limit="max_token_budget") == 0
+
+
+def test_an_observed_breach_is_no_overshoot_and_no_synthetic_message(way: Way) -> None:
+    """Only what was enforced tells how well enforcement works."""
+    way.tell(STARTED, replace(HALT, action="observed"), replace(STOP, action="observed"))
+
+    labels = {"agent": "research", "limit": "max_token_budget"}
+    assert way.value("otel_limits_overshoot_tokens_sum", **labels) is None
+    reason = {"agent": "research", "reason": "max_token_budget"}
+    assert way.value("otel_limits_synthetic_messages_total", **reason) == 0
+    assert way.value("otel_limits_stops_total", **reason, action="observed") == 1
+
+
+def test_a_reason_that_nobody_defined_is_other(way: Way) -> None:
+    """A label has a closed set of values."""
+    way.tell(replace(STOP, reason="surprise", action="none", breach=None, breaches=()))
+
+    assert (
+        way.value("otel_limits_stops_total", agent="research", reason="_other", action="none") == 1
+    )
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\nb", "\x00", 'quo"te\\', "x" * 10_000, "ünïcode"])
+def test_any_name_can_be_scraped(way: Way, name: str) -> None:
+    """One lone surrogate would make every scrape fail."""
+    way.tell(replace(STARTED, invocation=replace(INVOCATION, agent=name)))
+
+    agents = {dict(labels).get("agent") for _, labels in way.samples()}
+    assert len(max(agents - {None}, key=len)) <= 128  # type: ignore[arg-type]
+
+
+def exposed(way: Way) -> str:
+    """What a Prometheus that understands OpenMetrics scrapes."""
+    text: bytes = openmetrics(way.registry)  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+def test_exemplars_name_the_trace_of_the_stop_and_the_span_of_the_call() -> None:
+    """A point in a graph leads to the trace behind it."""
+    way = through_prometheus()
+    way.tell(*STORY)
+    lines = exposed(way).splitlines()
+
+    trace = "ab" * 16
+    stop = next(line for line in lines if 'reason="max_token_budget"' in line and "stops" in line)
+    call = next(line for line in lines if 'kind="measured",model="m1"' in line)
+    assert f'# {{span_id="{"cd" * 8}",trace_id="{trace}"}} 1.0' in stop
+    assert f'# {{span_id="{"ef" * 8}",trace_id="{trace}"}} 1.0' in call
+
+
+def test_a_trace_that_is_not_exported_is_no_exemplar() -> None:
+    """A link that leads nowhere is not drawn."""
+    way = through_prometheus()
+    unsampled = replace(INVOCATION, sampled=False)
+    way.tell(replace(STARTED, invocation=unsampled), replace(CALL, invocation=unsampled), STOP)
+
+    assert "trace_id" not in exposed(way)
+
+
+def test_a_flood_of_names_is_folded() -> None:
+    """A million made-up names of agents, models and tools leave bounded series and memory."""
+    way = through_prometheus()
+    finish_invocations(way, 500)
+    flood(way, 10_000)
+    series, peak = len(way.samples()), getrusage(RUSAGE_SELF).ru_maxrss
+    flood(way, 1_000_000)
+
+    assert len(way.samples()) == series <= MAX_SERIES
+    assert getrusage(RUSAGE_SELF).ru_maxrss - peak < 1024  # KiB
+    assert way.value("otel_limits_invocation_turns_count", agent="_other") == 500 - MAX_AGENTS
+
+
+def test_agents_that_are_folded_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever misses an agent in a dashboard learns which variable to set."""
+    finish_invocations(through_prometheus(max_agents=2), 5)
+
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "otel-limits: more than 2 agent names; metrics count the rest as _other. "
+        "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart."
+    )
+
+
+def finish_invocations(way: Way, agents: int) -> None:
+    """Have one whole invocation of each of many agents."""
+    for number in range(agents):
+        name = f"agent-{number}"
+        invocation = Invocation(agent=name, id=name, root_id=name)
+        way.tell(*(replace(fact, invocation=invocation) for fact in (STARTED, CALL, TOOL_CALL)))
+        way.tell(replace(STOP, agent=name, invocation_id=name))
+
+
+def flood(way: Way, names: int) -> None:
+    """Tell facts with names that nobody has seen before."""
+    random = Random(names)  # noqa: S311  no secret
+    observer = way.observer
+    for _ in range(names // 3):
+        agent, model, tool = (f"{random.getrandbits(64):x}" for _ in range(3))
+        observer(Cycle(invocation=Invocation(agent=agent, id=agent, root_id=agent)))
+        observer(replace(CALL, model=model, price=None))
+        observer(replace(TOOL_CALL, tool=tool))
