@@ -18,7 +18,7 @@ CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
 """How much is known of a model call. A halt is none of them: no model was called."""
 
 
-Decision = Literal[
+Decision: TypeAlias = Literal[
     "admitted",
     "refused",
     "observed",
@@ -205,6 +205,8 @@ class QuotaUse:
     """Set aside for calls that are under way."""
     limit: Number
     """What is permitted, grants included."""
+    resets: float
+    """When the window ends, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

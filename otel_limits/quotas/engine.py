@@ -375,6 +375,7 @@ class Engine:
                     used=in_unit(unit, latest.used),
                     reserved=in_unit(unit, latest.reserved),
                     limit=in_unit(unit, latest.limit),
+                    resets=demand.count.window.end,
                 )
             )
 
