@@ -601,6 +601,8 @@ class Runs:
 
     def tell_stop(self, stop: Stop) -> None:
         """Hand `stop` to every observer, and tell how long each took for it."""
+        if self.gate is not None:
+            self.gate(stop)
         lags = []
         for observer in self.observers:
             begin = time.perf_counter()

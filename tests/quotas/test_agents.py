@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_limits.facts import Fact
-    from tests.conftest import Call, MakeAgent
+    from tests.conftest import Call, MakeAgent, Metric
     from tests.quotas.conftest import Hold
 
 PRICES = {"*": {"price": {"input": 1000, "output": 2000}}}
@@ -62,6 +62,23 @@ def carrying(**values: str) -> Iterator[None]:
     token = context.attach(current)
     yield
     context.detach(token)
+
+
+# --- what is exposed ------------------------------------------------------------------------------
+
+
+def test_a_scrape_shows_what_quotas_decided_and_how_they_stand(
+    hold: Hold, make_agent: MakeAgent, metric: Metric
+) -> None:
+    """Decisions go up by one each; use and limit are those of the store."""
+    decided = "otel_limits_quota_decisions_total"
+    before = {each: metric(decided, quota="q", decision=each) for each in ("admitted", "refused")}
+    hold({"q": {"model_calls": 2, "window": "day"}})
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    grown = {each: metric(decided, quota="q", decision=each) - before[each] for each in before}
+    assert grown == {"admitted": 2, "refused": 1}
+    for each in ("used", "limit"):
+        assert metric(f"otel_limits_quota_{each}", quota="q", key="(all)") == 2
 
 
 # --- a quota of calls -----------------------------------------------------------------------------
