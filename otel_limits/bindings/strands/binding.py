@@ -54,7 +54,7 @@ from otel_limits.bindings.strands.reading import (
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
-from otel_limits.faults import FAULTS, unfelt
+from otel_limits.faults import FAULTS, unfelt, unfelt_async
 from otel_limits.limits import (
     KILLED_STOP_REASON,
     KIND,
@@ -315,6 +315,7 @@ class Binding:
             known = usage is not None and usage.total
             run.settle(usage, output_estimate=0 if known else estimate_tokens(message["content"]))
 
+    @unfelt_async("quotas")
     async def _ask_gate(self, event: BeforeModelCallEvent) -> None:
         """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
         gate, live = self._runs.gate, self._newest
@@ -323,6 +324,7 @@ class Binding:
         request = request_of(live.run, event)
         live.against = await gate.admit(request) if request is not None else None
 
+    @unfelt_async("quotas")
     async def _tell_gate(self, event: AfterModelCallEvent) -> None:  # noqa: ARG002
         """Settle what was reserved; the call has been booked by now."""
         gate, live = self._runs.gate, self._newest
