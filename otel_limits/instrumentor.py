@@ -191,9 +191,12 @@ class Switch:
         for way in settings.metrics:
             if way not in self._counting:
                 make = functools.partial(_make_counting, way, settings, self._telemetry)
-                self._counting[way] = Later(way, make)
-        self._events = Later("events", functools.partial(_make_events, self._telemetry))
-        LIVE.observers = (log, *self._counting.values(), self._events, *self._observers)
+                self._counting[way] = Later(way, make, LIVE.replace)
+        counting = [later.made() or later for later in self._counting.values()]
+        self._events = Later(
+            "events", functools.partial(_make_events, self._telemetry), LIVE.replace
+        )
+        LIVE.observers = (log, *counting, self._events, *self._observers)
         LIVE.prices = self._price_of
         LIVE.tool_log = _make_tool_log(self._settings)
 

@@ -597,7 +597,10 @@ class Runs:
         if self.gate is not None:
             self.gate(fact)
         for observer in self.observers:
-            self._tell_one(observer, fact)
+            try:
+                observer(fact)
+            except Exception as error:  # noqa: BLE001, PERF203  foreign code
+                self._lost(observer, fact, error)
 
     def tell_stop(self, stop: Stop) -> None:
         """Hand `stop` to every observer, and tell how long each took for it."""
@@ -606,20 +609,24 @@ class Runs:
         lags = []
         for observer in self.observers:
             begin = time.perf_counter()
-            self._tell_one(observer, stop)
+            try:
+                observer(stop)
+            except Exception as error:  # noqa: BLE001  foreign code
+                self._lost(observer, stop, error)
             lags.append(
                 facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
             )
         for lag in lags:
             self.tell(lag)
 
-    def _tell_one(self, observer: Observer, fact: Fact) -> None:
-        try:
-            observer(fact)
-        except Exception as error:  # noqa: BLE001  foreign code
-            if not isinstance(fact, ABOUT_OBSERVERS):
-                FAULTS.report(component_name(observer), error)
-                self.tell(facts.Dropped(observer=component_name(observer)))
+    def replace(self, former: Observer, observer: Observer) -> None:
+        """Tell `observer` from now on what `former` was told."""
+        self.observers = tuple(observer if each is former else each for each in self.observers)
+
+    def _lost(self, observer: Observer, fact: Fact, error: Exception) -> None:
+        if not isinstance(fact, ABOUT_OBSERVERS):
+            FAULTS.report(component_name(observer), error)
+            self.tell(facts.Dropped(observer=component_name(observer)))
 
     def tell_fault(self, component: str) -> None:
         """Tell every observer that `component` failed."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGE = str(Path(otel_limits.__file__).parent)
 
-MOST_IN_A_SPAN = 8
+MOST_IN_A_SPAN = 9
 """Frames of ours on top of each other in a span callback. A processor that needed 25 lost the last
 calls of a runaway that died of recursion; one that needed 8 lost none."""
 

@@ -14,16 +14,23 @@ T = TypeVar("T", bound=Observer)
 
 
 class Later(Generic[T]):
-    """Stands for an observer until its first fact, and then hands on every one.
+    """Stands for an observer until its first fact.
 
     Args:
         component: What it is called in logs and metrics.
         make: Makes it, or says why not and returns `None`; called once.
+        replace: Called with this and with what it stood for, to put the latter in its place.
     """
 
-    def __init__(self, component: str, make: Callable[[], T | None]) -> None:
+    def __init__(
+        self,
+        component: str,
+        make: Callable[[], T | None],
+        replace: Callable[[Observer, Observer], None],
+    ) -> None:
         """Make nothing yet."""
         self.component = component
+        self._replace = replace
         self._make = make
         self._made: T | None = None
         self._tried = False
@@ -31,8 +38,9 @@ class Later(Generic[T]):
 
     def __call__(self, fact: Fact) -> None:
         """Hand on one fact."""
-        observer = self._made or self.now()
+        observer = self.now()
         if observer is not None:
+            self._replace(self, observer)  # a runaway agent has no frame to spare for us
             observer(fact)
 
     def now(self) -> T | None:
