@@ -122,8 +122,9 @@ class Courier:
             thread = self._thread
         if thread is not None:
             thread.join(CLOSE_SECONDS)
-        if self._kept:
-            FAULTS.report("quotas", StoreError(f"{len(self._kept)} settlements were not counted"))
+        lost = sum(any(charge.amount for charge in each.charges) for each in self._kept)
+        if lost:
+            FAULTS.report("quotas", StoreError(f"{lost} settlements were not counted"))
         self._store.close()
 
     # --- in the thread ----------------------------------------------------------------------------
