@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from otel_limits.facts import Fault, QuotaDecision, QuotaUse
+from otel_limits.faults import FAULTS
 from otel_limits.quotas import courier, engine
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_store import RedisStore
@@ -354,3 +355,25 @@ def test_a_refused_call_leaves_nothing_to_be_sent(
     for _ in range(5):
         agent("go")
     assert len(gate._carrier._kept) == kept <= 1
+
+
+@pytest.mark.parametrize(("way", "lost"), [("deny", False), ("allow", True)])
+def test_only_what_was_used_is_missed_at_the_end(
+    hold: Hold,
+    make_agent: MakeAgent,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    *,
+    lost: bool,
+) -> None:
+    """A process that ends during an outage says so when a call that took something is lost."""
+    said: list[str] = []
+    place.refuse()
+    hold({"calls": CALLS | {"on_backend_error": way}}, place.url, timeout=TIMEOUT)
+    make_agent(ScriptedModel(endless(says("done"))))("go")
+    gate: Any = LIVE.gate
+    eventually(lambda: gate._carrier._is_down)
+    monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
+    gate.close()
+    assert said == ["1 settlements were not counted"] * lost
