@@ -70,15 +70,6 @@ class Usage:
         """Input and output together: what a token budget is compared with."""
         return self.input + self.output
 
-    def __add__(self, other: Usage) -> Usage:
-        """Both usages together."""
-        return Usage(
-            input=self.input + other.input,
-            output=self.output + other.output,
-            cache_read=self.cache_read + other.cache_read,
-            cache_write=self.cache_write + other.cache_write,
-        )
-
 
 NO_USAGE: Final = Usage()
 NO_COST: Final = Decimal(0)
@@ -98,8 +89,12 @@ class Tally:
     """Requests to a provider, retries and failures included."""
     unmeasured_calls: int = 0
     """Model calls whose provider reported no usage."""
-    usage: Usage = NO_USAGE
-    """Tokens of every model call, estimates of unmeasured calls included."""
+    input: int = 0
+    """Input tokens of every model call, cached ones and estimates of unmeasured calls included."""
+    output: int = 0
+    """Output tokens of every model call, reasoning and estimates included."""
+    cache_read: int = 0
+    cache_write: int = 0
     cost: Decimal = NO_COST
     """USD of every model call with a known price."""
     unpriced_calls: int = 0
@@ -118,6 +113,21 @@ class Tally:
     """Repetitions of the pattern of 2 to 5 calls that the last calls follow."""
     no_progress_turns: int = 0
     """Turns in a row that added nothing new."""
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens."""
+        return Usage(
+            input=self.input,
+            output=self.output,
+            cache_read=self.cache_read,
+            cache_write=self.cache_write,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Input and output together: what a token budget is compared with."""
+        return self.input + self.output
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +216,19 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         name="max_token_budget",
         reason=MAX_TOKEN_BUDGET_STOP_REASON,
         unit="tokens",
-        observed=attrgetter("usage.total"),
+        observed=attrgetter("tokens"),
     ),
     LimitKind(
         name="max_input_tokens",
         reason=MAX_INPUT_TOKENS_STOP_REASON,
         unit="input tokens",
-        observed=attrgetter("usage.input"),
+        observed=attrgetter("input"),
     ),
     LimitKind(
         name="max_output_tokens",
         reason=MAX_OUTPUT_TOKENS_STOP_REASON,
         unit="output tokens",
-        observed=attrgetter("usage.output"),
+        observed=attrgetter("output"),
     ),
     LimitKind(
         name="max_cost_usd",

@@ -20,7 +20,7 @@ from otel_limits.limits import NO_COST, Usage
 from otel_limits.loops import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, TieredPrices
@@ -203,6 +203,7 @@ class Catalogue:
         """Load nothing yet, of the version that is `installed`."""
         self._installed = installed
         self._found: tuple[DataSnapshot | None, dict[str, ModelInfo | None]] = (None, {})
+        self._newest: Callable[[], DataSnapshot] | None = None
 
     @property
     def version(self) -> str:
@@ -214,9 +215,13 @@ class Catalogue:
 
     def info(self, model: str) -> ModelInfo | None:
         """What the package knows of a model, looked up once per price list."""
+        snapshot, found = self._found
+        if model in found and self._newest is not None and snapshot is self._newest():
+            return found[model]
         with IMPORTS:
             from genai_prices.data_snapshot import get_snapshot
 
+            self._newest = get_snapshot
             snapshot, found = self._found
             if snapshot is not get_snapshot() or len(found) >= MODELS:
                 _, found = self._found = (get_snapshot(), {})

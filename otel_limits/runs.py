@@ -518,12 +518,16 @@ def has_loop_limit(limits: Limits) -> bool:
 
 def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bool) -> None:
     """Add one model call to a tally."""
-    total, unpriced = tally.usage + usage, price is None and usage.total > 0
-    tally.usage = total
+    tally.input += usage.input
+    tally.output += usage.output
+    tally.cache_read += usage.cache_read
+    tally.cache_write += usage.cache_write
     tally.model_calls += 1
     tally.unmeasured_calls += estimated
-    tally.unpriced_calls += unpriced
-    tally.cost += price or 0
+    if price is not None:
+        tally.cost += price
+    elif usage.total:
+        tally.unpriced_calls += 1
 
 
 def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> facts.CallKind:

@@ -25,7 +25,7 @@ PACKAGE = str(Path(otel_limits.__file__).parent)
 
 MOST_IN_A_SPAN = 9
 """Frames of ours on top of each other in a span callback. A processor that needed 25 lost the last
-calls of a runaway that died of recursion; one that needed 8 lost none."""
+calls of a runaway that died of recursion; one that needed 9 lost none."""
 
 MOST_IN_A_HOOK = 10
 """The same in a hook: two more where a halt is logged, or results are compared."""

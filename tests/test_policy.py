@@ -37,8 +37,9 @@ from otel_limits import config as settings
 from otel_limits.cli import main
 from otel_limits.instrumentor import SWITCH, enable_leniently
 from otel_limits.limits import LIMIT_NAMES, TREE_LIMITS, Policy, Usage
-from otel_limits.policy import NO_DOCUMENT, Document, PolicyFile, parse
+from otel_limits.policy import NO_DOCUMENT, Document, PolicyFile
 from otel_limits.policy.kinds import SECTION_KEYS
+from otel_limits.policy.reader import parse
 from otel_limits.policy.schema import schema
 from otel_limits.pricing import Prices
 from otel_limits.testing import ScriptedModel, endless, says, uses

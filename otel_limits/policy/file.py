@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from otel_limits.facts import PolicyRead
 from otel_limits.faults import unfelt
 from otel_limits.policy.document import NO_DOCUMENT, Document
-from otel_limits.policy.reader import parse
 from otel_limits.runs import LIVE
 
 if TYPE_CHECKING:
@@ -119,6 +118,8 @@ NO_FILE: Final = PolicyFile()
 
 
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
+    from otel_limits.policy.reader import parse  # a process without a file does without YAML
+
     try:
         return parse(content.decode(), path)
     except UnicodeDecodeError as error:

@@ -390,7 +390,8 @@ class Binding:
             return
         run = live.run
         ran = _close_batch(live, event)
-        write_warnings(event.agent.trace_span, run.warn())
+        if run.policy.warn_at:
+            write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
         if run.keeps_tools:
             _keep(run, ran, halts=verdict is not None)
@@ -505,7 +506,8 @@ def _canceller(
 def _turn(agent: Agent, live: Live, message: Message) -> None:
     """Count a response that was taken into the conversation."""
     live.run.turn()
-    write_warnings(agent.trace_span, live.run.warn())
+    if live.run.policy.warn_at:
+        write_warnings(agent.trace_span, live.run.warn())
     live.text = "".join(block.get("text", "") for block in message["content"])
     if any("toolUse" in block for block in message["content"]):
         return
