@@ -301,7 +301,7 @@ class Engine:
 
     def _note_call(self, ticket: Ticket, call: ModelCall) -> None:
         ticket.calls += 1
-        ticket.usage += call.usage
+        ticket.tokens += call.usage.total
         ticket.cost += call.price or NO_COST
         if call.kind == "measured":
             self._estimates.learn(ticket.request.model, ticket.request.input, call.usage)

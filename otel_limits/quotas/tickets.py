@@ -14,7 +14,6 @@ from opentelemetry import baggage
 
 from otel_limits.limits import (
     NO_COST,
-    NO_USAGE,
     QUOTA_EXCEEDED_STOP_REASON,
     Action,
     Breach,
@@ -68,7 +67,7 @@ class Ticket:
     reserved_in: Store | None = None
     """Where it was reserved when the store did not answer."""
     calls: int = 0
-    usage: Usage = NO_USAGE
+    tokens: int = 0
     cost: Decimal = NO_COST
 
     def leave_out(self, wants: Sequence[Want]) -> None:
@@ -142,7 +141,7 @@ def demand_of(want: Want, now: float, known: Known, *, forced: bool) -> Demand:
 def taken(unit: Unit, ticket: Ticket) -> int:
     """What a call took, in parts of a unit."""
     if unit == "tokens":
-        return ticket.usage.total
+        return ticket.tokens
     if unit == "model_calls":
         return ticket.calls
     if unit == "invocations":

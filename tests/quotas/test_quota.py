@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits import ConfigurationError, enable
-from otel_limits.policy import parse
+from otel_limits.policy.reader import parse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd
 from otel_limits.quotas.section import parse_quotas, read_quotas
