@@ -12,9 +12,11 @@ import re
 import sys
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from otel_limits.addresses import MEMORY_URL, require_store_url
 from otel_limits.ledger.address import Address, parse
 from otel_limits.ledger.rows import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.limits import (
@@ -38,7 +40,6 @@ from otel_limits.observers.counting import MAX_AGENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
 PREFIX: Final = "OTEL_LIMITS_"
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
@@ -303,6 +304,17 @@ def audit_keys(name: str, text: str) -> tuple[str, ...]:
     return keys
 
 
+def store_url(name: str, text: str) -> str:
+    """Parse the URL of a store for quotas.
+
+    Raises:
+        ValueError: No store is known for it, or its client is not installed.
+    """
+    if require_store_url(name, text) != MEMORY_URL and find_spec("redis") is None:
+        raise ValueError(f"{name} needs a client: pip install 'otel-limits[redis]'")
+    return text
+
+
 LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
 TREE_SETTINGS: Final = tuple(
     _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
@@ -383,6 +395,13 @@ SETTINGS: Final = (
         "max_identical_tool_calls=5.",
     ),
     Setting(
+        name="quota_store",
+        parse=store_url,
+        default=MEMORY_URL,
+        help="Where quotas are counted: memory:// (each process by itself), redis://host:port/db, "
+        "rediss://, unix://, redis+cluster:// or redis+sentinel://.",
+    ),
+    Setting(
         name="metrics",
         parse=several(*METRICS),
         default=None,
@@ -457,6 +476,7 @@ class Settings:
     """Policy file, which wins over `policy`."""
     tool_log_dir: str | None = None
     tool_log_interval: int = 1
+    quota_store: str = MEMORY_URL
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
     metrics_max_agents: int = MAX_AGENTS
@@ -609,6 +629,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         policy_path=values["policy"],
         tool_log_dir=values["tool_log_dir"],
         tool_log_interval=values["tool_log_interval"],
+        quota_store=values["quota_store"],
         preset=values["preset"],
         metrics=values["metrics"],
         metrics_max_agents=values["metrics_max_agents"],
