@@ -595,9 +595,12 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Note what the provider sends, and take its refusal for the stop that it is."""
+    streams = False
     try:
         async for event in events:
-            if type(event) is ModelStreamChunkEvent:
+            # Of the many chunks, the first and that with the usage say all that there is to note.
+            if type(event) is ModelStreamChunkEvent and (not streams or "metadata" in event.chunk):
+                streams = True
                 note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
             yield event
     except Exception as error:
