@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits import config
 from otel_limits.dashboards import commands as dashboards
+from otel_limits.fleet import add_commands as add_fleet_commands
 from otel_limits.instrumentor import policy_mistakes
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
 from otel_limits.policy import PolicyFile
@@ -102,6 +103,7 @@ def make_parser() -> ArgumentParser:
     _add_check(commands)
     _add_demo(commands)
     dashboards.add_commands(commands)
+    add_fleet_commands(commands, _add_command)
     return parser
 
 

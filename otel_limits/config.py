@@ -10,8 +10,10 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from otel_limits.addresses import MEMORY_URL, require_store_url
 from otel_limits.limits import (
     ACTIONS,
     LIMIT_NAMES,
@@ -33,7 +35,6 @@ from otel_limits.observers.counting import MAX_AGENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
 PREFIX: Final = "OTEL_LIMITS_"
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
@@ -240,6 +241,17 @@ def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
     )
 
 
+def store_url(name: str, text: str) -> str:
+    """Parse the URL of a store for quotas.
+
+    Raises:
+        ValueError: No store is known for it, or its client is not installed.
+    """
+    if require_store_url(name, text) != MEMORY_URL and find_spec("redis") is None:
+        raise ValueError(f"{name} needs a client: pip install 'otel-limits[redis]'")
+    return text
+
+
 LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
 TREE_SETTINGS: Final = tuple(
     _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
@@ -320,6 +332,13 @@ SETTINGS: Final = (
         "max_identical_tool_calls=5.",
     ),
     Setting(
+        name="quota_store",
+        parse=store_url,
+        default=MEMORY_URL,
+        help="Where quotas are counted: memory:// (each process by itself), redis://host:port/db, "
+        "rediss://, unix://, redis+cluster:// or redis+sentinel://.",
+    ),
+    Setting(
         name="metrics",
         parse=several(*METRICS),
         default=None,
@@ -372,6 +391,7 @@ class Settings:
     """Policy file, which wins over `policy`."""
     tool_log_dir: str | None = None
     tool_log_interval: int = 1
+    quota_store: str = MEMORY_URL
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
     metrics_max_agents: int = MAX_AGENTS
@@ -521,6 +541,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
         policy_path=values["policy"],
         tool_log_dir=values["tool_log_dir"],
         tool_log_interval=values["tool_log_interval"],
+        quota_store=values["quota_store"],
         preset=values["preset"],
         metrics=values["metrics"],
         metrics_max_agents=values["metrics_max_agents"],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Usage
+from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Number, Usage
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -28,6 +28,20 @@ ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
 """How much is known of a model call. A halt is none of them: no model was called."""
+
+
+Decision: TypeAlias = Literal[
+    "admitted",
+    "refused",
+    "observed",
+    "unpriced",
+    "degraded_denied",
+    "degraded_allowed",
+    "degraded_local_admitted",
+    "degraded_local_refused",
+]
+"""What a quota said to a model call. `observed` would have been refused; `unpriced` is a call that
+a quota in money does not count; the degraded ones were made without the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +192,52 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaDecision:
+    """A quota was asked whether a model call may go out."""
+
+    invocation: Invocation
+    quota: str
+    key: str
+    """Whose share of the quota; what came from outside appears as a hash."""
+    decision: Decision
+    wanted: Number
+    """What the call may take at most."""
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
+    """How one key of a quota stands in the present window, over all processes."""
+
+    quota: str
+    key: str
+    unit: str
+    used: Number
+    reserved: Number
+    """Set aside for calls that are under way."""
+    limit: Number
+    """What is permitted, grants included."""
+    resets: float
+    """When the window ends, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaGrant:
+    """A person permitted more of a quota for a time, or set its use back to 0."""
+
+    quota: str
+    key: str
+    change: Literal["grant", "reset"]
+    amount: Number
+    """What was granted; 0 for a reset."""
+    unit: str
+    until: float | None
+    """Seconds since the epoch at which the grant ends."""
+    by: str
+    """User and host that did it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Something inside otel-limits failed and was kept away from the agent."""
 
@@ -218,6 +278,9 @@ Fact: TypeAlias = (
     | Warned
     | Halt
     | Stop
+    | QuotaDecision
+    | QuotaUse
+    | QuotaGrant
     | Fault
     | Dropped
     | Lag

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,12 +75,35 @@ def unfelt(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  the agent must not feel any of them
-                try:
-                    FAULTS.report(component, error)
-                except RecursionError:  # no frame left even to report: a runaway, deep down
-                    FAULTS.unreported.append(component)
+                _note(component, error)
                 return None
 
         return guarded
 
     return decorate
+
+
+def unfelt_async(
+    component: str,
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | None]]]:
+    """Do the same for a coroutine function; that it is cancelled is no failure."""
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R | None]]:
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return await function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  the agent must not feel any of them
+                _note(component, error)
+                return None
+
+        return guarded
+
+    return decorate
+
+
+def _note(component: str, error: Exception) -> None:
+    try:
+        FAULTS.report(component, error)
+    except RecursionError:  # no frame left even to report: a runaway, deep down
+        FAULTS.unreported.append(component)

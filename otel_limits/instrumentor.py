@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits import config, pricing
+from otel_limits.addresses import MEMORY_URL
 from otel_limits.bindings.strands.classes import Watch
 from otel_limits.errors import ConfigurationError
 from otel_limits.faults import unfelt
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from otel_limits.observers.counting import CountingObserver
     from otel_limits.observers.events import EventObserver
     from otel_limits.observers.toollog import ToolLog
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.setup import Quotas
 
 logger = logging.getLogger("otel_limits")
 
@@ -74,6 +77,7 @@ class Switch:
         self._policy_file = NO_FILE
         self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
+        self._quotas: Quotas | None = None
         self._counting: dict[str, Later[CountingObserver]] = {}
         self._telemetry: Telemetry = (None, None)
         self._events: Later[EventObserver] | None = None
@@ -104,6 +108,7 @@ class Switch:
             self._observers = tuple(observers)
             self._policy_file = policy_file
             self._start(settings)
+            self._hold_quotas()
         wrapt.register_post_import_hook(lambda _: self._serve(), AGENT_MODULE)
         policy_file.announce()
 
@@ -114,6 +119,7 @@ class Switch:
             self._provides = False
             self._policy_file = NO_FILE
             self._observers = ()
+            self._release_quotas()
             for agent, binding in list(self._bindings.items()):
                 if agent not in self._own:
                     binding.detach(agent)
@@ -159,6 +165,8 @@ class Switch:
     ) -> Policy:
         """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
+        if self._quotas is None and self._policy_file.document.quotas:
+            self._hold_quotas()
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
         if limits is tree is NO_LIMITS and action is None:
@@ -257,6 +265,31 @@ class Switch:
             counting = later.made()
             if counting is not None:
                 counting.reset_after_fork()
+        if self._quotas is not None:
+            self._quotas.reset_after_fork()
+
+    # --- quotas -----------------------------------------------------------------------------------
+
+    def _hold_quotas(self) -> None:
+        """Ask quotas before model calls, and hear kills where a store is shared."""
+        with self._lock:
+            url = None if self._settings is None else self._settings.quota_store
+            if self._quotas is not None and self._quotas.url == url:
+                return
+            self._release_quotas()
+            if url is not None and (url != MEMORY_URL or self._policy_file.document.quotas):
+                from otel_limits.quotas.setup import Quotas
+
+                self._quotas = Quotas(url, self._current_quotas, LIVE)
+
+    def _release_quotas(self) -> None:
+        quotas, self._quotas = self._quotas, None
+        if quotas is not None:
+            quotas.close()
+
+    def _current_quotas(self) -> Sequence[Quota]:
+        """Return the quotas of the policy file that is in force."""
+        return [entry.value for entry in self._policy_file.document.quotas.values()]
 
     # --- agents -----------------------------------------------------------------------------------
 

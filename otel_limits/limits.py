@@ -160,6 +160,8 @@ class Breach:
     """What is counted, such as `turns`."""
     subject: str | None = None
     """The tool that the breach is about, if it is about one."""
+    note: str = ""
+    """Half a sentence that says it better than cap and observed value do, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class Verdict:
     reason: str
     breaches: tuple[Breach, ...] = ()
     """Every limit that was reached, the one that decides first; none when it was killed."""
+    action: Action | None = None
+    """What is done about it; `None` for what the agent's policy says."""
 
     @property
     def breach(self) -> Breach | None:

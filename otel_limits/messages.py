@@ -27,6 +27,8 @@ def why(verdict: Verdict) -> str:
     breach = verdict.breach
     if breach is None:
         return "the invocation was killed"
+    if breach.note:
+        return breach.note
     tool = f" by tool {breach.subject!r}" if breach.subject else ""
     return f"{breach.limit} reached ({breach.observed} of {breach.cap} {breach.unit} used{tool})"
 

@@ -38,6 +38,8 @@ from otel_limits.loops import Call, LoopState
 if TYPE_CHECKING:
     from decimal import Decimal
 
+    from otel_limits.gate import Gate
+
 FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
 """The count from which on something has been repeated: one call is not."""
 
@@ -564,6 +566,8 @@ class Runs:
         """Begin with no invocation and no observer."""
         self.lock = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
+        self.gate: Gate | None = None
+        """Asked before every model call, where quotas are set."""
         self.prices: PriceOf | None = None
         self.tool_log: ToolLog | None = None
         self.deadlines = Deadlines()
@@ -594,6 +598,8 @@ class Runs:
 
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to every observer; one that fails does not keep it from the others."""
+        if self.gate is not None:
+            self.gate(fact)
         for observer in self.observers:
             try:
                 observer(fact)
@@ -602,6 +608,8 @@ class Runs:
 
     def tell_stop(self, stop: Stop) -> None:
         """Hand `stop` to every observer, and tell how long each took for it."""
+        if self.gate is not None:
+            self.gate(stop)
         lags = []
         for observer in self.observers:
             begin = time.perf_counter()
@@ -741,6 +749,8 @@ class Runs:
         """Start afresh in a child: its parent's invocations go on in the parent."""
         self.lock = threading.Lock()
         self.deadlines.reset_after_fork()
+        if self.gate is not None:
+            self.gate.reset_after_fork()
         self._live.clear()
         self._by_span.clear()
         self._sighted.clear()

@@ -20,7 +20,7 @@ LIMITS_OF: Final[Mapping[str, str]] = {
         for reason in STOP_REASONS
     },
     "max_tool_calls": "`max_tool_calls`, `max_calls_per_tool`",
-    "quota_exceeded": "a gateway that says that its budget is spent",
+    "quota_exceeded": "a quota, or a gateway that says that its budget is spent",
     "killed": "`otel_limits.kill()`, `SIGUSR2`",
 }
 """What leads to each stop reason, in Markdown."""

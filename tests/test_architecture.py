@@ -18,14 +18,15 @@ MODULES = {
 }
 
 FLOORS = (
-    ("semconv", "limits", "globs", "names"),
-    ("facts", "errors", "faults", "loops"),
+    ("semconv", "limits", "globs", "names", "addresses"),
+    ("facts", "errors", "faults", "loops", "gate"),
     ("messages", "deadlines", "pricing"),
     ("runs",),
     ("processor", "provider", "export", "observers", "bindings", "ledger", "quotas"),
     ("config", "policy"),
     ("instrumentor",),
     ("plugin", "audit", "dashboards", "testing", "environment_variables", "launch", "terminal"),
+    ("fleet",),
     ("demo",),
     ("cli",),
 )
@@ -38,7 +39,7 @@ OUTSIDE = {
     "redis": ("quotas",),
     "strands": ("bindings", "plugin", "testing", "demo"),
     "yaml": ("policy",),
-    "rich": ("cli", "terminal", "demo", "audit", "quotas"),
+    "rich": ("cli", "terminal", "demo", "audit", "fleet"),
 }
 """One outside world, one room; names are those of packages and of the rooms that may know them."""
 

@@ -26,6 +26,8 @@ from otel_limits.facts import (
     Invocation,
     Lag,
     ModelCall,
+    QuotaDecision,
+    QuotaUse,
     Started,
     Stop,
     ToolCall,
@@ -33,7 +35,7 @@ from otel_limits.facts import (
     Warned,
 )
 from otel_limits.limits import Breach, Level, Limits, Usage
-from otel_limits.observers.counting import MAX_AGENTS, CountingObserver
+from otel_limits.observers.counting import DECISIONS, MAX_AGENTS, CountingObserver
 from otel_limits.observers.instruments import METRICS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
@@ -134,6 +136,23 @@ STOP = Stop(
     seconds=2.0,
     levels=(Level("max_turns", 4, 1), Level("max_token_budget", 100, 120)),
 )
+QUOTA_USE = QuotaUse(
+    quota="users",
+    key="#1f2e",
+    unit="tokens",
+    used=500,
+    reserved=90,
+    limit=Decimal("800.5"),
+    resets=7200.0,
+)
+QUOTA_DECISION = QuotaDecision(
+    invocation=INVOCATION,
+    quota="users",
+    key="#1f2e",
+    decision="degraded_local_admitted",
+    wanted=90,
+    unit="tokens",
+)
 MAX_SERIES = 2_500
 """What a flood of names may leave; MAX_AGENTS says what it costs to scrape about that many."""
 
@@ -151,6 +170,8 @@ STORY = (
     Fault(component="clock"),
     Dropped(observer="ledger", facts=3),
     Lag(observer="ledger", seconds=0.02),
+    QUOTA_USE,
+    QUOTA_DECISION,
 )
 """At least one fact of every kind."""
 
@@ -228,6 +249,35 @@ def test_a_fact_becomes_this_value(
     way.tell(*STORY)
 
     assert way.value(f"otel_limits_{name}", agent="research", **labels) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("used", 500), ("reserved", 90), ("limit", 800.5), ("resets_timestamp_seconds", 7200)],
+)
+def test_a_key_of_a_quota_stands_as_the_store_last_said(
+    way: Way, name: str, expected: float
+) -> None:
+    """What was said before is replaced, not added to."""
+    way.tell(replace(QUOTA_USE, used=1, reserved=1, limit=1, resets=1.0), QUOTA_USE)
+    assert way.value(f"otel_limits_quota_{name}", quota="users", key="#1f2e") == expected
+
+
+def test_keys_beyond_the_cap_are_not_shown(way: Way) -> None:
+    """One series for many of them would show whichever came last."""
+    way.tell(*(replace(QUOTA_USE, key=f"#{number}") for number in range(MAX_AGENTS + 1)))
+    shown = [labels for name, labels in way.samples() if name == "otel_limits_quota_used"]
+    assert len(shown) == MAX_AGENTS
+
+
+def test_every_decision_of_a_quota_begins_at_0(way: Way) -> None:
+    """Or the first degraded one, which an alert waits for, is missed."""
+    way.tell(replace(QUOTA_DECISION, decision="admitted"), QUOTA_DECISION, QUOTA_DECISION)
+    counted = {
+        decision: way.value("otel_limits_quota_decisions_total", quota="users", decision=decision)
+        for decision in DECISIONS
+    }
+    assert counted == dict.fromkeys(DECISIONS, 0) | {"admitted": 1, "degraded_local_admitted": 2}
 
 
 def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:

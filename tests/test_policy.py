@@ -325,16 +325,11 @@ def test_the_file_decides_on_exemptions_of_the_environment() -> None:
     assert [policy.exempts(tool) for tool in ("wait", "poll", "search")] == [False, True, False]
 
 
-def test_quotas_are_passed_on_as_written() -> None:
-    """The part about quotas arrives with its lines, and nothing in it is refused here."""
-    quotas = understood("defaults: {}\nquotas:\n- name: day\n  limit: 5\n").quotas
-    assert quotas is not None
-    assert isinstance(quotas.value, tuple)
-    entry = quotas.value[0].value
-    assert isinstance(entry, dict)
-    assert {key: (node.value, node.line) for key, node in entry.items()} == {
-        "name": ("day", 3),
-        "limit": (5, 4),
+def test_quotas_are_known_by_name_with_their_line() -> None:
+    """The part about quotas is read like all others."""
+    quotas = understood("defaults: {}\nquotas:\n  day:\n    {tokens: 5, window: day}\n").quotas
+    assert {name: (entry.value.amount, entry.line) for name, entry in quotas.items()} == {
+        "day": (5, 3)
     }
 
 

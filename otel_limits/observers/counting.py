@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from otel_limits.facts import (
     CallKind,
     Cycle,
+    Decision,
     Dropped,
     Fact,
     Fault,
@@ -21,6 +22,8 @@ from otel_limits.facts import (
     Lag,
     ModelCall,
     PolicyRead,
+    QuotaDecision,
+    QuotaUse,
     Started,
     Stop,
     ToolCall,
@@ -59,6 +62,7 @@ FRAMEWORK_REASONS: Final = (
 
 CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured", "failed")
 TOOL_STATUSES: Final = ("success", "error", "refused")
+DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 
 MAX_AGENTS: Final = 16
@@ -89,6 +93,8 @@ class CountingObserver(ABC):
         self._tool = LabelValues(max_agents * TOOLS_PER_AGENT)
         self._limit = LabelValues(max_agents)
         self._component = LabelValues(max_agents)
+        self._quota = LabelValues(max_agents)
+        self._quota_key = LabelValues(max_agents)
         self._prepared: set[tuple[str, ...]] = set()
         self._limits_of: dict[str, Limits] = {}
         self._live: dict[str, Exemplar | None] = {}
@@ -105,6 +111,8 @@ class CountingObserver(ABC):
             Dropped: self._dropped,
             Lag: self._lag,
             PolicyRead: self._policy_read,
+            QuotaDecision: self._quota_decision,
+            QuotaUse: self._quota_use,
         }
 
     def __call__(self, fact: Fact) -> None:
@@ -283,6 +291,27 @@ class CountingObserver(ABC):
 
     def _policy_read(self, fact: PolicyRead) -> None:
         self.series(table.POLICY_VALID)(fact.valid)
+
+    def _quota_decision(self, fact: QuotaDecision) -> None:
+        quota = self._quota(fact.quota)
+        if (quota, "quota") not in self._prepared:
+            self._prepared.add((quota, "quota"))
+            for decision in DECISIONS:
+                self.series(table.QUOTA_DECISIONS, quota, decision)
+        self.series(table.QUOTA_DECISIONS, quota, fact.decision)(1)
+
+    def _quota_use(self, fact: QuotaUse) -> None:
+        """Show how a key stands; of those beyond the cap nothing is shown, as they have no sum."""
+        quota, key = self._quota(fact.quota), self._quota_key(fact.key, fact.quota)
+        if OTHER in (quota, key):
+            return
+        for spec, value in (
+            (table.QUOTA_USED, fact.used),
+            (table.QUOTA_RESERVED, fact.reserved),
+            (table.QUOTA_LIMIT, fact.limit),
+            (table.QUOTA_RESETS, fact.resets),
+        ):
+            self.series(spec, quota, key)(float(value))
 
 
 def reason_label(reason: str) -> str:

@@ -168,6 +168,43 @@ WARNINGS: Final = MetricSpec(
     help="Invocations that passed a soft threshold of a limit, such as 0.8 of it.",
     unit="{warning}",
 )
+QUOTA_DECISIONS: Final = MetricSpec(
+    name="otel_limits_quota_decisions_total",
+    labels=("quota", "decision"),
+    help="What quotas said to model calls: admitted, refused, observed (it would have been "
+    "refused), unpriced (a quota in money did not count it), or one of degraded_denied, "
+    "degraded_allowed, degraded_local_admitted, degraded_local_refused while the store did "
+    "not answer.",
+    unit="{decision}",
+)
+QUOTA_USED: Final = MetricSpec(
+    name="otel_limits_quota_used",
+    labels=("quota", "key"),
+    help="What the fleet had used of a quota, in its own unit, when this process last asked; "
+    "until otel_limits_quota_resets_timestamp_seconds.",
+    kind="gauge",
+)
+QUOTA_RESERVED: Final = MetricSpec(
+    name="otel_limits_quota_reserved",
+    labels=("quota", "key"),
+    help="What was set aside for model calls under way, in the whole fleet, "
+    "when this process last asked.",
+    kind="gauge",
+)
+QUOTA_LIMIT: Final = MetricSpec(
+    name="otel_limits_quota_limit",
+    labels=("quota", "key"),
+    help="What a quota permits in the window, grants included, in its own unit "
+    "(tokens, US dollars, model calls, invocations).",
+    kind="gauge",
+)
+QUOTA_RESETS: Final = MetricSpec(
+    name="otel_limits_quota_resets_timestamp_seconds",
+    labels=("quota", "key"),
+    help="When the window ends in which this process last asked: what was used counts until then.",
+    unit="s",
+    kind="gauge",
+)
 BLIND_INVOCATIONS: Final = MetricSpec(
     name="otel_limits_blind_invocations_total",
     labels=("agent",),
@@ -228,6 +265,11 @@ METRICS: Final = (
     LIMIT,
     OVERSHOOT,
     WARNINGS,
+    QUOTA_DECISIONS,
+    QUOTA_USED,
+    QUOTA_RESERVED,
+    QUOTA_LIMIT,
+    QUOTA_RESETS,
     BLIND_INVOCATIONS,
     INTERNAL_ERRORS,
     OBSERVERS_DROPPED,

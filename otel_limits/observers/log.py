@@ -36,6 +36,9 @@ def _log_halt(fact: Halt) -> None:
     if fact.breach is None:
         logger.warning("%s: agent %r; %s.", fact.reason, fact.invocation.agent, consequence)
         return
+    if fact.breach.note:
+        logger.warning("agent %r: %s; %s.", fact.invocation.agent, fact.breach.note, consequence)
+        return
     logger.warning(
         "%s cap reached by agent %r: %s of %s %s used%s; %s.",
         fact.breach.limit,

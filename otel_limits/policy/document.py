@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
 
-    from otel_limits.policy.yaml_tree import Node
     from otel_limits.pricing import Price
 
 PER_TOOL: Final = "max_calls_per_tool"
@@ -55,8 +54,8 @@ class Document:
     """By glob on the model's id; each holds a `Price`."""
     exemptions: Mapping[str, Entry] = field(default_factory=dict)
     """By glob on the tool's name; each holds a boolean."""
-    quotas: Node | None = None
-    """As written."""
+    quotas: Mapping[str, Entry] = field(default_factory=dict)
+    """By name; each holds a `Quota`."""
 
     def entries(self, agent: str | None) -> dict[str, Entry]:
         """Every value that applies to `agent`; without a name those that apply to all."""
@@ -113,7 +112,8 @@ class Document:
             for glob, entry in self.prices.items()
         }
         exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
-        return prices | exempt
+        quotas = {f'quotas["{name}"]': entry for name, entry in self.quotas.items()}
+        return prices | exempt | quotas
 
 
 NO_DOCUMENT: Final = Document()

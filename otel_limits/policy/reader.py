@@ -62,7 +62,7 @@ class _Reader:
             },
             prices=self._models(parts.get("models", EMPTY)),
             exemptions=self._tools(parts.get("tools", EMPTY)),
-            quotas=parts.get("quotas"),
+            quotas=self._quotas(parts["quotas"]) if "quotas" in parts else {},
         )
         self._require_prices(document)
         return document
@@ -129,6 +129,18 @@ class _Reader:
                 if name in entries:
                     sentence = f"{key}.{part}.{COST} {MISSING}"
                     self.mistakes.append(Mistake(entries[name].line, sentence))
+        for name, entry in document.quotas.items():
+            if entry.value.unit == "usd":
+                sentence = f'quotas["{name}"].usd {MISSING}'
+                self.mistakes.append(Mistake(entry.line, sentence))
+
+    def _quotas(self, node: Node) -> dict[str, Entry]:
+        from otel_limits.quotas.section import read_quotas
+
+        quotas, mistakes = read_quotas(_plain(node))
+        for mistake in mistakes:
+            self._refuse(_below(node, mistake.path), mistake.sentence)
+        return {name: Entry(quota, _below(node, (name,)).line) for name, quota in quotas.items()}
 
     # --- what parts are made of -------------------------------------------------------------------
 
@@ -162,6 +174,22 @@ class _Reader:
 
     def _refuse(self, node: Node, sentence: str) -> None:
         self.mistakes.append(Mistake(node.line, sentence))
+
+
+def _plain(node: Node) -> object:
+    """Return what is written, without the lines."""
+    if isinstance(node.value, Mapping):
+        return {name: _plain(child) for name, child in node.value.items()}
+    return [_plain(child) for child in node.value] if isinstance(node.value, tuple) else node.value
+
+
+def _below(node: Node, path: tuple[str, ...]) -> Node:
+    """Follow keys as far as they are written."""
+    for key in path:
+        if not isinstance(node.value, Mapping) or key not in node.value:
+            break
+        node = node.value[key]
+    return node
 
 
 def _hint(name: str, names: Collection[str]) -> str:

@@ -25,6 +25,7 @@ from otel_limits.policy.kinds import (
     WHOLE_NUMBER,
     cap_kind,
 )
+from otel_limits.quotas.section import schema as quotas_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -62,7 +63,7 @@ def _parts() -> dict[str, dict[str, Any]]:
         "agents": _by_name(_reference("section")),
         "models": _by_name(_mapping({"price": price})),
         "tools": _by_name(_mapping({"exempt": _described(EXEMPT_HELP, BOOLEAN.schema)})),
-        "quotas": {},
+        "quotas": quotas_schema(),
     }
 
 

@@ -14,6 +14,7 @@ from strands.hooks import (
     AfterToolCallEvent,
     AfterToolsEvent,
     BeforeInvocationEvent,
+    BeforeModelCallEvent,
     BeforeToolCallEvent,
     BeforeToolsEvent,
     HookOrder,
@@ -46,13 +47,14 @@ from otel_limits.bindings.strands.reading import (
     is_output_tool,
     model_id,
     note_chunk,
+    request_of,
     status_of,
     text_of,
     usage_of,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
-from otel_limits.faults import FAULTS, unfelt
+from otel_limits.faults import FAULTS, unfelt, unfelt_async
 from otel_limits.limits import (
     KILLED_STOP_REASON,
     KIND,
@@ -126,6 +128,8 @@ class Live:
     """The halt under way."""
     wrapping: Verdict | None = None
     """The halt before which the model gives a last answer."""
+    against: Verdict | None = None
+    """What a quota has against the next model call."""
     marked: Message | None = None
     """The message that the halt left."""
     has_output: bool = False
@@ -166,10 +170,12 @@ class Binding:
 
     # --- what is attached -------------------------------------------------------------------------
 
-    def _hooks(self) -> tuple[tuple[type, Callable[[Any], None], float], ...]:
+    def _hooks(self) -> tuple[tuple[type, Callable[[Any], Any], float], ...]:
         return (
             (BeforeInvocationEvent, self._before_leg, HookOrder.SDK_FIRST),
+            (BeforeModelCallEvent, self._ask_gate, VERY_LAST),
             (AfterModelCallEvent, self._after_model_call, HookOrder.SDK_FIRST),
+            (AfterModelCallEvent, self._tell_gate, HookOrder.SDK_FIRST + 1),
             (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
             (BeforeToolsEvent, self._before_tools, VERY_LAST),
             (BeforeToolCallEvent, self._before_tool, VERY_LAST),
@@ -308,6 +314,22 @@ class Binding:
             usage = usage_of(message)
             known = usage is not None and usage.total
             run.settle(usage, output_estimate=0 if known else estimate_tokens(message["content"]))
+
+    @unfelt_async("quotas")
+    async def _ask_gate(self, event: BeforeModelCallEvent) -> None:
+        """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
+        gate, live = self._runs.gate, self._newest
+        if gate is None or live is None or event.cancel:
+            return
+        request = request_of(live.run, event)
+        live.against = await gate.admit(request) if request is not None else None
+
+    @unfelt_async("quotas")
+    async def _tell_gate(self, event: AfterModelCallEvent) -> None:  # noqa: ARG002
+        """Settle what was reserved; the call has been booked by now."""
+        gate, live = self._runs.gate, self._newest
+        if gate is not None and live is not None:
+            await gate.settle(live.run.invocation.id)
 
     @unfelt("binding")
     def _message_added(self, event: MessageAddedEvent) -> None:
@@ -543,7 +565,7 @@ def _ends_anyway(live: Live, event: AfterToolsEvent) -> bool:
 
 def _ends_loop(live: Live, verdict: Verdict) -> bool:
     """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
-    action = live.run.policy.action
+    action = verdict.action or live.run.policy.action
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return False
@@ -555,20 +577,29 @@ def _ends_loop(live: Live, verdict: Verdict) -> bool:
 @unfelt("binding")
 def _refusal(live: Live, context: InvokeModelContext) -> InterruptException | None:
     """Return what keeps this call from going out, or `None`."""
-    verdict = live.verdict or _unless_forced(live.run.judge(), context)
-    if verdict is None:
-        return None
-    action = live.run.policy.action
+    against, live.against = live.against, None
+    for verdict in (live.verdict or _unless_forced(live.run.judge(), context), against):
+        refusal = _objection(live, verdict, context) if verdict is not None else None
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def _objection(
+    live: Live, verdict: Verdict, context: InvokeModelContext
+) -> InterruptException | None:
+    """Return what a verdict does to this call."""
+    action = verdict.action or live.run.policy.action
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return None
     if live.verdict is None and verdict.reason not in AT_ONCE:
         if action == "ask" and can_be_extended(verdict):
             return question(verdict)
-        if action == "wrap_up" and not live.wrapped_up and not context.tool_choice:
-            live.wrapping = verdict
+        if action == "wrap_up" and not live.run.wrapped_up and not context.tool_choice:
+            live.wrapping = live.wrapping or verdict
             return None
-    live.verdict = verdict
+    live.verdict, live.wrapping = verdict, None
     return Refused()
 
 
@@ -639,12 +670,13 @@ def _perform_if_due(agent: Agent, live: Live, message: Message) -> None:
     if live.marked is not None or live.verdict is None:
         return
     if message["content"] == [{"text": halt_text(live.verdict)}]:
-        _perform(agent, live, message, live.verdict, _taken(live.run.policy))
+        _perform(agent, live, message, live.verdict, _taken(live))
 
 
-def _taken(policy: Policy) -> ActionTaken:
-    """What a halt with a synthetic message is called under this policy."""
-    return "raised" if policy.action == "raise" else "halted"
+def _taken(live: Live) -> ActionTaken:
+    """What the halt under way is called, with a synthetic message."""
+    action = (live.verdict and live.verdict.action) or live.run.policy.action
+    return "raised" if action == "raise" else "halted"
 
 
 def _unless_forced(verdict: Verdict | None, context: InvokeModelContext) -> Verdict | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from strands.telemetry.metrics import _total_prompt_tokens
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 from otel_limits.faults import unfelt
+from otel_limits.gate import Request
 from otel_limits.limits import Usage
 from otel_limits.loops import Call, fingerprint
 from otel_limits.processor import token_count
@@ -17,7 +18,10 @@ from otel_limits.runs import CHARACTERS_PER_TOKEN, Run
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
-    from strands.hooks import AfterToolCallEvent
+    from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent
+
+OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""What providers call the most output tokens of an answer."""
 
 
 def usage_of(message: Mapping[str, Any]) -> Usage | None:
@@ -101,3 +105,32 @@ def text_of(result: Mapping[str, Any]) -> str:
         str(part["text"]) if "text" in part else json.dumps(part, default=str, ensure_ascii=False)
         for part in result.get("content", ())
     )
+
+
+@unfelt("binding")
+def request_of(run: Run, event: BeforeModelCallEvent) -> Request:
+    """Say what is known of a model call before it goes out."""
+    agent, projected = event.agent, event.projected_input_tokens
+    return Request(
+        invocation=run.invocation,
+        model=model_id(agent.model),
+        input=estimate_tokens(agent.messages) if projected is None else projected,
+        output_cap=output_cap(agent.model),
+        action=run.policy.action,
+        unpriced=run.policy.unpriced,
+        attributes=agent.trace_attributes,
+    )
+
+
+def output_cap(model: object) -> int | None:
+    """Return the most output tokens that a model may answer with, where its settings say so."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, Mapping):
+        return None
+    params = config.get("params")
+    caps = (
+        token_count(settings.get(name))
+        for settings in (config, params if isinstance(params, Mapping) else {})
+        for name in OUTPUT_CAPS
+    )
+    return next((cap for cap in caps if cap), None)

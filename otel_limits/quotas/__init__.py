@@ -1,0 +1,1 @@
+"""Budgets over time windows, shared by many invocations and processes."""

@@ -1,0 +1,209 @@
+"""Carries operations to a store: at once in memory, and in one background thread over a network.
+
+The thread sends all that waits as one batch. When the store does not answer, it refuses everything
+at once, keeps the settlements, and looks once a second whether the store is back: an outage costs
+those who wait one timeout, and everybody after them nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final, Protocol
+
+from otel_limits.faults import FAULTS, unfelt
+from otel_limits.quotas.store import Operation, Reply, Settle, Store, StoreError, StoreLostError
+
+logger = logging.getLogger("otel_limits")
+
+BATCH: Final = 500
+"""Operations that are sent together at most."""
+
+MAX_KEPT: Final = 10_000
+"""Settlements that are kept during an outage; the oldest is lost when one more comes."""
+
+LOOK_INTERVAL_SECONDS: Final = 1.0
+"""How often it is looked whether the store is back."""
+
+CLOSE_SECONDS: Final = 1.0
+"""How long the end of a process is held up at most."""
+
+
+class Carrier(Protocol):
+    """Whoever brings operations to the store."""
+
+    def send(self, operation: Operation) -> Future[Reply]:
+        """Send an operation; the future fails with `StoreError` when it did not arrive.
+
+        A settlement that did not arrive is sent again until it does.
+        """
+
+    def reset_after_fork(self) -> None:
+        """Start afresh in a child."""
+
+    def close(self) -> None:
+        """Send what is left and let go of the store."""
+
+
+class Direct:
+    """Hands operations to a store in this process."""
+
+    def __init__(self, store: Store) -> None:
+        """Take the store."""
+        self._store = store
+
+    def send(self, operation: Operation) -> Future[Reply]:
+        """Do it here and now."""
+        future: Future[Reply] = Future()
+        future.set_result(self._store.run([operation])[0])
+        return future
+
+    def reset_after_fork(self) -> None:
+        """Nothing is under way."""
+        self._store.reset_after_fork()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Courier:
+    """Carries operations to a store over a network.
+
+    Args:
+        store: Where they go.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Start no thread before there is something to carry."""
+        self._store = store
+        self._start_afresh()
+        atexit.register(self.close)
+
+    def _start_afresh(self) -> None:
+        self._wake = threading.Condition()
+        self._waiting: deque[tuple[Operation, Future[Reply]]] = deque()
+        self._kept: deque[Settle] = deque()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_down = False
+
+    def send(self, operation: Operation) -> Future[Reply]:
+        """Queue it, or refuse it at once while the store is lost."""
+        future: Future[Reply] = Future()
+        with self._wake:
+            if self._is_down or self._closing.is_set():
+                self._keep(operation)
+                future.set_exception(StoreLostError("the store does not answer"))
+                return future
+            self._waiting.append((operation, future))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="otel-limits-quotas", daemon=True
+                )
+                self._thread.start()
+            self._wake.notify()
+        return future
+
+    def reset_after_fork(self) -> None:
+        """Start afresh in a child: what the parent has to send, the parent sends."""
+        self._store.reset_after_fork()
+        self._start_afresh()
+
+    def close(self) -> None:
+        """Send what is left, within a second, and let go of the store."""
+        atexit.unregister(self.close)
+        self._closing.set()
+        with self._wake:
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(CLOSE_SECONDS)
+        lost = sum(any(charge.amount for charge in each.charges) for each in self._kept)
+        if lost:
+            FAULTS.report("quotas", StoreError(f"{lost} settlements were not counted"))
+        self._store.close()
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    @unfelt("quotas")
+    def _work(self) -> None:
+        while batch := self._take():
+            self._carry(batch)
+            if self._is_down:
+                self._wait_for_store()
+        self._send_kept()
+
+    def _take(self) -> list[tuple[Operation, Future[Reply]]]:
+        """Wait for something to carry; nothing at the end."""
+        with self._wake:
+            while not self._waiting and not self._closing.is_set():
+                self._wake.wait()
+            return [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+
+    def _carry(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
+        live = [each for each in batch if each[1].set_running_or_notify_cancel()]
+        try:
+            replies = self._store.run([operation for operation, _ in live])
+        except Exception as error:  # noqa: BLE001  whatever it is, nothing was answered
+            self._lose(live, error)
+            return
+        for (_, future), reply in zip(live, replies, strict=True):
+            future.set_result(reply)
+
+    def _lose(self, batch: Sequence[tuple[Operation, Future[Reply]]], error: Exception) -> None:
+        """Refuse everything that waits, and all that comes, until the store is back."""
+        with self._wake:
+            self._is_down = True
+            late = [each for each in self._waiting if each[1].set_running_or_notify_cancel()]
+            self._waiting.clear()
+            for operation, _ in (*batch, *late):
+                self._keep(operation)
+        FAULTS.tell("quotas")
+        logger.error(
+            "otel-limits: the quota store does not answer (%s); until it does, quotas are decided "
+            "by their on_backend_error.",
+            error,
+        )
+        for _, future in (*batch, *late):
+            future.set_exception(StoreError(str(error)))
+
+    def _keep(self, operation: Operation) -> None:
+        if not isinstance(operation, Settle):
+            return
+        self._kept.append(operation)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popleft()
+            FAULTS.report("quotas", StoreError("a settlement was lost: too many wait"))
+
+    def _wait_for_store(self) -> None:
+        while not self._closing.wait(LOOK_INTERVAL_SECONDS):
+            if self._is_back() and self._send_kept():
+                logger.warning("otel-limits: the quota store is back; what it missed was sent.")
+                return
+
+    def _is_back(self) -> bool:
+        try:
+            self._store.check()
+        except Exception:  # noqa: BLE001  it was reported when it began
+            return False
+        return True
+
+    def _send_kept(self) -> bool:
+        """Send the settlements that were kept; True when none is left."""
+        while True:
+            with self._wake:
+                batch = [self._kept[n] for n in range(min(BATCH, len(self._kept)))]
+                if not batch:
+                    self._is_down = False
+                    return True
+            try:
+                self._store.run(batch)
+            except Exception:  # noqa: BLE001  it was reported when it began
+                return False
+            with self._wake:
+                sent = {each.id for each in batch}
+                self._kept = deque(each for each in self._kept if each.id not in sent)

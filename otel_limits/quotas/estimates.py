@@ -1,0 +1,75 @@
+"""How much a model call may take at most: what is known of it, and what earlier calls taught."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from otel_limits.limits import Usage
+
+FIRST_OUTPUT: Final = 4096
+"""Output tokens assumed of a model without a known cap that has not shown yet what it does."""
+
+ENOUGH_CALLS: Final = 20
+"""Calls after which the highest output seen is taken for the highest to come."""
+
+REMEMBERED_CALLS: Final = 100
+MAX_MODELS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """What a call is expected to take at most."""
+
+    usage: Usage
+    certain: bool
+    """True when the provider will not return more output."""
+
+
+@dataclass(slots=True)
+class Lessons:
+    """What the last calls of one model taught."""
+
+    outputs: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
+    shortfalls: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
+    """Input tokens that a projection was short of."""
+
+
+class Estimates:
+    """Learns per model, in this process."""
+
+    def __init__(self) -> None:
+        """Begin without experience."""
+        self._lock = threading.Lock()
+        self._models: OrderedDict[str, Lessons] = OrderedDict()
+
+    def worst_case(self, model: str, projected_input: int, output_cap: int | None) -> WorstCase:
+        """Estimate a call that is about to go out."""
+        with self._lock:
+            lessons = self._lessons(model)
+            usage = Usage(
+                input=projected_input + max(lessons.shortfalls, default=0),
+                output=_highest(lessons) if output_cap is None else output_cap,
+            )
+        return WorstCase(usage, certain=output_cap is not None)
+
+    def learn(self, model: str, projected_input: int, usage: Usage) -> None:
+        """A call took `usage`, where this input had been projected."""
+        with self._lock:
+            lessons = self._lessons(model)
+            lessons.outputs.append(usage.output)
+            lessons.shortfalls.append(max(0, usage.input - projected_input))
+
+    def _lessons(self, model: str) -> Lessons:
+        lessons = self._models.setdefault(model, Lessons())
+        self._models.move_to_end(model)
+        if len(self._models) > MAX_MODELS:
+            self._models.popitem(last=False)
+        return lessons
+
+
+def _highest(lessons: Lessons) -> int:
+    seen = max(lessons.outputs, default=0)
+    return seen if len(lessons.outputs) >= ENOUGH_CALLS else max(seen, FIRST_OUTPUT)

@@ -1,0 +1,146 @@
+"""Whom a quota counts for: reads keys from agent, model, baggage and attributes, and hides them.
+
+What comes from outside (baggage, attributes) is untrusted: it is read only where a quota names it,
+values that are no plain short text share one key, and stores see hashes of it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+MISSING: Final = "(missing)"
+"""Stands for a value that is not there: leaving it out does not lead around a quota."""
+INVALID: Final = "(invalid)"
+"""Stands for a value that cannot be used."""
+EVERYTHING: Final = "(all)"
+"""Shown for a quota without a key: one count for all that it applies to."""
+
+MAX_VALUE_LENGTH: Final = 128
+HASH_LENGTH: Final = 32
+SHOWN_HASH_LENGTH: Final = 12
+
+SOURCE: Final = re.compile(r"agent|model|(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
+PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+
+Lookup = Callable[[str], object]
+"""Source, such as `baggage.tenant.id` → its value, or `None`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Whose share of a quota is counted."""
+
+    id: str
+    """Hash of quota and values: what a store sees."""
+    shown: str
+    """For people: values from outside appear as the beginning of their hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How the key of a quota is made up.
+
+    Raises:
+        ValueError: A source is none, or two of them are not kept apart.
+    """
+
+    text: str
+    """Such as `agent`, `baggage.tenant.id` or `{agent}/{baggage.tenant.id}`; empty for no key."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be read, or read in two ways."""
+        for source in self.sources:
+            require_source("key", source)
+        if "}{" in self.text:
+            raise ValueError(f"key must keep its parts apart, as {{a}}/{{b}}, got {self.text!r}.")
+        if self.text and not self.sources:
+            raise ValueError(
+                f"key must name a source, or several as {{agent}}/{{model}}, got {self.text!r}."
+            )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What it reads, in order."""
+        if self.text and "{" not in self.text and "}" not in self.text:
+            return (self.text,)
+        return tuple(PLACEHOLDER.findall(self.text))
+
+    def key(self, quota: str, lookup: Lookup) -> Key:
+        """Make the key of one model call."""
+        return self._key(quota, [plain(lookup(source)) for source in self.sources])
+
+    def key_of_text(self, quota: str, text: str) -> Key:
+        """Make the key that a person writes, such as `acme` or `researcher/acme`.
+
+        Raises:
+            ValueError: It does not have the parts of the template.
+        """
+        if not self.sources:
+            if text not in ("", EVERYTHING):
+                raise ValueError(f"Quota {quota!r} has no keys: write {EVERYTHING!r}.")
+            return self._key(quota, [])
+        match = self._pattern().fullmatch(text)
+        if match is None:
+            raise ValueError(f"Quota {quota!r} has keys like {self.text!r}, got {text!r}.")
+        return self._key(quota, list(match.groups()))
+
+    def _key(self, quota: str, values: list[str]) -> Key:
+        if not self.sources:
+            return Key(digest(quota), EVERYTHING)
+        left = iter(values)
+        text = self.text if "{" in self.text else f"{{{self.text}}}"
+        shown = PLACEHOLDER.sub(lambda match: displayed(match[1], next(left)), text)
+        return Key(digest(quota, *values), shown)
+
+    def _pattern(self) -> re.Pattern[str]:
+        if "{" not in self.text:
+            return re.compile("(.+)")
+        parts = PLACEHOLDER.split(self.text)
+        return re.compile("".join("(.+?)" if n % 2 else re.escape(p) for n, p in enumerate(parts)))
+
+
+def require_source(setting: str, source: str) -> str:
+    """Return `source`, or say what it may be.
+
+    Raises:
+        ValueError: It is nothing that can be read.
+    """
+    if not SOURCE.fullmatch(source):
+        raise ValueError(
+            f"{setting} must be made of agent, model, baggage.NAME and attribute.NAME, "
+            f"got {source!r}."
+        )
+    return source
+
+
+def plain(value: object) -> str:
+    """Return a value as text that can be a key, or what stands for one that cannot."""
+    if value is None or value == "":
+        return MISSING
+    text = str(value) if isinstance(value, (str, int)) else ""
+    if not text or len(text) > MAX_VALUE_LENGTH or not text.isprintable():
+        return INVALID
+    return text
+
+
+def displayed(source: str, value: str) -> str:
+    """Return what people see of a value: one from outside may be somebody's name."""
+    if source in ("agent", "model") or value in (MISSING, INVALID):
+        return value
+    return "#" + digest(value)[:SHOWN_HASH_LENGTH]
+
+
+def digest(*parts: str) -> str:
+    """Hash texts that hold no control characters, so that no two lists of them are alike."""
+    joined = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(joined, digest_size=HASH_LENGTH // 2).hexdigest()
+
+
+def fits(conditions: tuple[tuple[str, str], ...], lookup: Lookup) -> bool:
+    """Tell whether every source has a value that fits its glob."""
+    return all(fnmatch.fnmatchcase(plain(lookup(source)), glob) for source, glob in conditions)

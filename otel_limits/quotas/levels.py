@@ -1,0 +1,77 @@
+"""How every key of every quota stands, as the store has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from otel_limits.quotas.keys import EVERYTHING, Key
+from otel_limits.quotas.quota import Quota, in_unit, unit_name
+from otel_limits.quotas.store import Count, Store
+
+if TYPE_CHECKING:
+    from otel_limits.limits import Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """How one key of a quota stands."""
+
+    quota: str
+    key: str
+    unit: str
+    used: Number
+    reserved: Number
+    remaining: Number
+    limit: Number
+    """What is permitted, grants included."""
+    resets: float
+    """When the next window begins, in seconds since the epoch."""
+
+
+def read_levels(store: Store, quotas: Iterable[Quota]) -> list[Level]:
+    """Read the keys that were used in the present window; a quota that was not used has one row.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    now = store.now()
+    pairs = [(quota, count) for quota in quotas for count in _counts(store, quota, now)]
+    standings = store.look([(count, quota.amount) for quota, count in pairs])
+    return [
+        Level(
+            quota=quota.name,
+            key=count.shown,
+            unit=unit_name(quota.unit),
+            used=in_unit(quota.unit, standing.used),
+            reserved=in_unit(quota.unit, standing.reserved),
+            remaining=in_unit(quota.unit, standing.remaining),
+            limit=in_unit(quota.unit, standing.limit),
+            resets=count.window.end,
+        )
+        for (quota, count), standing in zip(pairs, standings, strict=True)
+    ]
+
+
+def find_key(store: Store, quota: Quota, text: str) -> Key:
+    """Find the key that a person wrote, as the template has it or as it is shown.
+
+    Raises:
+        StoreError: The store does not answer.
+        ValueError: The quota has no such keys.
+    """
+    for listed in store.keys(quota.name):
+        if listed.shown == text:
+            return Key(listed.key, listed.shown)
+    return quota.key.key_of_text(quota.name, text)
+
+
+def _counts(store: Store, quota: Quota, now: float) -> list[Count]:
+    window = quota.windows.at(now)
+    listed = {each.key: each.shown for each in store.keys(quota.name)}
+    if not quota.key.sources:
+        listed = {quota.key.key_of_text(quota.name, EVERYTHING).id: EVERYTHING}
+    if not listed:
+        return [Count(quota.name, "", window, f"no {quota.key.text} yet")]
+    return [Count(quota.name, key, window, shown) for key, shown in sorted(listed.items())]

@@ -1,0 +1,204 @@
+"""Counts quotas in the memory of this process: the default, and what is left in an outage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from otel_limits.quotas.store import (
+    DOUBTFUL,
+    REMEMBERED_SECONDS,
+    RETENTION_SECONDS,
+    Charge,
+    Count,
+    Demand,
+    Listed,
+    Operation,
+    Reply,
+    Reserve,
+    Settle,
+    Standing,
+)
+
+Name: TypeAlias = tuple[str, str, int]
+"""Quota, key and first second of the window."""
+
+SWEEP_AT: Final = 1000
+"""Counts that are kept before the first look for old ones."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """What one operation has set aside."""
+
+    amount: int
+    certain: bool
+    expires: float
+
+
+@dataclass(slots=True)
+class Bucket:
+    """One count."""
+
+    count: Count
+    used: int = 0
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    @property
+    def reserved(self) -> int:
+        """What is set aside."""
+        return sum(lease.amount for lease in self.leases.values())
+
+    def purge(self, now: float, longest: float) -> None:
+        """Drop what expired; a lease from before a backward step lasts no longer than a new one."""
+        for operation, lease in list(self.leases.items()):
+            lease.expires = min(lease.expires, now + longest)
+            if lease.expires <= now:
+                del self.leases[operation]
+
+
+class MemoryStore:
+    """Counts in this process alone. It does in Python what the scripts do in Redis."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """Begin with nothing counted."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[Name, Bucket] = {}
+        self._grants: dict[tuple[str, str], list[tuple[float, int]]] = {}
+        self._done: OrderedDict[str, tuple[float, Reply]] = OrderedDict()
+        self._sweep_at = SWEEP_AT
+
+    def run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Do `operations` in order."""
+        with self._lock:
+            now = self._clock()
+            self._forget(now)
+            return [self._run(each, now) for each in operations]
+
+    def check(self) -> None:
+        """Memory can be written to."""
+
+    def now(self) -> float:
+        """Return the time of day."""
+        return self._clock()
+
+    def keys(self, quota: str) -> list[Listed]:
+        """Return the keys of a quota that were used lately."""
+        with self._lock:
+            counts = [each.count for each in self._buckets.values() if each.count.quota == quota]
+        return [Listed(*pair) for pair in {(each.key, each.shown): None for each in counts}]
+
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
+        """Return how counts stand."""
+        with self._lock:
+            now = self._clock()
+            return [self._standing(count, amount, now) for count, amount in counts]
+
+    def reset(self, count: Count) -> None:
+        """Begin to count from 0."""
+        with self._lock:
+            self._bucket(count, 0).used = 0
+
+    def grant(self, count: Count, amount: int, until: float) -> None:
+        """Permit `amount` more until a time."""
+        with self._lock:
+            self._grants.setdefault((count.quota, count.key), []).append((until, amount))
+
+    def reset_after_fork(self) -> None:
+        """Renew the lock in a child, which goes on counting for itself."""
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    # --- under the lock ---------------------------------------------------------------------------
+
+    def _run(self, operation: Operation, now: float) -> Reply:
+        done = self._done.get(operation.id)
+        if done is not None and (done[1].status == "settled" or isinstance(operation, Reserve)):
+            return done[1]
+        if isinstance(operation, Settle):
+            reply = self._settle(operation, now)
+        else:
+            reply = self._reserve(operation, now)
+        if reply.status in ("admitted", "settled"):
+            self._done.pop(operation.id, None)
+            self._done[operation.id] = (now + REMEMBERED_SECONDS, reply)
+        return reply
+
+    def _reserve(self, operation: Reserve, now: float) -> Reply:
+        if any(now not in demand.count.window for demand in operation.demands):
+            return Reply("elsewhere", now)
+        lease = operation.lease_seconds
+        wanted = [self._wanted(demand, now, lease) for demand in operation.demands]
+        standings = [
+            self._standing(demand.count, demand.limit, now, lease) for demand in operation.demands
+        ]
+        lacking = tuple(
+            position
+            for position, (amount, standing) in enumerate(zip(wanted, standings, strict=True))
+            if standing.used + standing.reserved + amount > standing.limit
+        )
+        if any(operation.demands[position].enforced for position in lacking):
+            return Reply("refused", now, tuple(standings), lacking)
+        for demand, amount in zip(operation.demands, wanted, strict=True):
+            bucket = self._bucket(demand.count, demand.known)
+            bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
+        taken = tuple(
+            Standing(each.used, each.reserved + amount, each.limit)
+            for each, amount in zip(standings, wanted, strict=True)
+        )
+        return Reply("admitted", now, taken, lacking)
+
+    def _wanted(self, demand: Demand, now: float, longest: float) -> int:
+        bucket = self._bucket(demand.count, demand.known)
+        bucket.purge(now, longest)
+        alone = demand.certain or all(lease.certain for lease in bucket.leases.values())
+        return demand.amount if alone else DOUBTFUL * demand.amount
+
+    def _settle(self, operation: Settle, now: float) -> Reply:
+        return Reply(
+            "settled", now, tuple(self._charge(operation.id, each) for each in operation.charges)
+        )
+
+    def _charge(self, operation: str, charge: Charge) -> Standing:
+        bucket = self._bucket(charge.count, charge.known)
+        bucket.leases.pop(operation, None)
+        bucket.used += charge.amount
+        return Standing(bucket.used, bucket.reserved, 0)
+
+    def _standing(
+        self, count: Count, amount: int, now: float, longest: float = float("inf")
+    ) -> Standing:
+        bucket = self._buckets.get(_name(count), Bucket(count))
+        bucket.purge(now, longest)
+        grants = self._grants.get((count.quota, count.key), ())
+        granted = sum(each for until, each in grants if until > now)
+        return Standing(bucket.used, bucket.reserved, amount + granted)
+
+    def _bucket(self, count: Count, known: int) -> Bucket:
+        bucket = self._buckets.get(_name(count))
+        if bucket is None:
+            bucket = self._buckets[_name(count)] = Bucket(count, known)
+        return bucket
+
+    def _forget(self, now: float) -> None:
+        """Drop what nobody can ask for any more."""
+        while self._done and next(iter(self._done.values()))[0] <= now:
+            self._done.popitem(last=False)
+        if len(self._buckets) > self._sweep_at:
+            self._buckets = {
+                name: bucket
+                for name, bucket in self._buckets.items()
+                if bucket.count.window.end + RETENTION_SECONDS > now
+            }
+            self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
+
+
+def _name(count: Count) -> Name:
+    return count.quota, count.key, count.window.start

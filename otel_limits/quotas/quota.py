@@ -1,0 +1,74 @@
+"""One quota: who shares how much of what over which window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import TYPE_CHECKING, Final, Literal
+
+from otel_limits.quotas.keys import Template
+
+if TYPE_CHECKING:
+    from otel_limits.limits import Action, Number
+    from otel_limits.quotas.windows import Windows
+
+Unit = Literal["tokens", "usd", "model_calls", "invocations"]
+UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations")
+
+BackendError = Literal["deny", "allow", "local"]
+BACKEND_ERRORS: Final[tuple[BackendError, ...]] = ("deny", "allow", "local")
+
+PARTS_PER_USD: Final = 10**9
+"""Money is counted in whole billionths of a dollar, so that stores add integers."""
+
+MAX_PARTS: Final = 2**53 - 1
+"""Beyond this a script of Redis no longer counts exactly."""
+
+
+NO_KEY: Final = Template("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """A budget over a time window, shared by many invocations and processes."""
+
+    name: str
+    unit: Unit
+    amount: int
+    """In whole parts: tokens, calls, invocations, or billionths of a dollar."""
+    windows: Windows
+    key: Template = NO_KEY
+    """Each value of the key has the whole amount for itself."""
+    where: tuple[tuple[str, str], ...] = ()
+    """Sources and globs that a model call must fit for the quota to apply."""
+    action: Action | None = None
+    """What is done when it is exceeded; `None` for what the agent's policy says."""
+    on_backend_error: BackendError = "deny"
+    """What is done while the store does not answer."""
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        per = f" per {self.windows.rule}"
+        key = f" for each {self.key.text}" if self.key.text else ""
+        where = "".join(f" where {source} is {glob}" for source, glob in self.where)
+        return in_words(self.unit, self.amount) + per + key + where
+
+
+def parts_of_usd(amount: Decimal) -> int:
+    """Return money as whole parts, rounded up: no call is cheaper than its price."""
+    return int((amount * PARTS_PER_USD).to_integral_value(ROUND_CEILING))
+
+
+def in_unit(unit: Unit, parts: int) -> Number:
+    """Return an amount as people write it."""
+    return Decimal(parts) / PARTS_PER_USD if unit == "usd" else parts
+
+
+def unit_name(unit: Unit) -> str:
+    """Return the unit as it stands behind a number."""
+    return {"usd": "USD", "model_calls": "model calls"}.get(unit, unit)
+
+
+def in_words(unit: Unit, parts: int) -> str:
+    """Return an amount with its unit."""
+    return f"{in_unit(unit, parts):{'f' if unit == 'usd' else 'd'}} {unit_name(unit)}"

@@ -1,0 +1,55 @@
+-- What every script begins with. Times are milliseconds of the server's clock.
+-- bucket: hash of one count: used, reserved, doubtful, and `lease:ID` = "AMOUNT CERTAIN".
+-- leases: sorted set of operation ids by the time at which their lease expires.
+-- grants: sorted set of "AMOUNT:ID" by the time until which they hold.
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function field(bucket, name)
+  return tonumber(redis.call('HGET', bucket, name) or 0)
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function drop(bucket, leases, operation)
+  local lease = redis.call('HGET', bucket, 'lease:' .. operation)
+  if lease then
+    local amount, certain = string.match(lease, '^(%d+) ([01])$')
+    redis.call('HINCRBY', bucket, 'reserved', whole(0 - amount))
+    redis.call('HINCRBY', bucket, 'doubtful', certain == '0' and -1 or 0)
+    redis.call('HDEL', bucket, 'lease:' .. operation)
+  end
+  redis.call('ZREM', leases, operation)
+end
+
+-- A lease from before a backward step of the clock lasts no longer than a new one.
+local function purge(bucket, leases, now, lease_ms)
+  for _, operation in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now))) do
+    drop(bucket, leases, operation)
+  end
+  local latest = whole(now + lease_ms)
+  for _, operation in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. latest, '+inf')) do
+    redis.call('ZADD', leases, 'XX', latest, operation)
+  end
+end
+
+-- Where the count was lost, go on from what the asker saw last.
+local function restore(bucket, known, expires)
+  if known ~= '0' and redis.call('EXISTS', bucket) == 0 then
+    redis.call('HSET', bucket, 'used', known)
+    redis.call('PEXPIREAT', bucket, expires)
+  end
+end
+
+local function granted(grants, now)
+  local sum = 0
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf')) do
+    sum = sum + string.match(member, '^(%d+):')
+  end
+  return sum
+end

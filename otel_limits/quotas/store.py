@@ -1,0 +1,168 @@
+"""What is asked of the place where quotas are counted, and what it answers.
+
+Every operation has an id, and doing it twice changes nothing the second time: it can be sent again
+when its reply was lost. All the counts that an operation names change together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.windows import Window
+
+RETENTION_SECONDS: Final = 25 * 3600
+"""How long a count outlives its window: a clock that is set back by a day finds it again."""
+
+REMEMBERED_SECONDS: Final = 3600
+"""How long the id of an operation is remembered, so that it is not done twice."""
+
+DOUBTFUL: Final = 2
+"""What a reservation of unknown size is multiplied with, unless it is the only one of them."""
+
+
+class StoreError(Exception):
+    """The store did not answer in time, or answered that it cannot do what it was asked."""
+
+
+class StoreLostError(StoreError):
+    """The store is known not to answer, and nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One thing that is counted: one key of one quota in one window."""
+
+    quota: str
+    key: str
+    """Id of the key, a hash."""
+    window: Window
+    shown: str = ""
+    """The key for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a model call wants of one count."""
+
+    count: Count
+    amount: int
+    limit: int
+    enforced: bool = True
+    """False when it is taken even if it is not there."""
+    certain: bool = True
+    """False when the call may turn out bigger than `amount`."""
+    known: int = 0
+    """What the asker saw used before: where a store starts again if it lost the count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What a model call took of one count."""
+
+    count: Count
+    amount: int
+    known: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Set aside what a call may take at most, of all counts or of none."""
+
+    id: str
+    demands: tuple[Demand, ...]
+    lease_seconds: float
+    """After this the reservation is void: whoever made it is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Count what a call really took, and give back what was set aside for it."""
+
+    id: str
+    """The id of its reservation."""
+    charges: tuple[Charge, ...]
+
+
+Operation: TypeAlias = Reserve | Settle
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one count stands."""
+
+    used: int
+    reserved: int
+    limit: int
+    """What the quota permits, grants included; 0 in the reply to a settlement."""
+
+    @property
+    def remaining(self) -> int:
+        """What can still be reserved."""
+        return max(0, self.limit - self.used - self.reserved)
+
+
+Status: TypeAlias = Literal["admitted", "refused", "settled", "elsewhere"]
+"""`elsewhere`: a window does not hold the store's time; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one operation."""
+
+    status: Status
+    now: float
+    """The store's time, in seconds since the epoch."""
+    standings: tuple[Standing, ...] = ()
+    """In the order of the demands or charges."""
+    lacking: tuple[int, ...] = ()
+    """Which demands could not be met, by position; enforced or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One key of a quota that was used lately."""
+
+    key: str
+    shown: str
+
+
+class Store(Protocol):
+    """A place where quotas are counted."""
+
+    def run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Do `operations` in order; each is atomic.
+
+        Raises:
+            StoreError: Some may have been done and some not: do all of them again.
+        """
+
+    def check(self) -> None:
+        """See whether the store can be written to.
+
+        Raises:
+            StoreError: It cannot.
+        """
+
+    def now(self) -> float:
+        """Return the store's time."""
+
+    def keys(self, quota: str) -> list[Listed]:
+        """Return the keys of a quota that were used lately."""
+
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
+        """Return how counts stand, each given with the amount of its quota."""
+
+    def reset(self, count: Count) -> None:
+        """Begin to count from 0 in the present window; what is reserved stays so."""
+
+    def grant(self, count: Count, amount: int, until: float) -> None:
+        """Permit `amount` more until a time, in seconds since the epoch."""
+
+    def reset_after_fork(self) -> None:
+        """Make it usable in a child: another thread may have held a lock."""
+
+    def close(self) -> None:
+        """Let go of connections."""

@@ -1,0 +1,131 @@
+"""Cuts time into the windows over which quotas are counted: hours, days, months, durations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+UTC: Final = "UTC"
+HOUR_SECONDS: Final = 3600
+LONGEST_DAYS: Final = 366
+
+DURATION: Final = re.compile(
+    r"P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
+    r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
+)
+CALENDAR: Final = ("day", "month")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stretch of time. Its start is its name: two workers that agree on it share a count."""
+
+    start: int
+    """First second in it, since the epoch."""
+    end: int
+    """First second after it."""
+
+    def __contains__(self, moment: float) -> bool:
+        """Tell whether `moment`, in seconds since the epoch, is in it."""
+        return self.start <= moment < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A rule that cuts all of time into windows, without gap or overlap.
+
+    Days and months begin at midnight in a time zone, so that one in which the clocks change is
+    shorter or longer than others. Hours and durations are counted from the epoch in UTC.
+
+    Raises:
+        ValueError: The rule or the time zone is none, or the two don't go together.
+    """
+
+    rule: str
+    """`hour`, `day`, `month`, or an ISO 8601 duration such as `PT15M` or `P7D`."""
+    time_zone: str = UTC
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be cut."""
+        zone_of(self.time_zone)
+        if self.rule in CALENDAR:
+            return
+        length_of(self.rule)
+        if self.time_zone != UTC:
+            raise ValueError(
+                f"a time zone needs the window day or month, got {self.rule!r}. "
+                f"Leave time_zone out: hours and durations are counted in UTC."
+            )
+
+    def at(self, moment: float) -> Window:
+        """Return the window that holds `moment`, in seconds since the epoch."""
+        if self.rule not in CALENDAR:
+            length = length_of(self.rule)
+            start = int(moment // length) * length
+            return Window(start, start + length)
+        return self._calendar(moment)
+
+    def _calendar(self, moment: float) -> Window:
+        """Find the days or months around `moment`; a zone may have skipped or repeated midnight."""
+        zone = zone_of(self.time_zone)
+        today = datetime.fromtimestamp(moment, zone).date()
+        first = today.replace(day=1) if self.rule == "month" else today
+        for begin in (first, self._step(first, 1), self._step(first, -1)):
+            window = Window(_midnight(begin, zone), _midnight(self._step(begin, 1), zone))
+            if moment in window:
+                return window
+        raise AssertionError("a moment is in no window")  # pragma: no cover
+
+    def _step(self, begin: date, steps: int) -> date:
+        if self.rule == "day":
+            return begin + timedelta(days=steps)
+        months = begin.year * 12 + begin.month - 1 + steps
+        return date(months // 12, months % 12 + 1, 1)
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """Return the time zone.
+
+    Raises:
+        ValueError: The time zone database has no such name.
+    """
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(
+            f"time_zone must be a name such as UTC or Europe/Berlin, got {name!r}."
+        ) from None
+
+
+def length_of(rule: str) -> int:
+    """Return the seconds of a window of fixed length.
+
+    Raises:
+        ValueError: It is no rule, or its length is 0 or more than 366 days.
+    """
+    if rule == "hour":
+        return HOUR_SECONDS
+    match = DURATION.fullmatch(rule)
+    parts = {name: int(text) for name, text in match.groupdict("0").items()} if match else {}
+    if not any(parts.values()) or max(parts.values()) > LONGEST_DAYS * 86_400:
+        raise ValueError(_no_rule(rule))
+    length = int(timedelta(**parts).total_seconds())
+    if length > LONGEST_DAYS * 86_400:
+        raise ValueError(_no_rule(rule))
+    return length
+
+
+def _no_rule(rule: str) -> str:
+    return (
+        "window must be hour, day, month, or an ISO duration in weeks, days, hours, minutes and "
+        f"seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}."
+    )
+
+
+def _midnight(day: date, zone: ZoneInfo) -> int:
+    """Return the first second of `day`, or of what is left of it where midnight was skipped."""
+    local = datetime(day.year, day.month, day.day, tzinfo=zone)
+    return int(local.astimezone(timezone.utc).timestamp())

@@ -1,0 +1,291 @@
+"""A real redis-server on a free port, and what can go wrong between it and us."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import redis
+
+import otel_limits
+from otel_limits.quotas import setup
+from otel_limits.quotas.redis_store import RedisStore
+
+PATIENCE = 60.0
+"""Seconds that nothing takes, be the machine as crowded as it may."""
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    give_up = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < give_up
+        pause.wait(0.01)
+
+
+class Server:
+    """One redis-server, which a test may stop, freeze and start again."""
+
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+    @property
+    def client(self) -> Any:
+        """A client for looking into it."""
+        return redis.Redis(port=self.port, decode_responses=True)
+
+    def start(self) -> None:
+        """Start it empty, on the same port as before."""
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        command += ["--dir", str(self._folder), "--daemonize", "no", *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        eventually(self._answers)
+
+    def stop(self) -> None:
+        """End it at once, so that it forgets everything."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+    def freeze(self) -> None:
+        """Keep its connections open and answer nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on from there."""
+        self._signal(signal.SIGCONT)
+
+    def calls(self, command: str = "evalsha") -> int:
+        """Return how often a command was called."""
+        statistics = self.client.info("commandstats")
+        return int(statistics.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _answers(self) -> bool:
+        assert self._process is None or self._process.poll() is None, "redis-server ended at once"
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False
+
+
+class Wire:
+    """Stands between a client and a server: delays replies, or cuts instead of passing one on."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._ends: list[socket.socket] = [socket.create_server(("127.0.0.1", 0))]
+        self._threads: list[threading.Thread] = []
+        self.port: int = self._ends[0].getsockname()[1]
+        self.delay = 0.0
+        self.let_pass = 0
+        """Replies that are yet to be passed on before one is cut."""
+        self.cuts = 0
+        """Replies that are yet to be swallowed, each with its connection."""
+        self._start(self._accept)
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def close(self) -> None:
+        """Hang up."""
+        self.delay = 0.0
+        for end in self._ends:
+            hang_up(end)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._ends[0].accept()
+                self._ends.append(client)
+                self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            hang_up(client)
+            return
+        self._ends.append(server)
+        self._start(self._carry, client, server, lambda data: data)
+        self._start(self._carry, server, client, self._spoil)
+
+    def _spoil(self, data: bytes) -> bytes:
+        """Cut a reply to a script; all others are let through."""
+        if self.cuts and (b"admitted" in data or b"settled" in data):
+            if not self.let_pass:
+                self.cuts -= 1
+                return b""
+            self.let_pass -= 1
+        threading.Event().wait(self.delay)
+        return data
+
+    def _carry(
+        self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]
+    ) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                changed = change(data)
+                if not changed:
+                    break
+                target.sendall(changed)
+        hang_up(source)
+        hang_up(target)
+
+
+def hang_up(end: socket.socket) -> None:
+    """Close a socket that another thread may be waiting at."""
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def require_program(name: str) -> None:
+    """Skip where a Debian package of this name is not installed; in CI that is a failure."""
+    if shutil.which(name) is not None:
+        return
+    sentence = f"{name} is not installed: apt-get install {name}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+@pytest.fixture(scope="session")
+def redis_installed() -> None:
+    """Skip where there is no redis-server."""
+    require_program("redis-server")
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    redis_installed: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One server for all tests that leave it running."""
+    server = Server(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    """The shared server, empty, with nothing counted and nobody who listens."""
+    client = shared_server.client
+    client.client_kill_filter(_type="pubsub")
+    eventually(lambda: not client.pubsub_channels())
+    client.flushall()
+    client.config_resetstat()
+    return shared_server
+
+
+@pytest.fixture
+def own_server(redis_installed: None, tmp_path: Path) -> Iterator[Server]:
+    """A server that the test may ill-treat."""
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    """A wire to the shared server."""
+    wire = Wire(server.port)
+    yield wire
+    wire.close()
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[RedisStore]:
+    """Look at what is counted on the shared server, as the command line does."""
+    store = RedisStore(server.url, 1.0)
+    yield store
+    store.close()
+
+
+class Hold(Protocol):
+    """Switches otel-limits on with quotas."""
+
+    def __call__(
+        self,
+        quotas: dict[str, dict[str, Any]],
+        url: str = "memory://",
+        observers: Sequence[Any] = (),
+        timeout: float = 20.0,
+        **more: Any,
+    ) -> None:
+        """Hold `quotas`; `more` are other sections of the policy file.
+
+        A crowded machine is no outage, hence the patience.
+        """
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Switch otel-limits on with quotas; the end of the test switches it off."""
+
+    def switch(
+        quotas: dict[str, dict[str, Any]],
+        url: str = "memory://",
+        observers: Sequence[Any] = (),
+        timeout: float = 20.0,
+        **more: Any,
+    ) -> None:
+        monkeypatch.setattr(setup, "TIMEOUT_SECONDS", timeout)
+        path = tmp_path / "limits.yaml"
+        path.write_text(json.dumps({"quotas": quotas, **more}))
+        monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+        monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
+        otel_limits.enable(observers=observers)
+
+    return switch

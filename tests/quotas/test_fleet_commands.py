@@ -1,0 +1,382 @@
+"""The commands about a fleet, as a person types them, and the kills that they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+import otel_limits
+from otel_limits import cli
+from otel_limits.facts import QuotaGrant, QuotaUse, Stop
+from otel_limits.quotas import killing
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import PATIENCE, eventually
+from tests.quotas.test_agents import carrying
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+    from pathlib import Path
+
+    from otel_limits.facts import Fact
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
+
+QUOTAS: dict[str, dict[str, Any]] = {
+    "daily": {"model_calls": 2, "window": "month"},
+    "tenants": {"tokens": 1000, "window": "day", "key": "{agent}/{baggage.tenant.id}"},
+    "nightly": {"usd": 20, "window": "hour", "where": {"agent": "nightly-*"}},
+}
+MODELS = {"*": {"price": {"input": 1, "output": 1}}}
+
+Run = Any
+
+
+@pytest.fixture
+def used(hold: Hold, make_agent: MakeAgent, server: Server, facts: list[Fact]) -> Any:
+    """An agent that used its quotas twice, once for acme and once for nobody."""
+    hold(QUOTAS, server.url, [facts.append], models=MODELS)
+    model = ScriptedModel(endless(says("done")))
+    model.update_config(max_tokens=5)
+    agent = make_agent(model, name="writer", tools=[])
+    with carrying(tenant__id="acme"):
+        agent("go")
+    agent("go")
+    return agent
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Type a command: its exit status and what it prints."""
+
+    def type_in(*arguments: str) -> tuple[int, str, str]:
+        status = cli.main(arguments)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return type_in
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+def test_every_quota_is_shown_with_what_is_left_and_when_it_begins_again(
+    used: Any, run: Run
+) -> None:
+    """Every key that was used has a row; a quota that was not used has one, too."""
+    status, out, _ = run("quotas", "--format", "json")
+    levels = json.loads(out)
+    assert status == 0
+    assert [(each["quota"], each["used"], each["remaining"]) for each in levels] == [
+        ("daily", 2, 0),
+        ("tenants", 15, 985),
+        ("tenants", 15, 985),
+        ("nightly", "0", "20"),
+    ]
+    assert {each["resets"][10:] for each in levels[:3]} == {"T00:00:00Z"}
+    shown = sorted(each["key"] for each in levels)
+    assert shown[0] == shown[1] == "(all)"
+    assert shown[2].startswith("writer/#")
+    assert shown[3] == "writer/(missing)"
+
+
+def test_the_table_has_the_same(used: Any, run: Run) -> None:
+    """For people."""
+    _, out, _ = run("quotas")
+    (daily,) = (line.split() for line in out.splitlines() if line.startswith("daily"))
+    assert daily[:8] == ["daily", "(all)", "2", "0", "0", "2", "model", "calls"]
+    assert "acme" not in out
+
+
+def test_what_is_reserved_is_shown(
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run
+) -> None:
+    """While a call is under way."""
+    hold(QUOTAS, server.url, models=MODELS)
+    seen: list[Any] = []
+
+    class Looking(ScriptedModel):
+        async def stream(self, *arguments: Any, **more: Any) -> AsyncIterable[Any]:
+            seen.append(json.loads(run("quotas", "--format", "json")[1])[0])
+            async for event in super().stream(*arguments, **more):
+                yield event
+
+    model = Looking([says("done")])
+    model.update_config(max_tokens=5)
+    make_agent(model)("go")
+    assert (seen[0]["used"], seen[0]["reserved"], seen[0]["remaining"]) == (0, 1, 1)
+
+
+def test_watch_shows_it_again_and_again(used: Any, server: Server, tmp_path: Path) -> None:
+    """Until it is interrupted, which is no error."""
+    command = [sys.executable, "-m", "otel_limits.cli", "quotas", "--watch", "--format", "json"]
+    code = "import sys; from otel_limits.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *command[3:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        assert first[0]["used"] == 2
+        server.client.flushall()
+        while json.loads(watching.stdout.readline())[0]["used"]:
+            pass
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait() == 0
+
+
+# --- reset and grant ------------------------------------------------------------------------------
+
+
+def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: list[Fact]) -> None:
+    """It is told as a fact, with who did it."""
+    assert used("go").stop_reason == "quota_exceeded"
+    status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
+    assert (status, out) == (
+        0,
+        "Quota 'daily' permits (all) 1 model calls more until 2999-12-31T22:00:00Z.\n",
+    )
+    assert [used("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
+    (grant,) = (fact for fact in facts if isinstance(fact, QuotaGrant))
+    assert (grant.quota, grant.change, grant.amount, grant.unit) == (
+        "daily",
+        "grant",
+        1,
+        "model calls",
+    )
+    assert grant.until == 32_503_672_800
+    assert "@" in grant.by
+
+
+def test_a_reset_counts_from_0_again(used: Any, run: Run, facts: list[Fact]) -> None:
+    """It is told, too, and every process goes on from there."""
+    status, out, _ = run("quotas", "reset", "daily")
+    assert (status, out) == (0, "Quota 'daily' counts (all) from 0 again.\n")
+    assert [used("go").stop_reason for _ in range(3)] == ["end_turn", "end_turn", "quota_exceeded"]
+    (reset,) = (fact for fact in facts if isinstance(fact, QuotaGrant))
+    assert (reset.change, reset.amount, reset.until) == ("reset", 0, None)
+
+
+@pytest.mark.parametrize("written", ["writer/acme", "as shown"])
+def test_a_key_is_written_as_it_is_or_as_it_is_shown(
+    used: Any, run: Run, facts: list[Fact], written: str
+) -> None:
+    """Only that one is changed."""
+    shown = next(fact.key for fact in facts if isinstance(fact, QuotaUse) and "#" in fact.key)
+    key = shown if written == "as shown" else written
+    assert run("quotas", "reset", "tenants", key)[0] == 0
+    levels = json.loads(run("quotas", "--format", "json")[1])
+    assert {each["key"]: each["used"] for each in levels if each["quota"] == "tenants"} == {
+        shown: 0,
+        "writer/(missing)": 15,
+    }
+
+
+def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
+    """To the cent and below."""
+    run("quotas", "grant", "nightly", "0.005", "--until", "2999-01-01")
+    levels = json.loads(run("quotas", "--format", "json")[1])
+    assert levels[-1]["limit"] == "20.005"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("reset", "weekly"), "There is no quota 'weekly'. There are: daily, tenants, nightly."),
+        (("reset", "daily", "acme"), "Quota 'daily' has no keys"),
+        (("reset", "tenants", "acme"), "has keys like '{agent}/{baggage.tenant.id}', got 'acme'"),
+        (("grant", "daily", "0", "--until", "2999-01-01"), "AMOUNT must be a number of model ca"),
+        (("grant", "daily", "1.5", "--until", "2999-01-01"), "AMOUNT must be a number of model"),
+        (("grant", "daily", "x", "--until", "2999-01-01"), "AMOUNT must be a number of model"),
+        (("grant", "nightly", "inf", "--until", "2999-01-01"), "AMOUNT must be a number of USD"),
+        (("grant", "daily", "1", "--until", "tomorrow"), "--until must be a date and time such"),
+        (("grant", "daily", "1", "--until", "2020-01-01"), "--until must be in the future"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_changes_nothing(
+    used: Any, run: Run, facts: list[Fact], arguments: tuple[str, ...], sentence: str
+) -> None:
+    """The exit status is 2."""
+    status, out, err = run("quotas", *arguments)
+    assert (status, out) == (2, "")
+    assert sentence in err
+    assert not [fact for fact in facts if isinstance(fact, QuotaGrant)]
+
+
+def test_without_a_policy_there_is_nothing_to_show(
+    run: Run, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    """The sentence says what to set."""
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", server.url)
+    assert run("quotas") == (
+        2,
+        "",
+        "otel-limits: There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.\n",
+    )
+
+
+def test_a_policy_with_a_mistake_is_not_shown(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its mistake is."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas: {q: {tokens: 5}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    status, _, err = run("quotas")
+    assert status == 2
+    assert 'limits.yaml:1: quotas["q"] must have a window' in err
+
+
+@pytest.mark.parametrize("command", [("quotas",), ("kill", "--agent", "x")])
+def test_without_a_shared_store_nothing_can_be_seen_from_outside(
+    hold: Hold, run: Run, command: tuple[str, ...]
+) -> None:
+    """The sentence says what to set."""
+    hold(QUOTAS, models=MODELS)
+    status, _, err = run(*command)
+    assert status == 2
+    assert "Set OTEL_LIMITS_QUOTA_STORE" in err
+
+
+def test_a_store_that_does_not_answer_is_said_to(
+    hold: Hold, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exit status 1."""
+    hold(QUOTAS, models=MODELS)
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://127.0.0.1:1/0")
+    status, _, err = run("quotas")
+    assert status == 1
+    assert err.startswith("otel-limits: The quota store does not answer (")
+
+
+# --- kill -----------------------------------------------------------------------------------------
+
+
+class Endless(ScriptedModel):
+    """Begins an answer and never ends it."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.began = asyncio.Event()
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterable[Any]:
+        """Send word after word."""
+        yield {"messageStart": {"role": "assistant"}}
+        yield {"contentBlockStart": {"start": {}}}
+        self.began.set()
+        while True:
+            yield {"contentBlockDelta": {"delta": {"text": "word "}}}
+            await asyncio.sleep(0.01)
+
+
+def listening(server: Server, processes: int = 1) -> Callable[[], bool]:
+    """Tell whether that many processes listen."""
+    return lambda: server.client.pubsub_numsub("{otel_limits}:kill:0")[0][1] >= processes
+
+
+def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run, facts: list[Fact]
+) -> None:
+    """A response that is being streamed is broken off; other agents go on."""
+    hold({}, server.url, [facts.append])
+    eventually(listening(server))
+
+    async def invoke() -> list[str]:
+        models = [Endless(), Endless()]
+        agents = [make_agent(model, name=f"research-{n}") for n, model in enumerate(models)]
+        other = make_agent(ScriptedModel([says("done")]), name="writer")
+        tasks = [asyncio.create_task(agent.invoke_async("go")) for agent in agents]
+        for model in models:
+            await model.began.wait()
+        told = await asyncio.to_thread(run, "kill", "--agent", "research-*")
+        assert told == (0, "Told 1 process to end agents named 'research-*'.\n", "")
+        results = await asyncio.gather(*tasks, other.invoke_async("go"))
+        return [result.stop_reason for result in results]
+
+    assert asyncio.run(invoke()) == ["killed", "killed", "end_turn"]
+    assert [fact.reason for fact in facts if isinstance(fact, Stop)].count("killed") == 2
+
+
+def test_a_kill_leaves_the_next_invocation_alone(
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run
+) -> None:
+    """Also in a process that begins to listen later."""
+    hold({}, server.url)
+    eventually(listening(server))
+    run("kill", "--agent", "*")
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    otel_limits.disable()
+    hold({}, server.url)
+    eventually(listening(server))
+    assert agent("go").stop_reason == "end_turn"
+
+
+def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
+    hold: Hold, server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once."""
+    heard: list[str] = []
+
+    def kill(*, agent: str) -> int:
+        heard.append(agent)
+        return 0
+
+    monkeypatch.setattr(LIVE, "kill", kill)
+    monkeypatch.setattr(killing, "RETRY_SECONDS", 0.5)
+    hold({}, server.url)
+    eventually(listening(server))
+    server.client.client_kill_filter(_type="pubsub")
+    run("kill", "--agent", "research-*")
+    eventually(lambda: heard == ["research-*"])
+    eventually(listening(server))
+    server.client.client_kill_filter(_type="pubsub")
+    run("kill", "--agent", "another")
+    eventually(lambda: heard == ["research-*", "another"])
+
+
+def hear_one_kill(end: int) -> NoReturn:
+    """Tell the parent of the first kill that is heard, and end."""
+    heard = threading.Event()
+
+    def kill(*, agent: str) -> int:
+        os.write(end, agent.encode())
+        heard.set()
+        return 0
+
+    setattr(LIVE, "kill", kill)  # noqa: B010  mypy does not like a method to be replaced
+    heard.wait(PATIENCE)
+    os._exit(0)
+
+
+def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> None:
+    """Forked ones, too."""
+    hold({}, server.url)
+    eventually(listening(server))
+    children = []
+    for _ in range(3):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            hear_one_kill(writing)
+        os.close(writing)
+        children.append((child, reading))
+    eventually(listening(server, 4))
+    assert "Told 4 processes" in run("kill", "--agent", "x")[1]
+    for child, reading in children:
+        assert os.read(reading, 1) == b"x"
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_a_kill_needs_a_name(run: Run) -> None:
+    """`*` has to be typed by whoever means everybody."""
+    with pytest.raises(SystemExit) as caught:
+        run("kill")
+    assert caught.value.code == 2

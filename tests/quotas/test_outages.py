@@ -1,0 +1,379 @@
+"""What happens to agents, and to what is counted, when the store does not do what it should."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from otel_limits.facts import Fault, QuotaDecision, QuotaUse
+from otel_limits.faults import FAULTS
+from otel_limits.quotas import courier, engine
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.redis_store import RedisStore
+from otel_limits.quotas.store import Count, Standing
+from otel_limits.quotas.windows import Windows
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import PATIENCE, Server, Wire, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from strands import Agent
+
+    from otel_limits.facts import Fact
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold
+
+TIMEOUT = 0.1
+AMOUNT = 5
+CALLS = {"model_calls": AMOUNT, "window": "month"}
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+
+class Place:
+    """A server, and the way to it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.wire = Wire(server.port)
+        self.store = RedisStore(server.url, PATIENCE)
+
+    @property
+    def url(self) -> str:
+        """Where agents find it."""
+        return self.wire.url
+
+    def refuse(self) -> None:
+        """Nobody listens any more."""
+        self.server.stop()
+
+    def hang(self) -> None:
+        """Connections stay open and nothing is answered."""
+        self.server.freeze()
+
+    def be_read_only(self) -> None:
+        """It has become a replica of something that is not there."""
+        self.server.client.replicaof("127.0.0.1", 1)
+
+    def be_slow(self) -> None:
+        """Every answer takes twice as long as anybody waits."""
+        self.wire.delay = 2 * TIMEOUT
+
+    def recover(self) -> None:
+        """All is well again; a server that was stopped begins empty."""
+        self.wire.delay = 0.0
+        self.server.thaw()
+        if not self.server.is_running:
+            self.server.start()
+        self.server.client.replicaof("NO", "ONE")
+
+    def standing(self) -> Standing:
+        """How quota `calls` stands."""
+        key = Template("").key("calls", dict[str, object]().get)
+        count = Count("calls", key.id, Windows("month").at(time.time()))
+        (found,) = self.store.look([(count, AMOUNT)])
+        return found
+
+
+@pytest.fixture
+def place(own_server: Server) -> Iterator[Place]:
+    """A server of this test's own."""
+    place = Place(own_server)
+    yield place
+    own_server.thaw()
+    place.wire.close()
+    place.store.close()
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See soon whether a lost store is back."""
+    monkeypatch.setattr(courier, "LOOK_INTERVAL_SECONDS", 0.02)
+
+
+@pytest.fixture(params=["refuse", "hang", "be_read_only", "be_slow"])
+def fail(request: pytest.FixtureRequest, place: Place) -> Callable[[], None]:
+    """One way in which a store fails."""
+    way: Callable[[], None] = getattr(place, request.param)
+    return way
+
+
+class Lose(Protocol):
+    """Has an agent used a store that is then lost."""
+
+    def __call__(self, mode: str) -> Agent:
+        """Use one call of the quota, which has this `on_backend_error`, and lose the store."""
+
+
+@pytest.fixture
+def lose(
+    hold: Hold,
+    make_agent: MakeAgent,
+    place: Place,
+    fail: Callable[[], None],
+    facts: list[Fact],
+) -> Lose:
+    """An agent, one call, and an outage."""
+
+    def make(mode: str) -> Agent:
+        hold({"calls": CALLS}, place.url, [facts.append], timeout=TIMEOUT)
+        agent = make_agent(ScriptedModel(endless(says("done"))))
+        eventually(lambda: agent("go").stop_reason == "end_turn")
+        facts.clear()
+        hold({"calls": CALLS | {"on_backend_error": mode}}, place.url, [facts.append])
+        fail()
+        return agent
+
+    return make
+
+
+def decisions(facts: list[Fact]) -> list[str]:
+    """What was decided."""
+    return [fact.decision for fact in facts if isinstance(fact, QuotaDecision)]
+
+
+# --- deny, allow, local ---------------------------------------------------------------------------
+
+
+def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Fact]) -> None:
+    """No model is called, and the message says why."""
+    agent = lose("deny")
+    model: Any = agent.model
+    result = agent("go")
+    assert (result.stop_reason, model.calls) == ("quota_exceeded", 1)
+    assert "could not be checked, because its store does not answer" in str(result)
+    assert decisions(facts) == ["degraded_denied"]
+
+
+def test_allow_lets_everything_go_and_counts_it_afterwards(
+    lose: Lose, place: Place, facts: list[Fact]
+) -> None:
+    """Once the store is back, all that was used is counted, more than the quota if need be."""
+    agent = lose("allow")
+    assert [agent("go").stop_reason for _ in range(7)] == ["end_turn"] * 7
+    assert decisions(facts) == ["degraded_allowed"] * 7
+    place.recover()
+    eventually(lambda: place.standing() == Standing(8, 0, AMOUNT))
+
+
+def test_local_lets_each_process_use_what_was_left(
+    lose: Lose, place: Place, facts: list[Fact]
+) -> None:
+    """Four calls were left when the store was last heard; afterwards they are counted."""
+    agent = lose("local")
+    reasons = [agent("go").stop_reason for _ in range(6)]
+    assert reasons == ["end_turn"] * 4 + ["quota_exceeded"] * 2
+    assert decisions(facts) == ["degraded_local_admitted"] * 4 + ["degraded_local_refused"] * 2
+    place.recover()
+    eventually(lambda: place.standing() == Standing(5, 0, AMOUNT))
+
+
+def test_what_was_used_locally_counts_once_in_the_next_outage(
+    lose: Lose, place: Place, fail: Callable[[], None], facts: list[Fact]
+) -> None:
+    """The store knows of it by then, and what it says is where the process begins again."""
+    agent = lose("local")
+    agent("go")
+    place.recover()
+    eventually(lambda: agent("go").stop_reason == "end_turn" and decisions(facts)[-1] == "admitted")
+    used = [fact.used for fact in facts if isinstance(fact, QuotaUse)][-1]
+    facts.clear()
+    fail()
+    reasons = [agent("go").stop_reason for _ in range(6)]
+    assert reasons.count("end_turn") == AMOUNT - int(used)
+
+
+def test_after_an_outage_the_store_decides_again(
+    lose: Lose, place: Place, facts: list[Fact]
+) -> None:
+    """Nobody has to be restarted."""
+    agent = lose("deny")
+    agent("go")
+    place.recover()
+    eventually(lambda: agent("go").stop_reason == "end_turn")
+    assert decisions(facts)[-1] == "admitted"
+
+
+def test_an_outage_costs_one_timeout_and_not_one_per_call(
+    lose: Lose, facts: list[Fact], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After it was noticed, nothing is sent before the store is back; it is told once."""
+    agent = lose("allow")
+    agent("go")
+    gate: Any = LIVE.gate
+    eventually(lambda: gate._carrier._is_down)
+    waits: list[float] = []
+
+    async def wait(_: Any, seconds: float) -> None:
+        waits.append(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("otel_limits.quotas.engine._wait", wait)
+        for _ in range(30):
+            agent("go")
+    assert waits == []
+    assert caplog.text.count("the quota store does not answer") == 1
+    assert len([fact for fact in facts if fact == Fault(component="quotas")]) == 1
+
+
+def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
+    """Whatever a call has asked before."""
+    agent = lose("allow")
+    waits: list[float] = []
+    waiting = engine._wait
+
+    async def wait(future: Any, seconds: float) -> None:
+        waits.append(seconds)
+        await waiting(future, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_wait", wait)
+        agent("go")
+    assert waits
+    assert max(waits) <= TIMEOUT
+
+
+def test_of_several_quotas_one_that_denies_is_enough(
+    hold: Hold, make_agent: MakeAgent, place: Place, facts: list[Fact]
+) -> None:
+    """An observed one denies nothing, whatever it says."""
+    place.refuse()
+    quotas = {
+        "open": CALLS | {"on_backend_error": "allow"},
+        "here": CALLS | {"on_backend_error": "local"},
+        "watched": CALLS | {"action": "observe"},
+    }
+    hold(quotas, place.url, [facts.append], timeout=TIMEOUT)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    hold(quotas | {"strict": CALLS}, place.url, [facts.append], timeout=TIMEOUT)
+    other = make_agent(ScriptedModel(endless(says("done"))))
+    assert other("go").stop_reason == "quota_exceeded"
+    decided = [fact for fact in facts if isinstance(fact, QuotaDecision)]
+    assert [fact.quota for fact in decided if fact.decision == "degraded_denied"] == ["strict"]
+
+
+# --- lost replies, lost counts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 1], ids=["reserve", "settle"])
+def test_a_reply_that_is_lost_moves_the_count_once(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    wire: Wire,
+    facts: list[Fact],
+    cut: int,
+) -> None:
+    """The connection is cut after the server did what it was asked; it is asked again."""
+    hold({"calls": CALLS}, wire.url, [facts.append])
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    wire.let_pass = cut
+    wire.cuts = 1
+    before = server.calls()
+    agent("go")
+    assert wire.cuts == 0
+    assert server.calls() == before + 3
+    uses = [fact for fact in facts if isinstance(fact, QuotaUse)]
+    assert (uses[-1].used, uses[-1].reserved) == (2, 0)
+    assert decisions(facts) == ["admitted"] * 2
+
+
+def test_a_settlement_that_is_lost_again_and_again_counts_once(
+    hold: Hold, make_agent: MakeAgent, wire: Wire, store: RedisStore
+) -> None:
+    """It is kept until the store says that it was done."""
+    hold({"calls": CALLS | {"on_backend_error": "allow"}}, wire.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    wire.let_pass = 1
+    wire.cuts = 5
+    agent("go")
+    key = Template("").key("calls", dict[str, object]().get)
+    count = Count("calls", key.id, Windows("month").at(time.time()))
+    eventually(lambda: wire.cuts == 0)
+    eventually(lambda: store.look([(count, AMOUNT)]) == [Standing(2, 0, AMOUNT)])
+
+
+def test_a_server_that_comes_back_empty_goes_on_from_what_is_known(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """What this process saw used is used; its scripts are sent again."""
+    hold({"calls": CALLS}, place.server.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    for _ in range(3):
+        agent("go")
+    place.server.stop()
+    place.server.start()
+    reasons = [agent("go").stop_reason for _ in range(3)]
+    assert reasons == ["end_turn", "end_turn", "quota_exceeded"]
+    assert place.standing() == Standing(5, 0, AMOUNT)
+
+
+def test_a_process_that_never_heard_the_store_uses_the_whole_amount_locally(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """It cannot know of others; the README says so."""
+    place.refuse()
+    hold({"calls": CALLS | {"on_backend_error": "local"}}, place.url, timeout=TIMEOUT)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    reasons = [agent("go").stop_reason for _ in range(6)]
+    assert reasons == ["end_turn"] * 5 + ["quota_exceeded"]
+
+
+def test_settlements_that_wait_are_bounded(
+    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest is given up, and said to be; a refused call leaves nothing to wait."""
+    monkeypatch.setattr(courier, "MAX_KEPT", 3)
+    place.refuse()
+    quotas = {"calls": CALLS | {"on_backend_error": "allow"}}
+    hold(quotas, place.url, timeout=TIMEOUT)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    for _ in range(6):
+        agent("go")
+    gate: Any = LIVE.gate
+    assert len(gate._carrier._kept) == 3
+
+
+def test_a_refused_call_leaves_nothing_to_be_sent(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """Ten thousand denials during an outage don't push out what has to be counted."""
+    place.refuse()
+    hold({"calls": CALLS}, place.url, timeout=TIMEOUT)
+    agent = make_agent(ScriptedModel([]))
+    gate: Any = LIVE.gate
+    agent("go")
+    eventually(lambda: gate._carrier._is_down)
+    kept = len(gate._carrier._kept)
+    for _ in range(5):
+        agent("go")
+    assert len(gate._carrier._kept) == kept <= 1
+
+
+@pytest.mark.parametrize(("way", "lost"), [("deny", False), ("allow", True)])
+def test_only_what_was_used_is_missed_at_the_end(
+    hold: Hold,
+    make_agent: MakeAgent,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    *,
+    lost: bool,
+) -> None:
+    """A process that ends during an outage says so when a call that took something is lost."""
+    said: list[str] = []
+    place.refuse()
+    hold({"calls": CALLS | {"on_backend_error": way}}, place.url, timeout=TIMEOUT)
+    make_agent(ScriptedModel(endless(says("done"))))("go")
+    gate: Any = LIVE.gate
+    eventually(lambda: gate._carrier._is_down)
+    monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
+    gate.close()
+    assert said == ["1 settlements were not counted"] * lost

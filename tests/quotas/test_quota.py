@@ -1,0 +1,179 @@
+"""How a policy file writes quotas."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_limits import ConfigurationError, enable
+from otel_limits.policy.reader import parse
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd
+from otel_limits.quotas.section import parse_quotas, read_quotas
+from otel_limits.quotas.windows import Windows
+
+
+def mistakes(section: object) -> tuple[str, ...]:
+    """Every sentence that a section earns."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse_quotas(section)
+    return caught.value.mistakes
+
+
+def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
+    """Everything that can be written."""
+    (quota,) = parse_quotas(
+        {
+            "acme-day": {
+                "tokens": 5_000_000,
+                "window": "day",
+                "time_zone": "Europe/Berlin",
+                "key": "{agent}/{baggage.tenant.id}",
+                "where": {"agent": "nightly-*", "baggage.tenant.id": "acme"},
+                "action": "wrap_up",
+                "on_backend_error": "local",
+            }
+        }
+    )
+    assert quota == Quota(
+        name="acme-day",
+        unit="tokens",
+        amount=5_000_000,
+        windows=Windows("day", "Europe/Berlin"),
+        key=Template("{agent}/{baggage.tenant.id}"),
+        where=(("agent", "nightly-*"), ("baggage.tenant.id", "acme")),
+        action="wrap_up",
+        on_backend_error="local",
+    )
+
+
+def test_an_amount_and_a_window_are_enough() -> None:
+    """One count for all, refused while nobody can check it, with the action of the agent."""
+    (quota,) = parse_quotas({"all": {"model_calls": 10, "window": "hour"}})
+    assert (quota.key.sources, quota.where, quota.action) == ((), (), None)
+    assert quota.on_backend_error == "deny"
+
+
+@pytest.mark.parametrize("written", [20, 20.0, "20", Decimal(20), "20.00"])
+def test_money_is_exact_however_it_is_written(written: object) -> None:
+    """YAML may hand over any number."""
+    (quota,) = parse_quotas({"q": {"usd": written, "window": "day"}})
+    assert in_unit("usd", quota.amount) == 20
+
+
+@given(st.decimals(min_value=0, max_value=9_000_000, allow_nan=False, places=12))
+def test_no_call_is_cheaper_than_its_price(price: Decimal) -> None:
+    """Parts of a dollar are rounded up, by less than a billionth."""
+    counted = Decimal(parts_of_usd(price)) / 10**9
+    assert 0 <= counted - price < Decimal("1e-9")
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"window": "day"}, "must have exactly one of tokens, usd, model_calls, invocations."),
+        ({"tokens": 1, "usd": 1, "window": "day"}, "must have exactly one of tokens, usd"),
+        ({"tokens": 1}, "must have a window, such as day."),
+        ({"tokens": 0, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": True, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": 2.5, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": "5", "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": None, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"tokens": MAX_PARTS + 1, "window": "day"}, "tokens must be a whole number from 1 to"),
+        ({"usd": 0, "window": "day"}, "usd must be USD above 0 and up to 9000000, got '0'."),
+        ({"usd": "nan", "window": "day"}, "usd must be USD above 0"),
+        ({"usd": "much", "window": "day"}, "usd must be USD above 0"),
+        ({"usd": True, "window": "day"}, "usd must be USD above 0"),
+        ({"usd": 10_000_000, "window": "day"}, "usd must be USD above 0"),
+        ({"tokens": 1, "window": "week"}, "window must be hour, day, month, or an ISO duration"),
+        ({"tokens": 1, "window": 1}, "window must be text, got 1."),
+        ({"tokens": 1, "window": "day", "time_zone": "Mars"}, "time_zone must be a name such as"),
+        ({"tokens": 1, "window": "hour", "time_zone": "Europe/Berlin"}, "a time zone needs"),
+        ({"tokens": 1, "window": "day", "key": 1}, "key must be text, got 1."),
+        ({"tokens": 1, "window": "day", "key": "tenant"}, "key must be made of agent, model,"),
+        ({"tokens": 1, "window": "day", "where": "x"}, "where must map sources to globs"),
+        ({"tokens": 1, "window": "day", "where": {}}, "where must map sources to globs"),
+        ({"tokens": 1, "window": "day", "where": {"agent": 1}}, "where must map sources to globs"),
+        ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "where must be made of agent"),
+        ({"tokens": 1, "window": "day", "action": "ask"}, "action must be one of observe, halt"),
+        ({"tokens": 1, "window": "day", "on_backend_error": "x"}, "one of deny, allow, local"),
+        ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Known here: tok"),
+        ("5 tokens", "must be a mapping with an amount and a window."),
+    ],
+)
+def test_a_mistake_is_a_sentence_that_names_its_key(entry: Any, sentence: str) -> None:
+    """There is one sentence, and it says what to write."""
+    (mistake,) = mistakes({"q": entry})
+    assert mistake.startswith('quotas["q"]')
+    assert sentence in mistake
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Over all quotas, in order, each with the keys that lead to it."""
+    section = {"a": {"window": "day"}, "B!": {}, "c": {"tokens": -1, "window": "x"}}
+    quotas, wrong = read_quotas(section | {"fine": {"tokens": 1, "window": "day"}})
+    assert [mistake.path for mistake in wrong] == [
+        ("a",),
+        ("B!",),
+        ("c", "tokens"),
+        ("c", "window"),
+    ]
+    assert list(quotas) == ["fine"]
+    assert mistakes(section) == tuple(mistake.sentence for mistake in wrong)
+
+
+def test_a_mistake_in_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the file is refused as a whole."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas:\n  daily:\n    window: day\n    tokens: many\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    with pytest.raises(ConfigurationError, match=r"limits.yaml:4: quotas\[.daily.\]: tokens must"):
+        enable()
+
+
+@pytest.fixture
+def no_price_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if genai-prices were not installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+
+def test_a_quota_in_usd_needs_prices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_price_list: None
+) -> None:
+    """It could never be held otherwise."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas: {daily: {window: day, usd: 20}}\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    with pytest.raises(ConfigurationError, match="usd needs prices, and there are none"):
+        enable()
+
+
+def test_a_quota_is_among_the_effective_settings() -> None:
+    """In words, with the place where it is written."""
+    text = "quotas:\n  users: {window: hour, tokens: 9, key: agent, where: {model: gpt-*}}\n"
+    document, _ = parse(text, "limits.yaml")
+    rows = {row.name: (str(row.value), row.source) for row in document.rows({}, {})}
+    assert rows == {
+        'quotas["users"]': (
+            "9 tokens per hour for each agent where model is gpt-*",
+            "policy limits.yaml:2",
+        )
+    }
+
+
+@pytest.mark.parametrize("name", ["", "Daily", "a b", "a/b", "x" * 65, "{x}", 1, None])
+def test_a_name_is_plain(name: object) -> None:
+    """It becomes a label and a part of keys."""
+    (mistake,) = mistakes({name: {"tokens": 1, "window": "day"}})
+    assert "must have a name of up to 64 lower case letters" in mistake
+
+
+@pytest.mark.parametrize("section", [[{"name": "a"}], "daily", None])
+def test_a_section_that_is_no_mapping_is_refused(section: object) -> None:
+    """A list of quotas has no names."""
+    assert mistakes(section) == ("quotas must map names to quotas, such as daily: {tokens: 5000}.",)

@@ -1,0 +1,318 @@
+"""What quotas cost: round trips, threads, forks; and every kind of server that they can be on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits import ConfigurationError, enable
+from otel_limits.facts import QuotaUse
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.redis_store import RedisStore
+from otel_limits.quotas.store import Count, Standing
+from otel_limits.quotas.windows import Windows
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.quotas.conftest import Server, eventually, free_port, require_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.facts import Fact
+    from tests.conftest import Call, MakeAgent
+    from tests.quotas.conftest import Hold
+
+CALLS = {"model_calls": 1000, "window": "month"}
+OTHERS = {
+    "tokens": {"tokens": 10**9, "window": "day", "key": "agent"},
+    "runs": {"invocations": 10**6, "window": "hour", "key": "model"},
+    "watched": {"model_calls": 1, "window": "month", "action": "observe"},
+}
+
+
+def this_count(quota: str = "calls") -> Count:
+    """What a quota without a key counts this month."""
+    key = Template("").key(quota, dict[str, object]().get)
+    return Count(quota, key.id, Windows("month").at(time.time()))
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quotas", [{"calls": CALLS}, {"calls": CALLS} | OTHERS], ids=["1", "4"])
+def test_a_model_call_costs_two_commands_however_many_quotas_apply(
+    hold: Hold, make_agent: MakeAgent, server: Server, call: Call, quotas: dict[str, Any]
+) -> None:
+    """One script reserves of all, one settles all; nothing else is sent."""
+    hold(quotas, server.url)
+    call(make_agent(ScriptedModel([says("warm")])))
+    server.client.config_resetstat()
+    call(make_agent(ScriptedModel([*[uses("search")] * 9, says("done")])))
+    sent = server.client.info("commandstats")
+    within_scripts = {"get", "set", "time", "hget", "hset", "hdel", "hincrby", "exists"}
+    within_scripts |= {"pexpireat", "zadd", "zrem", "zrangebyscore", "zremrangebyscore"}
+    commands = {name.removeprefix("cmdstat_"): row["calls"] for name, row in sent.items()}
+    assert commands["evalsha"] == 20
+    others = {"config|resetstat", "info", "hello", "subscribe", "ping"}  # ours, and for kills
+    assert commands.keys() - within_scripts - others == {"evalsha"}
+
+
+def test_a_call_that_no_quota_applies_to_sends_nothing(
+    hold: Hold, make_agent: MakeAgent, server: Server
+) -> None:
+    """Not even a connection is made for it."""
+    hold({"nightly": CALLS | {"where": {"agent": "nightly-*"}}}, server.url)
+    make_agent(ScriptedModel([uses("search"), says("done")]))("go")
+    assert server.calls() == 0
+
+
+def test_agents_that_ask_at_once_share_a_round_trip(
+    hold: Hold, make_agent: MakeAgent, server: Server
+) -> None:
+    """While one batch is under way the next one gathers."""
+    hold({"calls": CALLS}, server.url)
+    batches: list[int] = []
+    gate: Any = LIVE.gate
+    store = gate._carrier._store
+    run = store.run
+
+    def count(operations: Any) -> Any:
+        batches.append(len(operations))
+        return run(operations)
+
+    store.run = count
+
+    async def ask() -> None:
+        agents = [make_agent(ScriptedModel([says("done")])) for _ in range(50)]
+        await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
+
+    asyncio.run(ask())
+    assert sum(batches) == 100
+    assert len(batches) < 100
+
+
+def test_nothing_is_sent_by_the_thread_of_an_agent(
+    hold: Hold, make_agent: MakeAgent, server: Server, source: str
+) -> None:
+    """Neither in hooks nor in span callbacks: the event loop is never held up by the network."""
+    hold({"calls": CALLS}, server.url)
+    senders: set[str] = set()
+    gate: Any = LIVE.gate
+    store = gate._carrier._store
+    evaluate = store._evaluate
+
+    def note(*arguments: Any) -> Any:
+        senders.add(threading.current_thread().name)
+        return evaluate(*arguments)
+
+    store._evaluate = note
+    make_agent(ScriptedModel([uses("search"), says("done")]))("go")
+    assert senders == {"otel-limits-quotas"}
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_counts_on_a_connection_of_its_own(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: RedisStore
+) -> None:
+    """Though its parent had one, and a thread that used it."""
+    hold({"calls": CALLS}, server.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    children = []
+    for _ in range(5):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if agent("go").stop_reason == "end_turn" else 1)
+        children.append(child)
+        agent("go")
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 5
+    assert store.look([(this_count(), 1000)]) == [Standing(11, 0, 1000)]
+
+
+PROGRAM = """
+import asyncio, otel_limits
+from strands import Agent
+from otel_limits.testing import ScriptedModel, says
+otel_limits.enable()
+agent = Agent(model=ScriptedModel([says("a long answer")]), callback_handler=None)
+async def leave():
+    async for event in agent.stream_async("go"):
+        if "data" in event:
+            break
+asyncio.run(leave())
+"""
+
+
+def test_a_process_that_ends_sends_what_is_left(
+    server: Server, store: RedisStore, tmp_path: Path
+) -> None:
+    """The call that was broken off last is settled on the way out."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(json.dumps({"quotas": {"calls": CALLS}}))
+    variables = {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_QUOTA_STORE": server.url}
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=os.environ | variables, check=True, timeout=60
+    )
+    assert store.look([(this_count(), 1000)]) == [Standing(1, 0, 1000)]
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(redis_installed: None, tmp_path: Path) -> Iterator[str]:
+    """A cluster of one node that has every slot."""
+    node = Server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    node.start()
+    node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+    eventually(lambda: node.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    yield f"redis+cluster://127.0.0.1:{node.port}"
+    node.stop()
+
+
+@pytest.fixture
+def sentinel(own_server: Server, tmp_path: Path) -> Iterator[str]:
+    """A sentinel that knows where the master is."""
+    port, settings = free_port(), tmp_path / "sentinel.conf"
+    settings.write_text(f"sentinel monitor fleet 127.0.0.1 {own_server.port} 1\n")
+    with ExitStack() as stack:
+        command = ["redis-server", str(settings), "--sentinel", "--port", str(port)]
+        watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        stack.callback(watcher.kill)
+        Server(tmp_path, port=port).wait()
+        yield f"redis+sentinel://127.0.0.1:{port}/fleet"
+
+
+@pytest.fixture
+def unix_socket(redis_installed: None, tmp_path: Path) -> Iterator[str]:
+    """A server on a socket of the file system."""
+    path = tmp_path / "redis.sock"
+    server = Server(tmp_path, "--unixsocket", str(path))
+    server.start()
+    yield f"unix://{path}"
+    server.stop()
+
+
+@pytest.fixture
+def valkey(server: Server) -> str:
+    """The same server under Valkey's name."""
+    return server.url.replace("redis://", "valkey://")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for this machine that vouches for itself; its key is beside it."""
+    path = tmp_path / "server.crt"
+    require_program("openssl")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-out", str(path), "-keyout", str(path.with_suffix(".key"))]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def tls_server(redis_installed: None, tmp_path: Path, certificate: Path) -> Iterator[str]:
+    """A server that can be reached by TLS, too; yields where it is."""
+    port, key = free_port(), certificate.with_suffix(".key")
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
+    options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    server = Server(tmp_path, *options)
+    server.start()
+    yield f"rediss://127.0.0.1:{port}/0"
+    server.stop()
+
+
+@pytest.fixture
+def tls(tls_server: str, certificate: Path) -> str:
+    """How to reach it knowing its certificate."""
+    return f"{tls_server}?ssl_ca_certs={certificate}"
+
+
+@pytest.fixture(params=["cluster", "sentinel", "tls", "unix_socket", "valkey"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Every kind of store that is not just `redis://`."""
+    return str(request.getfixturevalue(request.param))
+
+
+def test_every_kind_of_server_counts(
+    hold: Hold, make_agent: MakeAgent, url: str, facts: list[Fact]
+) -> None:
+    """Two calls are permitted, with what a grant adds."""
+    store = RedisStore(url, 20.0)
+    hold({"calls": CALLS | {"model_calls": 2}}, url, [facts.append])
+    model = ScriptedModel(endless(uses("search")))
+    assert make_agent(model)("go").stop_reason == "quota_exceeded"
+    assert model.calls == 2
+    store.grant(this_count(), 1, time.time() + 1000)
+    make_agent(model)("go")
+    assert model.calls == 3
+    last = [fact for fact in facts if isinstance(fact, QuotaUse)][-1]
+    assert (last.used, last.reserved, last.limit) == (3, 0, 3)
+    assert [listed.shown for listed in store.keys("calls")] == ["(all)"]
+    store.close()
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_server_whose_certificate_nobody_vouches_for_is_none(
+    hold: Hold, make_agent: MakeAgent, tls_server: str
+) -> None:
+    """A quota that denies then refuses: usage is told to nobody who only says that he counts it."""
+    hold({"calls": CALLS}, tls_server)
+    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "quota_exceeded"
+
+
+def test_a_cluster_that_moves_our_keys_is_followed(
+    cluster: str, hold: Hold, make_agent: MakeAgent
+) -> None:
+    """A node that was restarted is asked again where they are."""
+    hold({"calls": CALLS}, cluster)
+    gate: Any = LIVE.gate
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    link = gate._carrier._store._link
+    link.client().execute_command("CLIENT KILL TYPE normal SKIPME no")
+    assert agent("go").stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis",
+        "redis://",
+        "http://host",
+        "memory",
+        "redis+cluster:",
+        "redis+sentinel://host/service",
+        "redis+sentinel://host:1",
+        "sqlite://x",
+    ],
+)
+def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence lists what there is, and shows no password."""
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
+    with pytest.raises(
+        ConfigurationError, match="OTEL_LIMITS_QUOTA_STORE must be memory://, redis"
+    ):
+        enable()
+
+
+def test_a_store_without_its_client_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says what to install."""
+    monkeypatch.setattr("otel_limits.config.find_spec", lambda _: None)
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://user:secret@host:6379")
+    with pytest.raises(ConfigurationError, match=r"pip install 'otel-limits\[redis\]'") as caught:
+        enable()
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,423 @@
+"""What a store does with operations: the same in memory and on a real server."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from otel_limits.quotas import redis_store
+from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.redis_store import RedisStore
+from otel_limits.quotas.store import (
+    RETENTION_SECONDS,
+    Charge,
+    Count,
+    Demand,
+    Operation,
+    Reply,
+    Reserve,
+    Settle,
+    Standing,
+    Store,
+)
+from otel_limits.quotas.windows import Window, Windows
+
+if TYPE_CHECKING:
+    from tests.quotas.conftest import Server
+
+LEASE = 60.0
+HOUR, DAY = 3600, 86_400
+TODAY = Windows("day").at(time.time() + 2 * DAY)
+"""A day in the future, so that a server does not find its counts expired."""
+
+
+class Place(Protocol):
+    """A store whose clock the test sets."""
+
+    store: Store
+    set_clock: Callable[[float], None]
+
+
+class Bench:
+    """Does one operation at a time on a store at a given time."""
+
+    def __init__(self, store: Store, set_clock: Callable[[float], None]) -> None:
+        self.store = store
+        self.set_clock = set_clock
+        set_clock(TODAY.start + HOUR)
+
+    def run(self, operation: Operation) -> Reply:
+        """Do it."""
+        (reply,) = self.store.run([operation])
+        return reply
+
+    def reserve(self, name: str, amount: int, limit: int = 100, **more: object) -> Reply:
+        """Reserve of one count."""
+        demand = Demand(count=count(), amount=amount, limit=limit, **more)  # type: ignore[arg-type]
+        return self.run(Reserve(name, (demand,), LEASE))
+
+    def settle(self, name: str, amount: int, *, known: int = 0) -> Reply:
+        """Settle it."""
+        return self.run(Settle(name, (Charge(count=count(), amount=amount, known=known),)))
+
+    def standing(self, which: Count | None = None, amount: int = 100) -> Standing:
+        """How the count stands."""
+        (standing,) = self.store.look([(which or count(), amount)])
+        return standing
+
+
+def count(name: str = "q", window: Window = TODAY) -> Count:
+    """One thing to count."""
+    return Count(name, "k", window, "everybody")
+
+
+@pytest.fixture
+def in_memory() -> Bench:
+    """A store in memory."""
+    clock = [0.0]
+    return Bench(MemoryStore(lambda: clock[0]), lambda now: clock.__setitem__(0, now))
+
+
+@pytest.fixture
+def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """A real server whose scripts read the time from a key."""
+    source_of, key = redis_store.source_of, "{otel_limits}:clock"
+
+    def with_clock(script: str) -> str:
+        read = f"{{ redis.call('GET', '{key}'), 0 }}"
+        asked = source_of(script).replace("redis.call('TIME')", read)
+        assert asked != source_of(script)
+        return asked
+
+    monkeypatch.setattr(redis_store, "source_of", with_clock)
+    monkeypatch.setattr(redis_store, "sha_of", redis_store.sha_of.__wrapped__)
+    store = RedisStore(server.url, 1.0)
+    yield Bench(store, lambda now: server.client.set(key, int(now)))
+    store.close()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    """Both stores."""
+    name = {"memory": "in_memory", "redis": "on_server"}[request.param]
+    made: Bench = request.getfixturevalue(name)
+    return made
+
+
+# --- reserve and settle ---------------------------------------------------------------------------
+
+
+def test_a_reservation_holds_what_a_call_may_take_until_it_is_settled(bench: Bench) -> None:
+    """Then what it took is used, and the rest is free again."""
+    assert bench.reserve("a", 60).standings == (Standing(0, 60, 100),)
+    assert bench.settle("a", 7).standings == (Standing(7, 0, 0),)
+    assert bench.standing() == Standing(7, 0, 100)
+
+
+def test_a_quota_of_n_permits_exactly_n(bench: Bench) -> None:
+    """The last part may be reserved, and not one more."""
+    assert bench.reserve("a", 100).status == "admitted"
+    refused = bench.reserve("b", 1)
+    assert (refused.status, refused.lacking) == ("refused", (0,))
+    assert refused.standings == (Standing(0, 100, 100),)
+    assert bench.standing() == Standing(0, 100, 100)
+
+
+def test_what_turns_out_bigger_is_counted_all_the_same(bench: Bench) -> None:
+    """The overshoot stands, and nobody else is let in."""
+    bench.reserve("a", 60)
+    bench.settle("a", 130)
+    assert bench.standing() == Standing(130, 0, 100)
+    assert bench.reserve("b", 0).status == "refused"
+
+
+def test_a_demand_that_is_not_enforced_is_met_and_said_to_lack(bench: Bench) -> None:
+    """That is how a quota is observed."""
+    reply = bench.reserve("a", 130, enforced=False)
+    assert (reply.status, reply.lacking) == ("admitted", (0,))
+    assert bench.standing() == Standing(0, 130, 100)
+
+
+def test_all_counts_are_reserved_or_none(bench: Bench) -> None:
+    """One that lacks keeps the others as they are, whatever their order."""
+    small, large = count("small"), count("large")
+    for order in ((small, large), (large, small)):
+        demands = tuple(
+            Demand(count=each, amount=10, limit=5 if each is small else 100) for each in order
+        )
+        reply = bench.run(Reserve("a", demands, LEASE))
+        assert (reply.status, reply.lacking) == ("refused", (order.index(small),))
+        assert bench.standing(large) == Standing(0, 0, 100)
+
+
+# --- done once ------------------------------------------------------------------------------------
+
+
+def test_a_reservation_that_is_sent_again_reserves_once(bench: Bench) -> None:
+    """The answer is the same, too."""
+    assert bench.reserve("a", 60) == bench.reserve("a", 60)
+    assert bench.standing() == Standing(0, 60, 100)
+
+
+def test_a_settlement_that_is_sent_again_counts_once(bench: Bench) -> None:
+    """Also when it comes again much later."""
+    bench.reserve("a", 60)
+    first = bench.settle("a", 7)
+    bench.set_clock(TODAY.start + HOUR + 50 * 60)
+    assert bench.settle("a", 7) == first
+    assert bench.standing() == Standing(7, 0, 100)
+
+
+def test_a_reservation_that_arrives_after_its_settlement_reserves_nothing(bench: Bench) -> None:
+    """It was held up in a queue, and the agent has gone on."""
+    bench.settle("a", 0)
+    bench.reserve("a", 60)
+    assert bench.standing() == Standing(0, 0, 100)
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_what_a_dead_worker_reserved_is_free_after_its_lease(bench: Bench) -> None:
+    """Not a second before."""
+    bench.reserve("a", 100)
+    bench.set_clock(TODAY.start + HOUR + LEASE - 1)
+    assert bench.reserve("b", 1).status == "refused"
+    bench.set_clock(TODAY.start + HOUR + LEASE)
+    assert bench.standing() == Standing(0, 0, 100)
+    assert bench.reserve("b", 100).status == "admitted"
+
+
+def test_a_settlement_after_the_lease_still_counts(bench: Bench) -> None:
+    """Nothing is given back twice: reserved does not become negative."""
+    bench.reserve("a", 60)
+    bench.set_clock(TODAY.start + HOUR + LEASE)
+    bench.reserve("b", 30)
+    bench.settle("a", 55)
+    assert bench.standing() == Standing(55, 30, 100)
+
+
+def test_a_call_of_unknown_size_reserves_double_beside_another(bench: Bench) -> None:
+    """The only one of them reserves its estimate, so that a small rest can be used up."""
+    bench.reserve("a", 10, certain=False)
+    assert bench.standing().reserved == 10
+    bench.reserve("b", 10, certain=False)
+    assert bench.standing().reserved == 30
+    bench.reserve("c", 10)
+    assert bench.standing().reserved == 40
+    for name in "abc":
+        bench.settle(name, 10)
+    bench.reserve("d", 10, certain=False)
+    assert bench.standing() == Standing(30, 10, 100)
+
+
+def test_a_dead_call_of_unknown_size_makes_nobody_reserve_double(bench: Bench) -> None:
+    """Its lease is over."""
+    bench.reserve("a", 10, certain=False)
+    bench.set_clock(TODAY.start + HOUR + LEASE)
+    bench.reserve("b", 10, certain=False)
+    assert bench.standing() == Standing(0, 10, 100)
+
+
+# --- windows and clocks ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", [TODAY.start - 1, TODAY.end])
+def test_a_window_that_is_not_the_stores_is_not_counted_in(bench: Bench, moment: float) -> None:
+    """The store says what time it has, and changes nothing."""
+    bench.set_clock(moment)
+    reply = bench.reserve("a", 60)
+    assert (reply.status, reply.now) == ("elsewhere", moment)
+    assert bench.standing() == Standing(0, 0, 100)
+
+
+@pytest.mark.parametrize("moment", [TODAY.start, TODAY.end - 1])
+def test_a_window_holds_its_first_and_its_last_second(bench: Bench, moment: float) -> None:
+    """Both are in it."""
+    bench.set_clock(moment)
+    assert bench.reserve("a", 60).status == "admitted"
+
+
+def test_a_call_is_counted_in_the_window_in_which_it_began(bench: Bench) -> None:
+    """It ends after midnight and leaves the new day alone."""
+    bench.set_clock(TODAY.end - 1)
+    bench.reserve("a", 60)
+    bench.set_clock(TODAY.end + 30)
+    bench.settle("a", 50)
+    tomorrow = count(window=Windows("day").at(TODAY.end))
+    assert bench.standing() == Standing(50, 0, 100)
+    assert bench.standing(tomorrow) == Standing(0, 0, 100)
+
+
+def test_a_clock_that_goes_back_finds_what_was_used(bench: Bench) -> None:
+    """An hour back over midnight, and a day forward and back: nothing is given back."""
+    bench.reserve("a", 60)
+    bench.settle("a", 60)
+    bench.set_clock(TODAY.end + DAY)
+    tomorrow = count(window=Windows("day").at(TODAY.end + DAY))
+    bench.run(Reserve("b", (Demand(count=tomorrow, amount=1, limit=100),), LEASE))
+    bench.set_clock(TODAY.end - HOUR)
+    assert bench.reserve("c", 41).status == "refused"
+    assert bench.reserve("d", 40).status == "admitted"
+
+
+def test_counts_outlive_their_window_by_more_than_a_day(server: Server, on_server: Bench) -> None:
+    """So that a step of a day finds them."""
+    on_server.reserve("a", 60)
+    (key,) = server.client.keys("*q:k:*[0-9]")
+    assert server.client.expiretime(key) == TODAY.end + RETENTION_SECONDS
+    assert RETENTION_SECONDS > DAY
+
+
+def test_a_lease_does_not_grow_when_the_clock_goes_back(bench: Bench) -> None:
+    """A dead worker's capacity comes back within one lease of the new time."""
+    bench.set_clock(TODAY.start + 3 * HOUR)
+    bench.reserve("a", 100)
+    bench.set_clock(TODAY.start + HOUR)
+    assert bench.reserve("b", 1).status == "refused"
+    bench.set_clock(TODAY.start + HOUR + LEASE)
+    assert bench.reserve("c", 1).status == "admitted"
+
+
+def test_a_clock_that_leaps_ahead_frees_leases_and_still_counts(bench: Bench) -> None:
+    """The calls under way settle late."""
+    bench.reserve("a", 60)
+    bench.set_clock(TODAY.start + 12 * HOUR)
+    assert bench.standing() == Standing(0, 0, 100)
+    bench.settle("a", 60)
+    assert bench.standing() == Standing(60, 0, 100)
+
+
+# --- what was lost, granted and reset -------------------------------------------------------------
+
+
+def test_a_count_that_was_lost_goes_on_from_what_the_asker_knows(bench: Bench) -> None:
+    """A server that was restarted empty forgets what others used, not what the asker saw."""
+    assert bench.reserve("a", 41, known=60).status == "refused"
+    assert bench.reserve("a", 40, known=60).standings == (Standing(60, 40, 100),)
+    bench.settle("a", 40, known=60)
+    assert bench.standing() == Standing(100, 0, 100)
+
+
+def test_a_settlement_restores_a_lost_count_too(bench: Bench) -> None:
+    """The reservation is gone; what the call took counts on top of what was known."""
+    bench.settle("a", 7, known=60)
+    assert bench.standing() == Standing(67, 0, 100)
+
+
+def test_what_the_asker_knows_does_not_change_a_count_that_is_there(bench: Bench) -> None:
+    """Nobody can count twice by it, and a reset stays one."""
+    bench.reserve("a", 10)
+    bench.settle("a", 10)
+    bench.reserve("b", 10, known=90)
+    assert bench.standing() == Standing(10, 10, 100)
+    bench.store.reset(count())
+    bench.reserve("c", 10, known=90)
+    assert bench.standing() == Standing(0, 20, 100)
+
+
+def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
+    """Two of them add up, each to its own end."""
+    now = TODAY.start + HOUR
+    bench.store.grant(count(), 50, now + 100)
+    bench.store.grant(count(), 50, now + 200)
+    assert bench.standing().limit == 200
+    assert bench.reserve("a", 200).standings == (Standing(0, 200, 200),)
+    bench.set_clock(now + 100)
+    assert bench.standing().limit == 150
+    bench.set_clock(now + 200)
+    assert bench.standing().limit == 100
+
+
+def test_a_reset_forgets_what_was_used_and_keeps_what_is_reserved(bench: Bench) -> None:
+    """The calls under way are still under way."""
+    bench.reserve("a", 60)
+    bench.settle("a", 60)
+    bench.reserve("b", 30)
+    bench.store.reset(count())
+    assert bench.standing() == Standing(0, 30, 100)
+
+
+def test_numbers_are_exact_up_to_nine_million_dollars(bench: Bench) -> None:
+    """2^53 - 1 billionths, to the last part."""
+    most = 2**53 - 1
+    bench.reserve("a", most - 1, limit=most)
+    bench.settle("a", most - 1)
+    assert bench.reserve("b", 2, limit=most).status == "refused"
+    assert bench.reserve("c", 1, limit=most).standings == (Standing(most - 1, 1, most),)
+
+
+def test_memory_forgets_windows_that_are_long_over() -> None:
+    """A process that runs for years keeps what can still be asked for."""
+    clock = [0.0]
+    store = MemoryStore(lambda: clock[0])
+    windows = Windows("hour")
+    for hour in range(5000):
+        clock[0] = hour * 3600.0
+        demand = Demand(count=count(window=windows.at(clock[0])), amount=1, limit=1)
+        store.run([Reserve(f"a{hour}", (demand,), LEASE)])
+    assert len(store._buckets) <= 2100
+    assert len(store._done) <= 3
+
+
+# --- both are the same ----------------------------------------------------------------------------
+
+NAMES = st.sampled_from("abcdef")
+COUNTS = st.sampled_from([count("q"), count("r")])
+DEMANDS = st.lists(
+    st.builds(
+        Demand,
+        count=COUNTS,
+        amount=st.integers(0, 60),
+        limit=st.just(100),
+        enforced=st.booleans(),
+        certain=st.booleans(),
+        known=st.integers(0, 30),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda demand: demand.count,
+).map(tuple)
+CHARGES = st.lists(
+    st.builds(Charge, count=COUNTS, amount=st.integers(0, 80), known=st.integers(0, 30)),
+    max_size=2,
+    unique_by=lambda charge: charge.count,
+).map(tuple)
+STEPS = st.lists(
+    st.tuples(
+        st.one_of(
+            st.builds(Reserve, NAMES, DEMANDS, st.just(LEASE)), st.builds(Settle, NAMES, CHARGES)
+        ),
+        st.integers(0, 50),
+    ),
+    max_size=20,
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(STEPS)
+def test_a_server_and_memory_answer_alike(
+    on_server: Bench, server: Server, steps: list[tuple[Operation, int]]
+) -> None:
+    """Any sequence of operations over time has the same replies in both."""
+    server.client.flushdb()
+    clock = [0.0]
+    memory = Bench(MemoryStore(lambda: clock[0]), lambda now: clock.__setitem__(0, now))
+    now = TODAY.start + HOUR
+    on_server.set_clock(now)
+    for operation, seconds in steps:
+        now += seconds
+        for bench in (memory, on_server):
+            bench.set_clock(now)
+        assert on_server.run(operation) == memory.run(operation)
+    both = [(count("q"), 100), (count("r"), 100)]
+    assert on_server.store.look(both) == memory.store.look(both)
+    assert all(math.isfinite(each.used) and each.reserved >= 0 for each in memory.store.look(both))

@@ -1,0 +1,194 @@
+"""One process of a fleet: `python worker.py TASK ARGUMENTS-AS-JSON`, told "go" on standard input.
+
+It is limited from the environment alone, as a user's program is, and prints its result as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from strands import Agent, tool
+
+import otel_limits
+from otel_limits.pricing import Prices
+from otel_limits.quotas import setup
+from otel_limits.quotas.store import Operation, Reply, Settle
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from otel_limits.testing import Answer
+
+
+NEEDED = ("observers.prometheus", "quotas.redis_store", "quotas.section", "quotas.setup")
+"""What every process imports once it is limited: a parent does it for all its children."""
+
+
+def enable() -> None:
+    """Limit this process from the environment; a crowded machine is no outage."""
+    setattr(setup, "TIMEOUT_SECONDS", 20.0)  # noqa: B010  it is a constant to everybody else
+    otel_limits.enable()
+
+
+@tool
+def search(query: str = "") -> str:
+    """Search for a query."""
+    return "nothing found"
+
+
+def usage(output: int) -> dict[str, int]:
+    """Report 10 input tokens, fewer than any projection, and `output`."""
+    return {"inputTokens": 10, "outputTokens": output, "totalTokens": 10 + output}
+
+
+def make_agent(script: Iterator[Answer], cap: int | None = None) -> Agent:
+    """Make a silent agent."""
+    model = ScriptedModel(script)
+    if cap is not None:
+        model.update_config(max_tokens=cap)
+    return Agent(model=model, tools=[search], name="worker", callback_handler=None)
+
+
+def ask_once(count: int) -> dict[str, int]:
+    """Let `count` agents ask their model once, all at the same time."""
+
+    async def run() -> list[Any]:
+        agents = [make_agent(iter([says("done")])) for _ in range(count)]
+        return await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
+
+    return dict(Counter(result.stop_reason for result in asyncio.run(run())))
+
+
+def spend(agents: int, low: int, high: int, cap: int | None) -> dict[str, int]:
+    """Let agents loop, each answer with `low` to `high` output tokens, until they are stopped."""
+    randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
+
+    def script() -> Iterator[Answer]:
+        while True:
+            yield uses("search", usage=usage(randomly.randint(low, high)))
+
+    async def run() -> list[Any]:
+        made = [make_agent(script(), cap) for _ in range(agents)]
+        return await asyncio.gather(*(agent.invoke_async("go") for agent in made))
+
+    return dict(Counter(result.stop_reason for result in asyncio.run(run())))
+
+
+class Journal:
+    """Notes every settlement before it is carried on: a ledger that survives `kill -9`."""
+
+    def __init__(self, carrier: Any, path: Path) -> None:
+        self._carrier = carrier
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def send(self, operation: Operation) -> Future[Reply]:
+        """Note a settlement, then send it."""
+        if isinstance(operation, Settle):
+            (charge,) = operation.charges
+            line = [operation.id, charge.amount, charge.count.window.start]
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+        future: Future[Reply] = self._carrier.send(operation)
+        return future
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._carrier.close()
+
+
+def live_dangerously(folder: str, lease: float) -> None:
+    """Spend until killed; a journal with this process' id says what."""
+    enable()
+    gate: Any = LIVE.gate
+    gate._lease = lease
+    gate._carrier = Journal(gate._carrier, Path(folder) / str(os.getpid()))
+    randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
+
+    def script() -> Iterator[Answer]:
+        while True:
+            yield uses("search", usage=usage(randomly.randint(1, 100)))
+            yield says("done", usage=usage(randomly.randint(1, 100)))
+
+    agent = make_agent(script(), 100)
+    while agent("go").stop_reason == "end_turn":
+        agent.messages.clear()
+
+
+def breed(folder: str, lease: float, workers: int, rounds: int) -> dict[str, int]:
+    """Keep processes that spend, and kill half of them at random, again and again."""
+    randomly = Random(0)  # noqa: S311  nothing here is secret
+    for module in NEEDED:
+        importlib.import_module(f"otel_limits.{module}")
+    Prices().load()
+    ask_once(1)
+    children = [_fork(folder, lease) for _ in range(workers)]
+    for _ in range(rounds):
+        _wait_for_settlements(Path(folder), randomly.randint(1, 4))
+        for position in randomly.sample(range(workers), workers // 2):
+            _kill(children[position])
+            children[position] = _fork(folder, lease)
+    for child in children:
+        _kill(child)
+    return {"killed": rounds * (workers // 2) + workers}
+
+
+def _wait_for_settlements(folder: Path, more: int) -> None:
+    """Wait until that many more were noted, wherever everybody else is by then."""
+    start = _noted(folder)
+    while _noted(folder) < start + more:
+        time.sleep(0.001)
+
+
+def _noted(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.iterdir())
+
+
+def _fork(folder: str, lease: float) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            live_dangerously(folder, lease)
+        finally:
+            os._exit(1)
+    return child
+
+
+def _kill(child: int) -> None:
+    os.kill(child, 9)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == 9, "it ended by itself"
+
+
+TASKS: dict[str, Callable[..., dict[str, int]]] = {
+    "ask_once": ask_once,
+    "spend": spend,
+    "breed": breed,
+}
+
+
+def main() -> None:
+    """Do the task."""
+    task, arguments = TASKS[sys.argv[1]], json.loads(sys.argv[2])
+    if task is not breed:  # its children are limited, each by itself
+        enable()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    result = task(**arguments)
+    otel_limits.disable()
+    sys.stdout.write(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
