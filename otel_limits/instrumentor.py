@@ -172,6 +172,8 @@ class Switch:
             self._hold_quotas()
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
+        if limits is tree is NO_LIMITS and action is None:
+            return base
         return replace(
             base,
             limits=limits.over(base.limits),

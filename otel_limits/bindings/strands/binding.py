@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from otel_limits.facts import ActionTaken
 
     Next: TypeAlias = MiddlewareNext[Any, Any]
+    Hooks: TypeAlias = tuple[tuple[type, Callable[[Any], Any], float], ...]
 
 VERY_LAST: Final = HookOrder.SDK_LAST + 1
 """After every other hook, so that what the others decided is known."""
@@ -165,6 +166,7 @@ class Binding:
         self._policy = policy
         self._lock = threading.Lock()
         self._live: list[Live] = []
+        self._asks_gate = False
 
     @property
     def _newest(self) -> Live | None:
@@ -173,12 +175,10 @@ class Binding:
 
     # --- what is attached -------------------------------------------------------------------------
 
-    def _hooks(self) -> tuple[tuple[type, Callable[[Any], Any], float], ...]:
+    def _hooks(self) -> Hooks:
         return (
             (BeforeInvocationEvent, self._before_leg, HookOrder.SDK_FIRST),
-            (BeforeModelCallEvent, self._ask_gate, VERY_LAST),
             (AfterModelCallEvent, self._after_model_call, HookOrder.SDK_FIRST),
-            (AfterModelCallEvent, self._tell_gate, HookOrder.SDK_FIRST + 1),
             (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
             (BeforeToolsEvent, self._before_tools, VERY_LAST),
             (BeforeToolCallEvent, self._before_tool, VERY_LAST),
@@ -187,10 +187,15 @@ class Binding:
             (AfterInvocationEvent, self._after_leg, VERY_LAST),
         )
 
+    def _gate_hooks(self) -> Hooks:
+        return (
+            (BeforeModelCallEvent, self._ask_gate, VERY_LAST),
+            (AfterModelCallEvent, self._tell_gate, HookOrder.SDK_FIRST + 1),
+        )
+
     def attach(self, agent: Agent) -> None:
         """Add the hooks and the two stages to `agent`."""
-        for event, callback, order in self._hooks():
-            agent.hooks.add_callback(cast("Any", event), callback, order=order)
+        _add(agent, self._hooks())
         agent.add_middleware(AgentStreamStage, self._agent_stage)
         agent.add_middleware(InvokeModelStage, self._model_stage)
 
@@ -199,7 +204,7 @@ class Binding:
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
         ours: list[Any] = [self._agent_stage, self._model_stage]
-        ours += [callback for _, callback, _ in self._hooks()]
+        ours += [callback for _, callback, _ in (*self._hooks(), *self._gate_hooks())]
         _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
         _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
 
@@ -223,6 +228,9 @@ class Binding:
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
+        if self._runs.gate is not None and not self._asks_gate:  # without one, no call waits
+            self._asks_gate = True
+            _add(agent, self._gate_hooks())
         if answer is not None:
             policy = extend(policy, answer.response)
         declined = declined_verdict(answer)
@@ -487,6 +495,11 @@ class Binding:
         return _follow(live, next_fn(_with_notes(live, context) or context))
 
 
+def _add(agent: Agent, hooks: Hooks) -> None:
+    for event, callback, order in hooks:
+        agent.hooks.add_callback(cast("Any", event), callback, order=order)
+
+
 def _without(registered: dict[Any, list[Any]], is_ours: Callable[[Any], bool]) -> None:
     """Take entries out of a registry, in copies: it may be in use at this moment."""
     for key, entries in list(registered.items()):
@@ -632,9 +645,12 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Note what the provider sends, and take its refusal for the stop that it is."""
+    streams = False
     try:
         async for event in events:
-            if type(event) is ModelStreamChunkEvent:
+            # Of the many chunks, the first and that with the usage say all that there is to note.
+            if type(event) is ModelStreamChunkEvent and (not streams or "metadata" in event.chunk):
+                streams = True
                 if live.run.blind:
                     note_chat_span(live.run)
                 note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
