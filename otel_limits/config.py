@@ -278,6 +278,16 @@ def audited_ledger(option: str | None) -> Address:
     return parse("The ledger", default_ledger(), data_directory())
 
 
+def recorded_ledger() -> Address | None:
+    """The ledger that commands record to: where questions go, or `None` where there is to be none.
+
+    Raises:
+        ValueError: The environment names none that can be used.
+    """
+    is_off = os.environ.get(PREFIX + "LEDGER", "").strip().lower() == "none"
+    return None if is_off else audited_ledger(None)
+
+
 def ledger_address(name: str, text: str) -> Address | None:
     """Parse the address of a ledger; `none` is no ledger.
 

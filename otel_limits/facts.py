@@ -260,6 +260,10 @@ class QuotaGrant:
     """Seconds since the epoch at which the grant ends."""
     by: str
     """User and host that did it."""
+    at: float
+    """Seconds since the epoch at which it was done."""
+    id: str
+    """Unique over all changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

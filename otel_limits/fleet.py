@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal, InvalidOperation
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits import config
 from otel_limits.addresses import MEMORY_URL
 from otel_limits.facts import QuotaGrant
+from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.policy import PolicyFile
 from otel_limits.quotas.levels import Level, find_key, read_levels
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd, unit_name
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from otel_limits.ledger.address import Address
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.redis_store import RedisStore
 
@@ -52,7 +55,8 @@ quota without a key has none. What is reserved for calls under way stays reserve
 GRANT_HELP: Final = """\
 Permit more of one key of a quota for a time.
 
-Until then every window permits AMOUNT more. The grant is told as a fact, so that the ledger has it.
+Until then every window permits AMOUNT more. The ledger keeps who granted it and when: see
+otel-limits audit grants.
 
   otel-limits quotas grant tenants acme 100000 --until 2026-12-01
   otel-limits quotas grant nightly 5.50 --until 2026-12-01T06:00+01:00
@@ -137,23 +141,23 @@ def show(options: Namespace) -> None:
 
 def reset_key(options: Namespace) -> None:
     """Begin to count from 0."""
-    store = shared_store()
+    store, ledger = shared_store(), recorded_in()
     quota, key = named(store, options)
     count = Count(quota.name, key.id, quota.windows.at(store.now()), key.shown)
     store.reset(count)
-    audit(quota, key, "reset", 0, None)
+    record(ledger, changed(quota, key, "reset", 0, None))
     sys.stdout.write(f"Quota {quota.name!r} counts {key.shown} from 0 again.\n")
 
 
 def grant_more(options: Namespace) -> None:
     """Permit more for a time."""
-    store = shared_store()
+    store, ledger = shared_store(), recorded_in()
     quota, key = named(store, options)
     amount, until = parts(quota, options.amount), moment(options.until)
     if until <= store.now():
         raise Mistake(f"--until must be in the future, got {options.until}.")
     store.grant(Count(quota.name, key.id, quota.windows.at(store.now()), key.shown), amount, until)
-    audit(quota, key, "grant", amount, until)
+    record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
         f"Quota {quota.name!r} permits {key.shown} {in_unit(quota.unit, amount)} "
         f"{unit_name(quota.unit)} more until {shown_time(until)}.\n"
@@ -167,19 +171,40 @@ def kill_agents(options: Namespace) -> None:
     sys.stdout.write(f"Told {processes} to end agents named {options.agent!r}.\n")
 
 
-def audit(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> None:
-    """Tell those who keep books that a person changed what a quota permits."""
-    LIVE.tell(
-        QuotaGrant(
-            quota=quota.name,
-            key=key.shown,
-            change=change,
-            amount=in_unit(quota.unit, amount),
-            unit=unit_name(quota.unit),
-            until=until,
-            by=f"{getpass.getuser()}@{socket.gethostname()}",
-        )
+def recorded_in() -> Address | None:
+    """The ledger that keeps what a person changes, or `None` where there is to be none.
+
+    Raises:
+        Mistake: The environment names no ledger that can be used.
+    """
+    try:
+        return config.recorded_ledger()
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+
+
+def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> QuotaGrant:
+    """Put into words that a person changed what a quota permits."""
+    return QuotaGrant(
+        quota=quota.name,
+        key=key.shown,
+        change=change,
+        amount=in_unit(quota.unit, amount),
+        unit=unit_name(quota.unit),
+        until=until,
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        at=time.time(),
+        id=uuid.uuid4().hex,
     )
+
+
+def record(address: Address | None, fact: QuotaGrant) -> None:
+    """Tell those who keep books."""
+    LIVE.tell(fact)
+    if address is not None:
+        ledger = LedgerObserver(address)
+        ledger(fact)
+        ledger.close()
 
 
 # --- what they need ---------------------------------------------------------------------------

@@ -37,6 +37,7 @@ QUESTIONS: Final = {
     "show": "One budget tree, with tokens and money per branch, and where it was halted.",
     "reconcile": "The ledger against Prometheus counters; exit status 1 above the tolerance.",
     "backtest": "What other limits would have halted, and what that would have saved.",
+    "grants": "What people changed in quotas: who, when, how much, and until when.",
     "suggest": "A policy file with limits from what successful invocations needed.",
 }
 
@@ -50,6 +51,7 @@ def add_commands(commands: Any) -> None:
     _add_reconcile(_question(questions, "reconcile", reconcile))
     _add_backtest(_question(questions, "backtest", backtest))
     _add_suggest(_question(questions, "suggest", suggest))
+    _add_window(_question(questions, "grants", grants))
     keeping = _group(commands, "ledger", LEDGER_HELP)
     _add_prune(keeping)
     _add_export(keeping)
@@ -151,11 +153,15 @@ def _show(answer: Answer, form: str) -> None:
     sys.stdout.write(make(answer))
 
 
-def _add_selection(parser: ArgumentParser) -> None:
+def _add_window(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--since", type=asking.moment, metavar="TIME", help="7d, 2026-11-01 or 2026-11-01T12:00"
     )
     parser.add_argument("--until", type=asking.moment, metavar="TIME", help="the same; excluded")
+
+
+def _add_selection(parser: ArgumentParser) -> None:
+    _add_window(parser)
     parser.add_argument(
         "--where",
         type=asking.condition,
@@ -309,6 +315,13 @@ def suggest(options: Namespace, inquiry: Inquiry) -> Answer:
     return questions.suggest_limits(
         inquiry, share=options.percentile, head_room=options.head_room, enough=options.enough
     )
+
+
+def grants(options: Namespace, inquiry: Inquiry) -> Answer:  # noqa: ARG001  as all questions
+    """Answer `audit grants`."""
+    from otel_limits.audit import questions
+
+    return questions.grants(inquiry)
 
 
 # --- the ledger itself ----------------------------------------------------------------------------

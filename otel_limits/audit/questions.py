@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import backtest, charts, suggest, trees
 from otel_limits.audit.answers import Answer, Chart
+from otel_limits.audit.grants import grants_table
 from otel_limits.audit.show.words import moment
 from otel_limits.audit.spend import Sums, merge, spend_table
 from otel_limits.audit.spend import fold as fold_spend
@@ -193,3 +194,14 @@ def suggest_limits(inquiry: Inquiry, *, share: float, head_room: float, enough: 
         about=inquiry.about,
     )
     return Answer(question="suggest", title="Suggested limits", about=inquiry.about, text=text)
+
+
+def grants(inquiry: Inquiry) -> Answer:
+    """What people changed in quotas."""
+    rows = queries.quota_changes(inquiry.connection, inquiry.selection)
+    return Answer(
+        question="grants",
+        title="Changes of quotas",
+        about=inquiry.about,
+        tables=[grants_table(rows)],
+    )

@@ -16,6 +16,7 @@ from otel_limits.ledger.schema import (
     DAY_MICROSECONDS,
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
+    QUOTA_CHANGE_TABLE,
     TOOL_CALL_TABLE,
 )
 
@@ -382,3 +383,14 @@ def caps_of(row: Any) -> dict[str, Any]:
     """The caps that were in force for an invocation."""
     caps: dict[str, Any] = json.loads(row.limits) if row.limits else {}
     return caps
+
+
+def quota_changes(connection: Connection, selection: Selection) -> Sequence[Any]:
+    """What people changed in quotas, the oldest first."""
+    at = QUOTA_CHANGE_TABLE.c.at_us
+    statement = sa.select(QUOTA_CHANGE_TABLE).order_by(at)
+    if selection.since_us is not None:
+        statement = statement.where(at >= selection.since_us)
+    if selection.until_us is not None:
+        statement = statement.where(at < selection.until_us)
+    return connection.execute(statement).all()

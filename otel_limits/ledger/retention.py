@@ -11,6 +11,7 @@ from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
+    QUOTA_CHANGE_TABLE,
     TOOL_CALL_TABLE,
 )
 
@@ -44,6 +45,10 @@ def prune(store: Store, before_us: int) -> Iterator[int]:
         yield len(ids)
     while _delete_orphans(store, before_us):
         yield 0
+    with store.changing() as connection:
+        connection.execute(
+            QUOTA_CHANGE_TABLE.delete().where(QUOTA_CHANGE_TABLE.c.at_us < before_us)
+        )
     if store.address.file is not None:
         _shrink(store)
 

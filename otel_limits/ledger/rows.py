@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
-from otel_limits.facts import Invocation, ModelCall, Started, Stop, ToolCall
+from otel_limits.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.limits import Breach, Limits, Usage
 from otel_limits.names import clean
 
@@ -26,6 +26,7 @@ INVOCATIONS: Final = "otel_limits_invocations"
 MODEL_CALLS: Final = "otel_limits_model_calls"
 TOOL_CALLS: Final = "otel_limits_tool_calls"
 ATTRIBUTES: Final = "otel_limits_attributes"
+QUOTA_CHANGES: Final = "otel_limits_quota_changes"
 
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
 STATES: Final[tuple[State, ...]] = ("measured", "zero", "unmeasured", "estimated", "failed")
@@ -190,6 +191,21 @@ def tool_call_row(fact: ToolCall) -> Row:
         "status": fact.status,
         "fingerprint": fact.fingerprint,
         "source": "live",
+    }
+
+
+def quota_change_row(fact: QuotaGrant) -> Row:
+    """The row of what a person changed in a quota."""
+    return {
+        "id": fact.id,
+        "at_us": microseconds(fact.at),
+        "quota": name(fact.quota),
+        "share": name(fact.key),
+        "change": fact.change,
+        "amount": str(fact.amount),
+        "unit": fact.unit,
+        "until_us": None if fact.until is None else microseconds(fact.until),
+        "changed_by": name(fact.by),
     }
 
 

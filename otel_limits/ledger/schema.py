@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final
 import sqlalchemy as sa
 
 from otel_limits.errors import NewerLedgerError
-from otel_limits.ledger.rows import ATTRIBUTES, INVOCATIONS, MODEL_CALLS, TOOL_CALLS
+from otel_limits.ledger.rows import (
+    ATTRIBUTES,
+    INVOCATIONS,
+    MODEL_CALLS,
+    QUOTA_CHANGES,
+    TOOL_CALLS,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -137,7 +143,27 @@ ATTRIBUTE_TABLE: Final = sa.Table(
     sa.Index("ix_otel_limits_attributes_key_value", "key", "value"),
 )
 
-TABLES: Final = (INVOCATION_TABLE, ATTRIBUTE_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE)
+QUOTA_CHANGE_TABLE: Final = sa.Table(
+    QUOTA_CHANGES,
+    METADATA,
+    sa.Column("id", TEXT, primary_key=True),
+    sa.Column("at_us", BIG, nullable=False),
+    sa.Column("quota", TEXT, nullable=False),
+    sa.Column("share", TEXT, nullable=False),
+    sa.Column("change", TEXT, nullable=False),
+    sa.Column("amount", TEXT, nullable=False),
+    sa.Column("unit", TEXT, nullable=False),
+    sa.Column("until_us", BIG),
+    sa.Column("changed_by", TEXT, nullable=False),
+)
+
+TABLES: Final = (
+    INVOCATION_TABLE,
+    ATTRIBUTE_TABLE,
+    MODEL_CALL_TABLE,
+    TOOL_CALL_TABLE,
+    QUOTA_CHANGE_TABLE,
+)
 
 Upgrade = Callable[["Connection"], None]
 

@@ -1,18 +1,20 @@
-"""Records every invocation, model call and tool call in the spend ledger."""
+"""Records every invocation, model call, tool call and change of a quota in the spend ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.facts import Fact, ModelCall, Started, Stop, ToolCall
+from otel_limits.facts import Fact, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger.rows import (
     INVOCATIONS,
     MODEL_CALLS,
+    QUOTA_CHANGES,
     TOOL_CALLS,
     LedgerSync,
     invocation_row,
     model_call_row,
+    quota_change_row,
     started_rows,
     stopped_row,
     tool_call_row,
@@ -47,6 +49,7 @@ class LedgerObserver:
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
             Stop: self._stop,
+            QuotaGrant: self._quota_changed,
         }
 
     def __call__(self, fact: Fact) -> None:
@@ -82,3 +85,7 @@ class LedgerObserver:
         self.writer.put([(INVOCATIONS, row)])
         if self.sync != "background":
             self.writer.settle()
+
+    def _quota_changed(self, fact: QuotaGrant) -> None:
+        self.writer.put([(QUOTA_CHANGES, quota_change_row(fact))])
+        self.writer.settle()

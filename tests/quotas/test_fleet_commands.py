@@ -163,6 +163,38 @@ def test_a_reset_counts_from_0_again(used: Any, run: Run, facts: list[Fact]) -> 
     assert (reset.change, reset.amount, reset.until) == ("reset", 0, None)
 
 
+def test_changes_are_kept_in_the_ledger(
+    used: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who permitted how much more, and until when; a reset as well."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
+    run("quotas", "grant", "nightly", "0.005", "--until", "2999-01-01")
+    run("quotas", "reset", "daily")
+    status, out, _ = run("audit", "grants", "--format", "json")
+    grant, reset = json.loads(out)["grants"]
+    assert status == 0
+    assert (grant["quota"], grant["change"], grant["amount"], grant["unit"]) == (
+        "nightly",
+        "grant",
+        "0.005",
+        "USD",
+    )
+    assert grant["until"].startswith("2999-01-01T00:00:00")
+    assert "@" in grant["by"]
+    assert (reset["quota"], reset["change"], reset["amount"]) == ("daily", "reset", None)
+
+
+def test_a_ledger_that_cannot_be_is_told_before_anything_is_changed(
+    used: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that nobody could audit is not made."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", "mysql://somewhere/else")
+    status, _, err = run("quotas", "reset", "daily")
+    assert status == 2
+    assert "OTEL_LIMITS_LEDGER" in err
+    assert used("go").stop_reason == "quota_exceeded"
+
+
 @pytest.mark.parametrize("written", ["writer/acme", "as shown"])
 def test_a_key_is_written_as_it_is_or_as_it_is_shown(
     used: Any, run: Run, facts: list[Fact], written: str
