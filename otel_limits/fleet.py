@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits import config
 from otel_limits.addresses import MEMORY_URL
 from otel_limits.facts import QuotaGrant
-from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.policy import PolicyFile
 from otel_limits.quotas.levels import Level, find_key, read_levels
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd, unit_name
@@ -202,6 +201,8 @@ def record(address: Address | None, fact: QuotaGrant) -> None:
     """Tell those who keep books."""
     LIVE.tell(fact)
     if address is not None:
+        from otel_limits.observers.ledger import LedgerObserver
+
         ledger = LedgerObserver(address)
         ledger(fact)
         ledger.close()
