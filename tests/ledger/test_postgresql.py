@@ -6,9 +6,9 @@ import glob
 import json
 import os
 import pwd
-import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,20 +84,19 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running server."""
-    directory = tmp_path_factory.mktemp("postgresql")
-    if os.geteuid() == 0:
-        owner = pwd.getpwnam("postgres")
-        os.chown(directory, owner.pw_uid, owner.pw_gid)
-        for parent in directory.parents:
-            if parent.stat().st_uid == 0 and parent.stat().st_mode & 0o005 != 0o005:
-                parent.chmod(parent.stat().st_mode | 0o005)
-    server = Server(directory)
-    server.start()
-    yield server
-    server.stop()
-    shutil.rmtree(directory)
+def server() -> Iterator[Server]:
+    """A running server.
+
+    Its directory is not below that of pytest, which nobody but its owner may enter.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(directory, owner.pw_uid, owner.pw_gid)
+        server = Server(Path(directory))
+        server.start()
+        yield server
+        server.stop()
 
 
 @pytest.fixture

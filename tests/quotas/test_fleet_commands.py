@@ -374,7 +374,7 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
 
 
 def hear_one_kill(end: int) -> NoReturn:
-    """Tell the parent of the first kill that is heard, and end."""
+    """Tell the parent that it may kill, then of the first kill that is heard, and end."""
     heard = threading.Event()
 
     def kill(*, agent: str) -> int:
@@ -383,6 +383,7 @@ def hear_one_kill(end: int) -> NoReturn:
         return 0
 
     setattr(LIVE, "kill", kill)  # noqa: B010  mypy does not like a method to be replaced
+    os.write(end, b"r")
     heard.wait(PATIENCE)
     os._exit(0)
 
@@ -398,6 +399,7 @@ def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> N
         if child == 0:
             hear_one_kill(writing)
         os.close(writing)
+        assert os.read(reading, 1) == b"r"
         children.append((child, reading))
     eventually(listening(server, 4))
     assert "Told 4 processes" in run("kill", "--agent", "x")[1]
