@@ -10,15 +10,13 @@ import dataclasses
 import os
 import re
 import sys
-from dataclasses import dataclass
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.addresses import MEMORY_URL, require_store_url
-from otel_limits.ledger.address import Address, parse
-from otel_limits.ledger.rows import LEDGER_SYNCS, OWN_NAMES, LedgerSync
+from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.limits import (
     ACTIONS,
     LIMIT_NAMES,
@@ -36,10 +34,14 @@ from otel_limits.limits import (
     require_seconds,
     require_usd,
 )
-from otel_limits.observers.counting import MAX_AGENTS
+from otel_limits.names import MAX_AGENTS
+from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from otel_limits.ledger.address import Address
+
 PREFIX: Final = "OTEL_LIMITS_"
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
@@ -59,8 +61,8 @@ AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 DEFAULT_OTLP_TIMEOUT_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+@record
+class Setting(Record):
     """One variable of the environment."""
 
     name: str
@@ -243,7 +245,7 @@ def _limit_setting(name: str, prefix: str = "", note: str = "") -> Setting:
         name=prefix + name,
         parse=PARSERS.get(name, whole_number),
         default=None,
-        help=note + (text[:1].lower() + text[1:] if note else text),
+        help=note + text,
     )
 
 
@@ -270,6 +272,8 @@ def audited_ledger(option: str | None) -> Address:
     Raises:
         ValueError: The option, or the environment, names none that can be used.
     """
+    from otel_limits.ledger.address import parse
+
     text = os.environ.get(PREFIX + "LEDGER", "").strip()
     if option is not None:
         return parse("--ledger", option, data_directory())
@@ -294,7 +298,11 @@ def ledger_address(name: str, text: str) -> Address | None:
     Raises:
         ValueError: It is no address, or the driver of its server is not installed.
     """
-    return None if text.lower() == "none" else parse(name, text, data_directory())
+    if text.lower() == "none":
+        return None
+    from otel_limits.ledger.address import parse
+
+    return parse(name, text, data_directory())
 
 
 def audit_keys(name: str, text: str) -> tuple[str, ...]:
@@ -327,7 +335,7 @@ def store_url(name: str, text: str) -> str:
 
 LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
 TREE_SETTINGS: Final = tuple(
-    _limit_setting(name, TREE_PREFIX, "Over the whole budget tree: ") for name in TREE_LIMITS
+    _limit_setting(name, TREE_PREFIX, "Over the whole budget tree. ") for name in TREE_LIMITS
 )
 
 SETTINGS: Final = (
@@ -477,8 +485,8 @@ SETTINGS: Final = (
 """Every variable; the README's table and the command line's flags are generated from this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+@record
+class Settings(Record):
     """Everything that can be set for a process."""
 
     policy: Policy = DEFAULT_POLICY
@@ -499,8 +507,8 @@ class Settings:
     disabled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+@record
+class Reading(Record):
     """What was read: the valid settings, where each came from, and what is wrong with the rest."""
 
     settings: Settings

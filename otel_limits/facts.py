@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from otel_limits.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Number, Usage
+from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
     from decimal import Decimal
-
-    from typing_extensions import dataclass_transform
-
-    @dataclass_transform(frozen_default=True, kw_only_default=True)
-    def fact(declared: type[T]) -> type[T]:
-        """Tell type checkers that what is told at every turn is frozen."""
-
-else:
-    fact = dataclass(slots=True, kw_only=True)
-    """Not frozen where it runs: a frozen dataclass takes several times as long to make."""
-
-T = TypeVar("T")
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
@@ -45,8 +34,8 @@ Decision: TypeAlias = Literal[
 a quota in money does not count; the degraded ones were made without the store."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
+@record
+class Invocation(Record):
     """Which invocation a fact belongs to."""
 
     agent: str
@@ -64,8 +53,8 @@ class Invocation:
     """True when that span is going to be exported, so that a link to its trace leads somewhere."""
 
 
-@fact
-class Started:
+@record
+class Started(Record):
     """An invocation began."""
 
     invocation: Invocation
@@ -84,15 +73,15 @@ class Started:
     """Wall clock time, in seconds since the epoch."""
 
 
-@fact
-class Cycle:
+@record
+class Cycle(Record):
     """An event loop cycle began, replays of interrupted tools included."""
 
     invocation: Invocation
 
 
-@fact
-class Turn:
+@record
+class Turn(Record):
     """A model response was taken into the conversation."""
 
     invocation: Invocation
@@ -100,8 +89,8 @@ class Turn:
     """1 for the first turn of the invocation."""
 
 
-@fact
-class ModelCall:
+@record
+class ModelCall(Record):
     """One request to a provider, settled."""
 
     invocation: Invocation
@@ -138,8 +127,8 @@ class ModelCall:
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
-@fact
-class ToolCall:
+@record
+class ToolCall(Record):
     """One tool that the model asked for, in its final attempt."""
 
     invocation: Invocation
@@ -155,8 +144,8 @@ class ToolCall:
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+@record
+class Warned(Record):
     """A soft threshold of a limit was passed: once per invocation, limit and threshold."""
 
     invocation: Invocation
@@ -165,8 +154,8 @@ class Warned:
     level: Level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
+@record
+class Halt(Record):
     """A limit was reached: the agent was stopped, or would have been (`observed`)."""
 
     invocation: Invocation
@@ -182,8 +171,8 @@ class Halt:
         return self.breaches[0] if self.breaches else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+@record
+class Stop(Record):
     """How an invocation ended, told once per finished invocation."""
 
     reason: str
@@ -216,8 +205,8 @@ class Stop:
     """How much of each limit that is set had been used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaDecision:
+@record
+class QuotaDecision(Record):
     """A quota was asked whether a model call may go out."""
 
     invocation: Invocation
@@ -230,8 +219,8 @@ class QuotaDecision:
     unit: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaUse:
+@record
+class QuotaUse(Record):
     """How one key of a quota stands in the present window, over all processes."""
 
     quota: str
@@ -246,8 +235,8 @@ class QuotaUse:
     """When the window ends, in seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaGrant:
+@record
+class QuotaGrant(Record):
     """A person permitted more of a quota for a time, or set its use back to 0."""
 
     quota: str
@@ -266,31 +255,31 @@ class QuotaGrant:
     """Unique over all changes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+@record
+class Fault(Record):
     """Something inside otel-limits failed and was kept away from the agent."""
 
     component: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
+@record
+class Dropped(Record):
     """An observer lost facts: it failed on them, or could not keep up."""
 
     observer: str
     facts: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lag:
+@record
+class Lag(Record):
     """How long an observer kept the end of an invocation waiting."""
 
     observer: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRead:
+@record
+class PolicyRead(Record):
     """A new version of the policy file was read."""
 
     path: str

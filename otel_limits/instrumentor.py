@@ -35,7 +35,6 @@ from otel_limits.limits import (
 from otel_limits.observers.later import Later
 from otel_limits.observers.log import log
 from otel_limits.policy import NO_FILE, PolicyFile
-from otel_limits.policy.document import NO_DOCUMENT, Document
 from otel_limits.pricing import Prices
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.provider import Attachment
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.events import EventObserver
     from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.toollog import ToolLog
+    from otel_limits.policy.document import Document
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
 
@@ -76,7 +76,7 @@ class Switch:
         self._settings: config.Settings | None = None
         self._observers: tuple[Observer, ...] = ()
         self._policy_file = NO_FILE
-        self._prices: tuple[Document, Prices] = (NO_DOCUMENT, Prices())
+        self._prices: tuple[Document, Prices] | None = None
         self._attachment = Attachment(LimitsSpanProcessor(LIVE))
         self._quotas: Quotas | None = None
         self._counting: dict[str, Later[CountingObserver]] = {}
@@ -271,12 +271,10 @@ class Switch:
 
     def _current_prices(self) -> Prices:
         """Return the prices by the policy file that is in force."""
-        document, prices = self._prices
-        if document is not self._policy_file.document:
-            document = self._policy_file.document
-            prices = Prices(document.price_list())
-            self._prices = (document, prices)
-        return prices
+        document = self._policy_file.document
+        if self._prices is None or self._prices[0] is not document:
+            self._prices = (document, Prices(document.price_list()))
+        return self._prices[1]
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

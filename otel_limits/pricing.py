@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import fields
 from datetime import datetime, timezone
 from decimal import Context, Decimal, localcontext
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from otel_limits.faults import unfelt
 from otel_limits.globs import best_match
 from otel_limits.limits import NO_COST, Usage
 from otel_limits.loops import fingerprint
+from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,8 +71,8 @@ UNTOLD: Final = ("output_reasoning_mtok", "output_citation_mtok")
 """Prices of parts of the output that no framework tells apart: such a price stays unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+@record
+class Price(Record):
     """USD per million tokens of one model.
 
     Raises:
@@ -89,8 +90,10 @@ class Price:
 
     def __post_init__(self) -> None:
         """Refuse what is no exact amount."""
-        for name in self.__slots__:
-            object.__setattr__(self, name, _require_amount(name, getattr(self, name)))
+        for each in fields(self):
+            object.__setattr__(
+                self, each.name, _require_amount(each.name, getattr(self, each.name))
+            )
 
     def of(self, usage: Usage) -> Decimal | None:
         """USD for one model call; `None` when its parts are more than the whole."""

@@ -18,6 +18,7 @@ MODULES = {
 }
 
 FLOORS = (
+    ("records",),
     ("semconv", "limits", "globs", "names", "addresses"),
     ("facts", "errors", "faults", "loops", "gate"),
     ("messages", "deadlines", "pricing"),

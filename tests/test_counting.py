@@ -35,7 +35,8 @@ from otel_limits.facts import (
     Warned,
 )
 from otel_limits.limits import Breach, Level, Limits, Usage
-from otel_limits.observers.counting import DECISIONS, MAX_AGENTS, CountingObserver
+from otel_limits.names import MAX_AGENTS
+from otel_limits.observers.counting import DECISIONS, CountingObserver
 from otel_limits.observers.instruments import METRICS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver

@@ -15,7 +15,8 @@ from otel_limits.audit.spend import fold as fold_spend
 from otel_limits.audit.stops import costliest_table, stops_table
 from otel_limits.errors import LedgerError
 from otel_limits.ledger import queries
-from otel_limits.ledger.rows import HALTED, OWN_NAMES
+from otel_limits.ledger.rows import HALTED
+from otel_limits.ledger.words import OWN_NAMES
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

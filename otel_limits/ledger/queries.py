@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from otel_limits.errors import LedgerError
-from otel_limits.ledger.rows import HALTED, OWN_NAMES, UNKNOWN_SIZE
+from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     DAY_MICROSECONDS,
@@ -19,6 +19,7 @@ from otel_limits.ledger.schema import (
     QUOTA_CHANGE_TABLE,
     TOOL_CALL_TABLE,
 )
+from otel_limits.ledger.words import OWN_NAMES
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

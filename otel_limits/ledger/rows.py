@@ -15,9 +15,6 @@ from otel_limits.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, 
 from otel_limits.limits import Breach, Limits, Usage
 from otel_limits.names import clean
 
-LedgerSync = Literal["invocation", "call", "background"]
-LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background")
-
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]
 """Pairs of a table's name and a row of it."""
@@ -35,13 +32,6 @@ HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions by which a limit ended an invocation."""
 UNKNOWN_SIZE: Final = ("unmeasured", "estimated")
 """States of a call whose provider reported no usage."""
-
-OWN_NAMES: Final = (
-    "agent", "model", "provider", "session", "state",
-    "hour", "day", "week", "month",
-    "trace", "invocation", "root", "reason", "action", "limit", "tool",
-)  # fmt: skip
-"""What an auditor can name without choosing it as an audit key."""
 
 MAX_NAME: Final = 256
 MICROSECONDS: Final = 1_000_000

@@ -31,6 +31,7 @@ from otel_limits.facts import (
     Warned,
 )
 from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
+from otel_limits.names import MAX_AGENTS
 from otel_limits.observers import instruments as table
 from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
 
@@ -64,13 +65,6 @@ CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured
 TOOL_STATUSES: Final = ("success", "error", "refused")
 DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
-
-MAX_AGENTS: Final = 16
-"""Distinct agents unless told otherwise.
-
-When all names are taken that is some 2,100 samples. On a core of a small server a scrape of them
-takes 47 ms of CPU time as text and 80 ms as OpenMetrics.
-"""
 
 MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5

@@ -11,7 +11,6 @@ from otel_limits.ledger.rows import (
     MODEL_CALLS,
     QUOTA_CHANGES,
     TOOL_CALLS,
-    LedgerSync,
     invocation_row,
     model_call_row,
     quota_change_row,
@@ -25,6 +24,7 @@ from otel_limits.ledger.writer import Writer
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
+    from otel_limits.ledger.words import LedgerSync
 
 
 class LedgerObserver:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_limits.names import MAX_AGENTS
 from otel_limits.observers.context import context_of
-from otel_limits.observers.counting import MAX_AGENTS, CountingObserver
+from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import METRICS
 
 if TYPE_CHECKING:

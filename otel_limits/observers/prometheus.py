@@ -15,7 +15,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.observers.counting import MAX_AGENTS, CountingObserver
+from otel_limits.names import MAX_AGENTS
+from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
 if TYPE_CHECKING:

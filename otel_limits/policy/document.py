@@ -8,12 +8,13 @@ agent's name, that of the most specific one; of two that are equally specific th
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.globs import matching, specificity
 from otel_limits.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
 from otel_limits.policy.kinds import PRICES
+from otel_limits.records import Record, record, short_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 PER_TOOL: Final = "max_calls_per_tool"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+@short_record
+class Entry(Record):
     """One value of the file."""
 
     value: Any
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+@short_record
+class Row(Record):
     """One effective setting, for those who ask where it comes from."""
 
     name: str
@@ -42,8 +43,8 @@ class Row:
     """`default`, `environment`, a preset, or `policy limits.yaml:12`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+@record
+class Document(Record):
     """One version of a policy file. Its values are named as the settings of the environment."""
 
     path: str = ""

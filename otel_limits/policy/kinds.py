@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,13 +18,14 @@ from otel_limits.limits import (
     require_switchable,
     require_usd,
 )
+from otel_limits.records import Record, short_record
 
 if TYPE_CHECKING:
     from otel_limits.policy.yaml_tree import Node
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+@short_record
+class Kind(Record):
     """One kind of value."""
 
     read: Callable[[str, Node], Any]

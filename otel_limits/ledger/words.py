@@ -1,0 +1,15 @@
+"""What a user says about a ledger: when its rows are durable, and what can be named in it."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+LedgerSync = Literal["invocation", "call", "background"]
+LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background")
+
+OWN_NAMES: Final = (
+    "agent", "model", "provider", "session", "state",
+    "hour", "day", "week", "month",
+    "trace", "invocation", "root", "reason", "action", "limit", "tool",
+)  # fmt: skip
+"""What an auditor can name without choosing it as an audit key."""
