@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -34,6 +35,10 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")  # no test fails because others keep the machine busy
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background like that, and every program of a test inherits it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Call(Protocol):
