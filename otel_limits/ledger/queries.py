@@ -169,10 +169,11 @@ SUMS: Final = (
     sa.func.sum(CALLS.output_tokens),
     sa.func.sum(CALLS.cache_read_tokens),
     sa.func.sum(CALLS.price_pico),
-    sa.func.sum(
-        sa.case((CALLS.price_pico.is_(None), CALLS.input_tokens + CALLS.output_tokens), else_=0)
+    # Filters, since SQLite takes a fifth longer to sum cases.
+    sa.func.coalesce(
+        sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(CALLS.price_pico.is_(None)), 0
     ),
-    sa.func.sum(sa.case((CALLS.state.in_(UNKNOWN_SIZE), 1), else_=0)),
+    sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)),
 )
 
 
