@@ -140,7 +140,7 @@ def show_outcomes(
 
 def show_program(screen: Console, outcome: Outcome, cached: Errand) -> None:
     """Tell what one program counted, a halt and a zero-token call, and how they differ."""
-    heading(screen, f"Scraped from {outcome.metrics_url} of the second program, zeros left out")
+    heading(screen, f"Scraped from {outcome.metrics_url} of the second program: counters above 0")
     for line in metric_lines(outcome.metrics):
         screen.print(line, soft_wrap=True)
     heading(screen, "A halt message is no answer, and a real answer of zero tokens is no halt")
@@ -153,8 +153,12 @@ def heading(screen: Console, text: str) -> None:
 
 
 def metric_lines(metrics: Mapping[str, float]) -> list[str]:
-    """Write the series that are not zero as they were scraped."""
-    return [f"{series} {value}" for series, value in metrics.items() if value]
+    """Write the counters that are not zero as they were scraped; histograms would fill pages."""
+    return [
+        f"{series} {value}"
+        for series, value in metrics.items()
+        if value and series.partition("{")[0].endswith("_total")
+    ]
 
 
 def messages_table(halted: Errand, cached: Errand) -> Table:

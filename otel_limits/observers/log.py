@@ -31,6 +31,9 @@ def log(fact: Fact) -> None:
         )
 
 
+log.component = "log"  # type: ignore[attr-defined]  # what its faults are counted under
+
+
 def _log_halt(fact: Halt) -> None:
     consequence = CONSEQUENCES.get(fact.action, fact.action)
     if fact.breach is None:

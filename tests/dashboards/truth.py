@@ -372,7 +372,7 @@ def _health(played: Scene) -> dict[str, list[Expected]]:
         "Internal errors by component": increases({"observer": failing}),
         "Facts lost by observer": increases({"observer": failing}),
         "Observer lag, 99th percentile": [
-            Expected(dict.fromkeys(("events", "observer", "prometheus"), 0), loose=True)
+            Expected(dict.fromkeys(("events", "log", "observer", "prometheus"), 0), loose=True)
         ],
         "Invocations that nobody finished": increases(
             agents_and_reasons(lambda produces: produces.reason == "aborted")
