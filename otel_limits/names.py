@@ -7,11 +7,11 @@ from typing import Final
 
 MAX_LENGTH: Final = 128
 
-MAX_AGENTS: Final = 16
+MAX_AGENTS: Final = 8
 """Distinct agents that metrics tell apart unless told otherwise.
 
-When all names are taken that is some 2,100 samples. On a core of a small server a scrape of them
-takes 47 ms of CPU time as text and 80 ms as OpenMetrics.
+When all names are taken that is some 1,100 samples. On a core of a small server a scrape of them
+takes 30 ms of CPU time, and 45 ms for Prometheus 2, for which every name is escaped.
 """
 
 

@@ -101,6 +101,8 @@ def _count(attributes: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 def token_count(value: object) -> int | None:
     """Return a number of tokens, or `None` for anything that is none (NaN, negative, text)."""
+    if type(value) is int:  # as good as always
+        return value if value >= 0 else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

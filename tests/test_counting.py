@@ -154,7 +154,7 @@ QUOTA_DECISION = QuotaDecision(
     wanted=90,
     unit="tokens",
 )
-MAX_SERIES = 2_500
+MAX_SERIES = 1_300
 """What a flood of names may leave; MAX_AGENTS says what it costs to scrape about that many."""
 
 STORY = (

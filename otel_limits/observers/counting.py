@@ -34,6 +34,7 @@ from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limit
 from otel_limits.names import MAX_AGENTS
 from otel_limits.observers import instruments as table
 from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
+from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,6 +71,19 @@ MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
 
 
+@record
+class CallSeries(Record):
+    """What the calls of one model by one agent count in, looked up once for all of them."""
+
+    kinds: dict[CallKind, Series]
+    input: Series
+    output: Series
+    cache_read: Series
+    cache_write: Series
+    cost: Series
+    unpriced: Series
+
+
 class CountingObserver(ABC):
     """Counts facts.
 
@@ -90,6 +104,7 @@ class CountingObserver(ABC):
         self._quota = LabelValues(max_agents)
         self._quota_key = LabelValues(max_agents)
         self._prepared: set[tuple[str, ...]] = set()
+        self._calls: dict[tuple[str, str], CallSeries] = {}
         self._limits_of: dict[str, Limits] = {}
         self._live: dict[str, Exemplar | None] = {}
         self._handlers: dict[type, Callable[..., None]] = {
@@ -156,7 +171,7 @@ class CountingObserver(ABC):
         self._live[fact.invocation.id] = _exemplar(fact.invocation)
         self._prepare_agent(agent, fact.action)
         if fact.model is not None:
-            self._prepare_model(agent, self._model(fact.model, agent))
+            self._calls_of(agent, self._model(fact.model, agent))
         self._show_limits(agent, fact.limits)
         self.series(table.IN_PROGRESS, agent)(1)
         if fact.blind:
@@ -174,19 +189,23 @@ class CountingObserver(ABC):
         for reason in STOP_REASONS:
             self.series(table.STOPS, agent, reason, action)
 
-    def _prepare_model(self, agent: str, model: str) -> None:
-        """Create every series of an agent with a model at 0, or the first call has no rate."""
-        if (agent, model, "model") in self._prepared:
-            return
-        self._prepared.add((agent, model, "model"))
-        for kind in CALL_KINDS:
-            self.series(table.MODEL_CALLS, agent, model, kind)
-        for side in ("input", "output"):
-            self.series(table.TOKENS, agent, model, side)
-        for access in ("read", "write"):
-            self.series(table.CACHED_TOKENS, agent, model, access)
-        self.series(table.COST, agent, model)
-        self.series(table.UNPRICED_TOKENS, model)
+    def _calls_of(self, agent: str, model: str) -> CallSeries:
+        """Return what model calls count in, made at 0, or the first call has no rate."""
+        calls = self._calls.get((agent, model))
+        if calls is None:
+            calls = self._calls[agent, model] = self._make_calls(agent, model)
+        return calls
+
+    def _make_calls(self, agent: str, model: str) -> CallSeries:
+        return CallSeries(
+            kinds={kind: self.series(table.MODEL_CALLS, agent, model, kind) for kind in CALL_KINDS},
+            input=self.series(table.TOKENS, agent, model, "input"),
+            output=self.series(table.TOKENS, agent, model, "output"),
+            cache_read=self.series(table.CACHED_TOKENS, agent, model, "read"),
+            cache_write=self.series(table.CACHED_TOKENS, agent, model, "write"),
+            cost=self.series(table.COST, agent, model),
+            unpriced=self.series(table.UNPRICED_TOKENS, model),
+        )
 
     def _show_limits(self, agent: str, limits: Limits) -> None:
         shown = self._limits_of.get(agent, NO_LIMITS)
@@ -207,26 +226,17 @@ class CountingObserver(ABC):
 
     def _model_call(self, fact: ModelCall) -> None:
         agent = self._agent(fact.invocation.agent)
-        model = self._model(fact.model, agent)
-        self._prepare_model(agent, model)
-        calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
-        calls(1, _exemplar(fact.invocation, fact.span_id))
-        for spec, kind, tokens in (
-            (table.TOKENS, "input", fact.usage.input),
-            (table.TOKENS, "output", fact.usage.output),
-            (table.CACHED_TOKENS, "read", fact.usage.cache_read),
-            (table.CACHED_TOKENS, "write", fact.usage.cache_write),
-        ):
-            if tokens:
-                self.series(spec, agent, model, kind)(tokens)
-        self._price(fact, agent, model)
-
-    def _price(self, fact: ModelCall, agent: str, model: str) -> None:
-        """Count the price, or the tokens that have none: NaN would poison the counter for ever."""
-        if fact.price is not None and fact.price.is_finite() and fact.price >= 0:
-            self.series(table.COST, agent, model)(float(fact.price))
-        elif fact.usage.total:
-            self.series(table.UNPRICED_TOKENS, model)(fact.usage.total)
+        calls, usage = self._calls_of(agent, self._model(fact.model, agent)), fact.usage
+        calls.kinds[fact.kind](1, _exemplar(fact.invocation, fact.span_id))
+        if usage.input:
+            calls.input(usage.input)
+        if usage.output:
+            calls.output(usage.output)
+        if usage.cache_read:
+            calls.cache_read(usage.cache_read)
+        if usage.cache_write:
+            calls.cache_write(usage.cache_write)
+        _count_price(calls, fact)
 
     def _tool_call(self, fact: ToolCall) -> None:
         agent = self._agent(fact.invocation.agent)
@@ -306,6 +316,14 @@ class CountingObserver(ABC):
             (table.QUOTA_RESETS, fact.resets),
         ):
             self.series(spec, quota, key)(float(value))
+
+
+def _count_price(calls: CallSeries, fact: ModelCall) -> None:
+    """Count the price, or the tokens that have none: NaN would poison the counter for ever."""
+    if fact.price is not None and fact.price.is_finite() and fact.price >= 0:
+        calls.cost(float(fact.price))
+    elif fact.usage.total:
+        calls.unpriced(fact.usage.total)
 
 
 def reason_label(reason: str) -> str:

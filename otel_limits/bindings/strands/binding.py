@@ -166,12 +166,10 @@ class Binding:
         self._policy = policy
         self._lock = threading.Lock()
         self._live: list[Live] = []
-        self._asks_gate = False
-
-    @property
-    def _newest(self) -> Live | None:
-        """The live invocation; the newest one where an agent is used re-entrantly."""
-        return self._live[-1] if self._live else None
+        self._newest: Live | None = None
+        """The last of the live ones: there are more where an agent is used re-entrantly."""
+        self._further: list[Hooks] = []
+        """Hooks that were attached when they were needed."""
 
     # --- what is attached -------------------------------------------------------------------------
 
@@ -181,11 +179,13 @@ class Binding:
             (AfterModelCallEvent, self._after_model_call, HookOrder.SDK_FIRST),
             (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
             (BeforeToolsEvent, self._before_tools, VERY_LAST),
-            (BeforeToolCallEvent, self._before_tool, VERY_LAST),
             (AfterToolCallEvent, self._after_tool, HookOrder.SDK_FIRST),
             (AfterToolsEvent, self._after_tools, VERY_LAST),
             (AfterInvocationEvent, self._after_leg, VERY_LAST),
         )
+
+    def _tool_hooks(self) -> Hooks:
+        return ((BeforeToolCallEvent, self._before_tool, VERY_LAST),)
 
     def _gate_hooks(self) -> Hooks:
         return (
@@ -199,12 +199,18 @@ class Binding:
         agent.add_middleware(AgentStreamStage, self._agent_stage)
         agent.add_middleware(InvokeModelStage, self._model_stage)
 
+    def _attach_also(self, agent: Agent, hooks: Hooks) -> None:
+        """Add hooks that few agents ever need: each one costs every agent that has it."""
+        if hooks not in self._further:
+            self._further.append(hooks)
+            _add(agent, hooks)
+
     def detach(self, agent: Agent) -> None:
         """Take away what `attach` added, and nothing else; what is live is followed no further."""
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
         ours: list[Any] = [self._agent_stage, self._model_stage]
-        ours += [callback for _, callback, _ in (*self._hooks(), *self._gate_hooks())]
+        ours += [callback for hooks in (self._hooks(), *self._further) for _, callback, _ in hooks]
         _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
         _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
 
@@ -228,9 +234,8 @@ class Binding:
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
-        if self._runs.gate is not None and not self._asks_gate:  # without one, no call waits
-            self._asks_gate = True
-            _add(agent, self._gate_hooks())
+        if self._runs.gate is not None:  # without one, no call waits
+            self._attach_also(agent, self._gate_hooks())
         if answer is not None:
             policy = extend(policy, answer.response)
         declined = declined_verdict(answer)
@@ -245,7 +250,8 @@ class Binding:
             session_id=agent.session_id,
             attributes=audit_attributes(agent, self._runs.audit_keys),
         )
-        self._live.append(Live(run, verdict=declined))
+        self._newest = Live(run, verdict=declined)
+        self._live.append(self._newest)
         CURRENT.set(run)
         run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
         run.limit_time()
@@ -280,6 +286,7 @@ class Binding:
     def _leave(self) -> Run | None:
         with self._lock:  # from here on nobody may cancel: it would hit the next invocation
             live = self._live.pop() if self._live else None
+            self._newest = self._live[-1] if self._live else None
         if live is None:
             return None
         CURRENT.set(live.run.parent)
@@ -301,7 +308,7 @@ class Binding:
         if live is None:
             return
         if live.run.tally.cycles:  # the first leg keeps the answer of a human who was asked
-            self._live[-1] = Live(live.run)
+            self._live[-1] = self._newest = Live(live.run)
         live.run.leg()
 
     @unfelt("binding")
@@ -378,6 +385,8 @@ class Binding:
             breach = live.run.admit_tool(request["name"])
             if breach is not None:
                 live.batch.refusals[request["toolUseId"]] = breach
+        if live.batch.refusals:
+            self._attach_also(event.agent, self._tool_hooks())
 
     @unfelt("binding")
     def _before_tool(self, event: BeforeToolCallEvent) -> None:
@@ -649,11 +658,13 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
     try:
         async for event in events:
             # Of the many chunks, the first and that with the usage say all that there is to note.
-            if type(event) is ModelStreamChunkEvent and (not streams or "metadata" in event.chunk):
-                streams = True
-                if live.run.blind:
-                    note_chat_span(live.run)
-                note_chunk(live.run, cast("Mapping[str, Any]", event.chunk))
+            if type(event) is ModelStreamChunkEvent:
+                chunk = event["event"]
+                if not streams or "metadata" in chunk:
+                    if live.run.blind and not streams:
+                        note_chat_span(live.run)
+                    streams = True
+                    note_chunk(live.run, chunk)
             yield event
     except Exception as error:
         if not _gives_up(live, error):

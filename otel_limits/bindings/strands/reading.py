@@ -85,8 +85,8 @@ def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
     call.usage = Usage(
         input=token_count(usage.get("inputTokens")) or 0,
         output=token_count(usage.get("outputTokens")) or 0,
-        cache_read=token_count(usage.get("cacheReadInputTokens")) or 0,
-        cache_write=token_count(usage.get("cacheWriteInputTokens")) or 0,
+        cache_read=token_count(usage.get("cacheReadInputTokens", 0)) or 0,
+        cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
     )
     call.usage_total = token_count(usage.get("totalTokens"))
 
