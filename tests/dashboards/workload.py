@@ -268,6 +268,7 @@ ACTORS = (
 SETTINGS = {
     "OTEL_LIMITS_WARN_AT": "0.5,0.8",
     "OTEL_LIMITS_UNMEASURED": "ignore",
+    "OTEL_LIMITS_METRICS_MAX_AGENTS": "16",
     "OTEL_PYTHON_TRACER_PROVIDER": "otel_limits",
 }
 """What the process is to be started with, besides a policy file and a port."""

@@ -211,6 +211,7 @@ class Binding:
             run.finish(run.reason or "aborted")
         ours: list[Any] = [self._agent_stage, self._model_stage]
         ours += [callback for hooks in (self._hooks(), *self._further) for _, callback, _ in hooks]
+        self._further.clear()
         _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
         _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
 
