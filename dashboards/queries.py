@@ -95,6 +95,13 @@ UNPRICED: Final = select("otel_limits_unpriced_tokens_total", MODEL)
 MODEL_CALLS: Final = select("otel_limits_model_calls_total", AGENT, MODEL)
 UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, 'kind="unmeasured"')
 
+QUOTA_USED: Final = select("otel_limits_quota_used")
+QUOTA_RESERVED: Final = select("otel_limits_quota_reserved")
+QUOTA_LIMIT: Final = select("otel_limits_quota_limit")
+QUOTA_RESETS: Final = select("otel_limits_quota_resets_timestamp_seconds")
+QUOTA_DECISIONS: Final = select("otel_limits_quota_decisions_total")
+NOT_ADMITTED: Final = select("otel_limits_quota_decisions_total", 'decision!="admitted"')
+
 BUILDS: Final = select("otel_limits_build_info")
 POLICY_VALID: Final = select("otel_limits_policy_valid")
 INTERNAL_ERRORS: Final = select("otel_limits_internal_errors_total")
@@ -110,6 +117,19 @@ def stops_by(reason: str) -> str:
 def calls_of(kind: str) -> str:
     """Model calls of one kind."""
     return select("otel_limits_model_calls_total", AGENT, f'kind="{kind}"')
+
+
+def share_of_quota(part: str) -> str:
+    """Part of what each quota permits, as the process knows it that saw the most of it.
+
+    A process that has not asked since the window ended knows nothing of the present one.
+    """
+    return f"max by (quota, key) ({part} / ({QUOTA_LIMIT} > 0) and {QUOTA_RESETS} > time())"
+
+
+def until_reset() -> str:
+    """Seconds until each quota begins again."""
+    return f"max by (quota, key) ({QUOTA_RESETS} > time()) - time()"
 
 
 def per_minute(query: str) -> str:

@@ -1,11 +1,11 @@
-"""The dashboard of those who pay: tokens and US dollars, by agent and model."""
+"""The dashboard of those who pay: tokens and US dollars, by agent and model, and quotas."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import SHARE, SHORT, USD, Target
+from dashboards.panels import SECONDS, SHARE, SHORT, USD, Target
 from dashboards.queries import PER_BAR, WHOLE_RANGE
 
 UID: Final = "otel-limits-spend"
@@ -159,6 +159,66 @@ MONEY: Final = (
 """Where the money goes."""
 
 
+QUOTAS: Final = (
+    panels.ranking(
+        "Quotas used most",
+        "Share that the whole fleet has used of what a quota permits in its present window, "
+        "grants included.",
+        SHARE,
+        Target(
+            queries.top(10, queries.share_of_quota(queries.QUOTA_USED)),
+            "{{quota}}: {{key}}",
+        ),
+        width=12,
+    ),
+    panels.listing(
+        "Time until a quota begins again",
+        "What was used counts until then.",
+        SECONDS,
+        Target(queries.until_reset()),
+        width=12,
+    ),
+    panels.lines(
+        "Quota used",
+        "Share of what a quota permits. At 100 % every further model call is refused.",
+        SHARE,
+        Target(queries.share_of_quota(queries.QUOTA_USED), "{{quota}}: {{key}}"),
+        width=12,
+    ),
+    panels.lines(
+        "Quota reserved",
+        "Share that is set aside for model calls under way. What they don't take comes back when "
+        "they end, or after 5 minutes when their worker was killed.",
+        SHARE,
+        Target(queries.share_of_quota(queries.QUOTA_RESERVED), "{{quota}}: {{key}}"),
+        width=12,
+    ),
+    panels.bars(
+        "Decisions of quotas by kind",
+        "A model call to which several quotas apply is decided by each. Those that begin with "
+        "degraded were taken while the store did not answer.",
+        SHORT,
+        Target(
+            f"{queries.increase(queries.QUOTA_DECISIONS, PER_BAR, 'decision')} > 0",
+            "{{decision}}",
+        ),
+        width=12,
+    ),
+    panels.bars(
+        "Not simply admitted, by quota",
+        "refused; observed (enforcement would have refused it); unpriced (a quota in US dollars "
+        "did not count it); degraded (decided without the store).",
+        SHORT,
+        Target(
+            f"{queries.increase(queries.NOT_ADMITTED, PER_BAR, 'quota', 'decision')} > 0",
+            "{{quota}}: {{decision}}",
+        ),
+        width=12,
+    ),
+)
+"""What is left of the budgets that a fleet shares."""
+
+
 UNKNOWNS: Final = (
     panels.bars(
         "Tokens without a price, by model",
@@ -192,6 +252,7 @@ ROWS: Final = (
     ("Now", NOW),
     ("Tokens", TOKENS),
     ("Money", MONEY),
+    ("Quotas", QUOTAS),
     ("Not measured, not priced", UNKNOWNS),
 )
 """Rows of panels, from the answer to the details."""

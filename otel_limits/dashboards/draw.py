@@ -128,7 +128,7 @@ def _inside(box: Any, panel: Panel) -> tuple[float, float, float, float]:
     unit = (box.y1 - box.y0) / panel.height
     left = 0.012 if panel.kind in ("stat", "table") else 0.04
     if panel.kind == "bargauge":
-        left = 0.075
+        left = 0.1
     bottom = unit * (0.3 if panel.kind in ("stat", "table", "bargauge") else 1.0)
     width = box.x1 - box.x0 - left - 0.012
     if panel.kind == "timeseries":

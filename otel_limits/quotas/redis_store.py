@@ -25,6 +25,7 @@ from redis.exceptions import (
 from redis.exceptions import (
     MovedError,
     NoScriptError,
+    RedisClusterException,
     RedisError,
 )
 from redis.exceptions import (
@@ -57,6 +58,9 @@ from otel_limits.quotas.store import (
 if TYPE_CHECKING:
     import re
 
+
+FAILURES: Final = (RedisError, RedisClusterException, OSError)
+"""Whatever says that the server was not reached or refused; a cluster's is no `RedisError`."""
 
 TAG: Final = "{otel_limits}"
 OPERATION_KEY: Final = TAG + ":operation:"
@@ -238,7 +242,7 @@ class RedisStore:
                     message = subscription.get_message(timeout=1.0)
                     if message:
                         yield _kill(message["data"])
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(str(error)) from error
         finally:
             self._listening.close()
@@ -284,7 +288,7 @@ class RedisStore:
             except (Disconnected, MovedError, OSError):
                 self._link.learn()
                 return question(self._link.client())
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(str(error)) from error
 
 

@@ -102,6 +102,13 @@ def test_the_forecast_goes_on_at_the_pace_of_the_scene(played: Scene) -> None:
     assert answer(played, forecast.targets[0])[ONE] == pytest.approx(pace * left)
 
 
+def test_only_the_call_under_way_has_something_reserved(played: Scene) -> None:
+    """Everybody else's calls are settled."""
+    (target,) = panel_of("token-spend", "Quota reserved").targets
+    reserved = answer(played, target)
+    assert [name for name, share in reserved.items() if share > 0] == ["waiting: (all)"]
+
+
 def panel_of(dashboard: str, title: str) -> Panel:
     """Find a panel."""
     return next(

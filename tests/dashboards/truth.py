@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from otel_limits.observers import instruments
-from tests.dashboards.workload import ACTORS, PRICED, UNPRICED, Actor, Produces
+from tests.dashboards.workload import (
+    ACTORS,
+    CALL,
+    PRICED,
+    RESEARCHABLE,
+    SPENDABLE,
+    UNPRICED,
+    WAITABLE,
+    Actor,
+    Produces,
+)
 
 if TYPE_CHECKING:
     from tests.dashboards.servers import Scene
@@ -305,6 +315,7 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
     read = by(model, lambda p: p.input)
     kinds = merged(actor.produces.calls for actor in ACTORS)
     return {
+        **_quotas(played),
         "Tokens": increases({ONE: spent}),
         "US dollars": increases({ONE: cost}),
         "USD to end of month": [Expected({ONE: 0}, loose=True)],
@@ -350,6 +361,49 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
         ),
         "Model calls by kind": increases(kinds),
     }
+
+
+def _quotas(played: Scene) -> dict[str, list[Expected]]:
+    rounds = played.rounds + 1  # the rehearsal counts too
+    used = {
+        "spend: priced-model": rounds * sum(map(dollars, ACTORS)) / SPENDABLE,
+        "research: research": rounds * by(agent, tokens)["research"] / RESEARCHABLE,
+        "waiting: (all)": CALL["totalTokens"] / WAITABLE,
+    }
+    every = used | {"guests: (all)": 0.0}
+    refused = reasons(enforced)["quota_exceeded"]
+    unpriced = sum(sum(a.produces.calls.values()) for a in ACTORS if asks_without_price(a))
+    priced = sum(sum(a.produces.calls.values()) for a in ACTORS if a.model == PRICED)
+    admitted = priced + by(agent, lambda p: sum(p.calls.values()))["research"]
+
+    def increases(values: Values) -> list[Expected]:
+        return [Expected(times(played.rounds, values))]
+
+    return {
+        "Quotas used most": [Expected(used, exact=True)],
+        "Time until a quota begins again": [
+            Expected({labels(quota=q, key=k): 0 for q, k in map(named, every)}, loose=True)
+        ],
+        "Quota used": [Expected(every, exact=True)],
+        "Quota reserved": [Expected(dict.fromkeys(every, 0), loose=True)],
+        "Decisions of quotas by kind": increases(
+            {"admitted": admitted, "unpriced": unpriced, "refused": refused}
+        ),
+        "Not simply admitted, by quota": increases(
+            {"spend: unpriced": unpriced, "guests: refused": refused}
+        ),
+    }
+
+
+def asks_without_price(actor: Actor) -> bool:
+    """Whether the quota in US dollars applies and cannot count: it leaves out names with p."""
+    return actor.model == UNPRICED and not actor.name.startswith("p")
+
+
+def named(legend: str) -> tuple[str, str]:
+    """Quota and key of a legend."""
+    quota, _, key = legend.partition(": ")
+    return quota, key
 
 
 def _health(played: Scene) -> dict[str, list[Expected]]:

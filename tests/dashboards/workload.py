@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,23 @@ if TYPE_CHECKING:
 
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 
-POLICY = """
+SPENDABLE, RESEARCHABLE, WAITABLE = 400, 300_000, 20_000
+"""What quotas permit per window, in USD and tokens: more than a long play takes."""
+
+POLICY = f"""
 models:
-  priced-model: {price: {input: 100, output: 500}}
+  priced-model: {{price: {{input: 100, output: 500}}}}
+quotas:
+  spend: {{usd: {SPENDABLE}, window: P365D, key: model, where: {{agent: "[!p]*"}}}}
+  research: {{tokens: {RESEARCHABLE}, window: P365D, key: agent, where: {{agent: research}}}}
+  guests: {{tokens: 50, window: P365D, where: {{agent: guest}}}}
+  waiting: {{tokens: {WAITABLE}, window: P365D, where: {{agent: patient}}}}
 """
-"""Policy file of the process: USD per million tokens, the same for cached ones."""
+"""Policy file of the process: USD per million tokens, the same for cached ones.
+
+No window ends while somebody plays, and no call of a guest fits into what guests may use.
+`patient`, which plays once, has a quota of its own, so that all the others count equal rounds.
+"""
 
 CALL = {"inputTokens": 100, "outputTokens": 20, "totalTokens": 120}
 CACHED = CALL | {"cacheReadInputTokens": 60, "cacheWriteInputTokens": 10}
@@ -248,6 +260,14 @@ ACTORS = (
         ),
     ),
     Actor(
+        name="guest",
+        model=PRICED,
+        script=lambda: [says("done", usage=CALL)],
+        produces=Produces(
+            reason="quota_exceeded", action="halted", turns=0, calls={}, input=0, output=0
+        ),
+    ),
+    Actor(
         name="left",
         model=PRICED,
         script=lambda: endless(uses("search", usage=CALL)),
@@ -307,18 +327,16 @@ class Stage:
         }
 
     def hold_one(self) -> threading.Thread:
-        """Have one invocation in progress until `released` is set."""
+        """Have one invocation in progress, and its second model call, until `released` is set."""
 
-        @tool
-        def wait(reason: str = "") -> str:
-            """Wait until the test is over."""
+        def script() -> Iterator[Answer]:
+            yield uses("search", usage=CALL)
             self.released.wait(300)
-            return reason
+            yield says("done", usage=CALL)
 
-        script = [uses("wait", usage=CALL), says("done", usage=CALL)]
         agent = Agent(
-            model=ScriptedModel(script, model_id=PRICED),
-            tools=[wait],
+            model=ScriptedModel(script(), model_id=PRICED),
+            tools=[search],
             name="patient",
             callback_handler=None,
         )

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.spill import Spill
+from otel_limits.ledger.store import Store
+from otel_limits.ledger.writer import taking_back
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import Charge, Count, Settle, Standing
 from otel_limits.quotas.windows import Windows
+from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 WORKER = Path(__file__).parent / "worker.py"
 PROCESSES = 4
 LEASE = 1.0
+LARGEST_CALL = 110
+"""Tokens of one call of those that are killed."""
 
 
 class Fleet(Protocol):
@@ -40,7 +48,13 @@ class Fleet(Protocol):
 
 
 @pytest.fixture
-def fleet(server: Server, tmp_path: Path) -> Fleet:
+def ledger(tmp_path: Path) -> Path:
+    """Where processes record what they spend, each call before the next."""
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def fleet(server: Server, ledger: Path, tmp_path: Path) -> Fleet:
     """Processes that share the server."""
 
     def run(
@@ -48,7 +62,12 @@ def fleet(server: Server, tmp_path: Path) -> Fleet:
     ) -> Counter[str]:
         policy = tmp_path / "limits.yaml"
         policy.write_text(json.dumps({"quotas": {"q": quota}}))
-        variables = {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_QUOTA_STORE": server.url}
+        variables = {
+            "OTEL_LIMITS_POLICY": str(policy),
+            "OTEL_LIMITS_QUOTA_STORE": server.url,
+            "OTEL_LIMITS_LEDGER": str(ledger),
+            "OTEL_LIMITS_LEDGER_SYNC": "call",
+        }
         with ExitStack() as stack:
             command = [sys.executable, str(WORKER), task, json.dumps(arguments)]
             workers = [stack.enter_context(process(command, variables)) for _ in range(processes)]
@@ -138,31 +157,47 @@ def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
 
 
 def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
-    fleet: Fleet, store: RedisStore, tmp_path: Path
+    fleet: Fleet, store: RedisStore, ledger: Path, tmp_path: Path
 ) -> None:
     """Half of four workers are killed at random, fifty times.
 
-    Each may die between noting a settlement and hearing that it was done. Sending all of them
-    again, as the ids of operations permit, leaves exactly the sum that was noted.
+    Left to itself, the quota has all but the call, of each killed worker, that ended and was not
+    settled: the ledger has it, unless it was killed even before that. Nothing counts twice, and
+    nothing is counted that the ledger has not. Sending all settlements that were noted again, as
+    the ids of operations permit, leaves exactly the sum that was noted.
     """
     journals = tmp_path / "journals"
     journals.mkdir()
     amount = 10**9
     quota = {"tokens": amount, "window": "month"}
     said = fleet(quota, "breed", 1, folder=str(journals), lease=LEASE, workers=4, rounds=50)
-    before = standing(store, amount)
+    assert said["killed"] == 104
+    eventually(lambda: standing(store, amount).reserved == 0)
+    used = standing(store, amount).used
+    assert used > 0
+    assert 0 <= recorded(ledger) - used <= said["killed"] * LARGEST_CALL
+
     noted = [
         json.loads(line) for path in journals.iterdir() for line in path.read_text().splitlines()
     ]
     spent = sum(charge for _, charge, _ in noted)
-    assert said["killed"] == 104
-    assert before.used > 0
-    assert 0 <= spent - before.used <= said["killed"] * 110
-
     window = this_count().window
     assert {start for _, _, start in noted} == {window.start}
-    store.run([Settle(name, (Charge(count=this_count(), amount=each),)) for name, each, _ in noted])
-    give_up = time.monotonic() + 10 * LEASE
-    while standing(store, amount).reserved and time.monotonic() < give_up:
+    assert used <= spent <= recorded(ledger)
+    for _ in range(2):
+        store.run(
+            [Settle(name, (Charge(count=this_count(), amount=each),)) for name, each, _ in noted]
+        )
+        assert standing(store, amount) == Standing(spent, 0, amount)
+
+
+def recorded(ledger: Path) -> int:
+    """Tokens of all model calls that a ledger has, those beside it included."""
+    store = Store(parse("ledger", str(ledger), ledger.parent))
+    for _ in taking_back(store, Spill(store.address)):
         continue
-    assert standing(store, amount) == Standing(spent, 0, amount)
+    store.close()
+    with closing(sqlite3.connect(ledger)) as connection:
+        rows = "SELECT sum(input_tokens + output_tokens) FROM otel_limits_model_calls"
+        (tokens,) = connection.execute(rows).fetchone()
+    return int(tokens)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -21,6 +22,7 @@ from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE, eventually
 from tests.quotas.test_agents import carrying
+from tests.quotas.test_fleet import WORKER, process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
@@ -407,6 +409,48 @@ def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> N
         assert os.read(reading, 1) == b"x"
         os.close(reading)
         os.waitpid(child, 0)
+
+
+def test_a_kill_from_another_program_ends_the_running_agents_of_every_process(
+    server: Server, tmp_path: Path
+) -> None:
+    """Three programs with three agents each: those that fit end, in mid-answer, and no others.
+
+    The server pushes a kill to whoever listens; who has just lost the connection asks for it when
+    connecting again.
+    """
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {}")
+    variables = {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_QUOTA_STORE": server.url}
+    arguments = {"names": ["research-1", "research-2"], "last": "writer"}
+    command = [sys.executable, str(WORKER), "stream", json.dumps(arguments)]
+    with ExitStack() as stack:
+        workers = [stack.enter_context(process(command, variables)) for _ in range(3)]
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        for worker in workers:
+            assert worker.stdout is not None
+            assert [worker.stdout.readline() for _ in range(2)] == ["ready\n", "began\n"]
+        eventually(listening(server, 3))
+        code = "import sys; from otel_limits.cli import main; sys.exit(main())"
+        told = subprocess.run(
+            [sys.executable, "-c", code, "kill", "--agent", "research-*"],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE,
+        )
+        assert told.stdout == "Told 3 processes to end agents named 'research-*'.\n"
+        said = [json.loads(worker.communicate(timeout=PATIENCE)[0]) for worker in workers]
+    assert said == [{"research-1: killed": 1, "research-2: killed": 1, "writer: end_turn": 1}] * 3
+
+
+def test_a_listener_that_lost_its_connection_is_back_within_a_second() -> None:
+    """So that a kill that was told meanwhile is not late."""
+    assert killing.RETRY_SECONDS <= 0.5
 
 
 def test_a_kill_needs_a_name(run: Run) -> None:

@@ -19,7 +19,7 @@ from otel_limits import ConfigurationError, enable
 from otel_limits.facts import QuotaUse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_store import RedisStore
-from otel_limits.quotas.store import Count, Standing
+from otel_limits.quotas.store import Count, Standing, StoreError
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
@@ -285,6 +285,18 @@ def test_a_cluster_that_moves_our_keys_is_followed(
     link = gate._carrier._store._link
     link.client().execute_command("CLIENT KILL TYPE normal SKIPME no")
     assert agent("go").stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis+cluster", "redis+sentinel"])
+def test_a_server_that_is_not_there_is_one_kind_of_failure(kind: str) -> None:
+    """A listener for kills tries again after it, and a command says it in a sentence."""
+    service = "/quotas" if kind == "redis+sentinel" else ""
+    store = RedisStore(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1)
+    with pytest.raises(StoreError):
+        store.now()
+    with pytest.raises(StoreError):
+        next(store.kills(0, threading.Event()))
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,20 @@ from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterable, Callable, Iterator
     from concurrent.futures import Future
 
     from otel_limits.testing import Answer
 
 
-NEEDED = ("observers.prometheus", "quotas.redis_store", "quotas.section", "quotas.setup")
+NEEDED = (
+    "ledger.store",
+    "observers.ledger",
+    "observers.prometheus",
+    "quotas.redis_store",
+    "quotas.section",
+    "quotas.setup",
+)
 """What every process imports once it is limited: a parent does it for all its children."""
 
 
@@ -84,6 +91,49 @@ def spend(agents: int, low: int, high: int, cap: int | None) -> dict[str, int]:
         return await asyncio.gather(*(agent.invoke_async("go") for agent in made))
 
     return dict(Counter(result.stop_reason for result in asyncio.run(run())))
+
+
+class Streaming(ScriptedModel):
+    """Begins an answer and sends word after word, until it has been enough."""
+
+    def __init__(self, enough: asyncio.Event) -> None:
+        super().__init__([])
+        self.began = asyncio.Event()
+        self._enough = enough
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterable[Any]:
+        """Send words."""
+        yield {"messageStart": {"role": "assistant"}}
+        yield {"contentBlockStart": {"start": {}}}
+        self.began.set()
+        while not self._enough.is_set():
+            yield {"contentBlockDelta": {"delta": {"text": "word "}}}
+            await asyncio.sleep(0.01)
+        yield {"contentBlockStop": {}}
+        yield {"messageStop": {"stopReason": "end_turn"}}
+
+
+def stream(names: list[str], last: str) -> dict[str, int]:
+    """Let agents stream until something from outside ends them; then `last` may end by itself."""
+
+    async def run() -> dict[str, int]:
+        enough, never = asyncio.Event(), asyncio.Event()
+        models = {name: Streaming(enough if name == last else never) for name in (*names, last)}
+        tasks = {
+            name: asyncio.create_task(
+                Agent(model=model, name=name, callback_handler=None).invoke_async("go")
+            )
+            for name, model in models.items()
+        }
+        for model in models.values():
+            await model.began.wait()
+        sys.stdout.write("began\n")
+        sys.stdout.flush()
+        await asyncio.gather(*(tasks[name] for name in names))
+        enough.set()
+        return {f"{name}: {(await task).stop_reason}": 1 for name, task in tasks.items()}
+
+    return asyncio.run(run())
 
 
 class Journal:
@@ -173,6 +223,7 @@ def _kill(child: int) -> None:
 TASKS: dict[str, Callable[..., dict[str, int]]] = {
     "ask_once": ask_once,
     "spend": spend,
+    "stream": stream,
     "breed": breed,
 }
 
