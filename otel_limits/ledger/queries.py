@@ -15,6 +15,7 @@ from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     DAY_MICROSECONDS,
     INVOCATION_TABLE,
+    IS_OF_UNKNOWN_SIZE,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
     TOOL_CALL_TABLE,
@@ -38,7 +39,9 @@ DAYS: Final = ("day", "week", "month")
 """Ways to group that follow from the day of a call."""
 
 FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
-"""Ways to group that the index on spending answers without touching the table."""
+"""Ways to group that the indexes on spending answer without touching the table."""
+BY_INDEX: Final = ["day", "agent", "model"]
+"""What those indexes begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,7 @@ def audit_keys(connection: Connection) -> list[str]:
 
 # --- spend ----------------------------------------------------------------------------------------
 
-SUMS: Final = (
+SUMS_OF_ALL: Final = (
     sa.func.count(),
     sa.func.sum(CALLS.input_tokens),
     sa.func.sum(CALLS.output_tokens),
@@ -173,8 +176,11 @@ SUMS: Final = (
     sa.func.coalesce(
         sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(CALLS.price_pico.is_(None)), 0
     ),
-    sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)),
 )
+SUMS: Final = (*SUMS_OF_ALL, sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)))
+
+NOTHING: Final[ColumnElement[int]] = sa.literal_column("0")
+SUMS_OF_NONE: Final = (NOTHING, NOTHING, NOTHING, NOTHING, sa.null(), NOTHING)
 
 
 def spend(
@@ -184,22 +190,38 @@ def spend(
 
     Yields:
         The properties of a group, `day` as days and `hour` as hours since the epoch; and its calls,
-        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls.
+        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls. A group
+        can come in several parts.
     """
-    source = Source(MODEL_CALL_TABLE)
     named = {*by, *(name for name, _ in selection.where)}
-    names = ["day", "agent", "model"] if named <= FROM_INDEX else columns_for(by)
-    columns = [source.column(name) for name in names]
-    conditions = source.conditions(selection)
-    statement = (
-        sa.select(*(column.label(f"k{n}") for n, column in enumerate(columns)), *SUMS)
-        .select_from(source.tables)
-        .where(*conditions)
-        .group_by(*columns)
-    )
+    statement: sa.Executable
+    if named <= FROM_INDEX:
+        names = BY_INDEX
+        statement = from_indexes(selection)
+    else:
+        names = columns_for(by)
+        statement = _grouped(names, selection, SUMS)
     for row in connection.execute(statement):
         keys = dict(zip(names, row[: len(names)], strict=True))
         yield keys, tuple(row[len(names) :])
+
+
+def from_indexes(selection: Selection) -> sa.CompoundSelect[Any]:
+    """Sum all calls, and count those without a measured size, each from an index of its own.
+
+    One statement, so that both see the same calls.
+    """
+    calls = _grouped(BY_INDEX, selection, (*SUMS_OF_ALL, NOTHING))
+    unknown = _grouped(BY_INDEX, selection, (*SUMS_OF_NONE, sa.func.count()))
+    return sa.union_all(calls, unknown.where(IS_OF_UNKNOWN_SIZE))
+
+
+def _grouped(names: Sequence[str], selection: Selection, sums: Sequence[Any]) -> sa.Select[Any]:
+    source = Source(MODEL_CALL_TABLE)
+    columns = [source.column(name) for name in names]
+    conditions = source.conditions(selection)
+    labelled = (column.label(f"k{n}") for n, column in enumerate((*columns, *sums)))
+    return sa.select(*labelled).select_from(source.tables).where(*conditions).group_by(*columns)
 
 
 def columns_for(by: Sequence[str]) -> list[str]:

@@ -227,15 +227,15 @@ def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], N
 def newer(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A newer otel-limits has taken the ledger over."""
 
-    def set_version(version: int) -> None:
+    def make_newer_by(versions: int) -> None:
         connection = sqlite3.connect(ledger.path)
-        connection.execute("UPDATE otel_limits_schema SET version = ?", (version,))
+        connection.execute("UPDATE otel_limits_schema SET version = version + ?", (versions,))
         connection.commit()
         connection.close()
 
     close_connections()
-    set_version(99)
-    return lambda: set_version(1)
+    make_newer_by(99)
+    return lambda: make_newer_by(-99)
 
 
 def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
