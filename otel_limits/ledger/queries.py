@@ -327,10 +327,31 @@ def tools_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
 # --- backtest and suggest -------------------------------------------------------------------------
 
 
-def invocations(connection: Connection, selection: Selection) -> Iterator[Any]:
-    """Every invocation of a selection: how it ended and what it used."""
+def totals_by_agent(connection: Connection, selection: Selection) -> Iterator[Any]:
+    """Invocations and tokens of every agent."""
     source = Source(INVOCATION_TABLE)
     conditions = source.conditions(selection)
+    statement = (
+        sa.select(
+            RUNS.agent,
+            sa.func.count().label("invocations"),
+            sa.func.coalesce(sa.func.sum(TOKENS), 0).label("tokens"),
+        )
+        .select_from(source.tables)
+        .where(*conditions)
+        .group_by(RUNS.agent)
+    )
+    yield from connection.execute(statement)
+
+
+def invocations(
+    connection: Connection, selection: Selection, totals: Mapping[str, int] | None = None
+) -> Iterator[Any]:
+    """Every invocation of a selection, or those that used `totals`: its end and what it used."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    if totals is not None:
+        conditions.append(used(totals))
     statement = (
         sa.select(
             RUNS.id,
@@ -352,18 +373,19 @@ def invocations(connection: Connection, selection: Selection) -> Iterator[Any]:
     yield from _portions(connection, statement)
 
 
+def used(totals: Mapping[str, int]) -> ColumnElement[bool]:
+    """Whether an invocation used at least one of `totals`, or has not ended."""
+    reached = [
+        (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
+    ]
+    return sa.or_(RUNS.ended_us.is_(None), *reached)
+
+
 def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
     """Select the ids of invocations that used at least one of `totals`, or have not ended."""
     source = Source(INVOCATION_TABLE)
     conditions = source.conditions(selection)
-    reached = [
-        (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
-    ]
-    return (
-        sa.select(RUNS.id)
-        .select_from(source.tables)
-        .where(sa.or_(RUNS.ended_us.is_(None), *reached), *conditions)
-    )
+    return sa.select(RUNS.id).select_from(source.tables).where(used(totals), *conditions)
 
 
 def count_using(connection: Connection, selection: Selection, totals: Mapping[str, int]) -> int:
@@ -375,25 +397,31 @@ def count_using(connection: Connection, selection: Selection, totals: Mapping[st
 def calls_in_order(
     connection: Connection, selection: Selection, totals: Mapping[str, int]
 ) -> Iterator[Sequence[Any]]:
-    """The model calls of invocations that used `totals`, by invocation and number.
+    """The model calls of invocations that used `totals`, each in its place, by invocation.
 
-    Imported ones have no number: they come in no order.
+    Imported ones have no number: their times tell the order.
+
+    Yields:
+        Invocation, turn, iteration, input tokens, output tokens and picodollars of a call. No
+        more, since the columns are what takes the time.
     """
-    statement = (
-        sa.select(
-            CALLS.invocation_id,
-            CALLS.number,
-            CALLS.at_us,
-            CALLS.turn,
-            CALLS.iteration,
-            CALLS.input_tokens,
-            CALLS.output_tokens,
-            CALLS.price_pico,
+    for belongs, place in (
+        (CALLS.number.is_not(None), CALLS.number),
+        (CALLS.number.is_(None), CALLS.at_us),
+    ):
+        statement = (
+            sa.select(
+                CALLS.invocation_id,
+                CALLS.turn,
+                CALLS.iteration,
+                CALLS.input_tokens,
+                CALLS.output_tokens,
+                CALLS.price_pico,
+            )
+            .where(belongs, CALLS.invocation_id.in_(using(selection, totals)))
+            .order_by(CALLS.invocation_id, place)
         )
-        .where(CALLS.invocation_id.in_(using(selection, totals)))
-        .order_by(CALLS.invocation_id, CALLS.number)
-    )
-    yield from _portions(connection, statement)
+        yield from _portions(connection, statement)
 
 
 def _portions(connection: Connection, statement: sa.Select[Any]) -> Iterator[Any]:
