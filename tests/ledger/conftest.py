@@ -90,6 +90,7 @@ def program(ledger: LedgerFile, tmp_path: Path) -> Callable[..., subprocess.Pope
         return subprocess.Popen(
             [sys.executable, "-u", str(file)],
             env=environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
