@@ -140,9 +140,8 @@ import otel_limits.ledger.writer
 turns = []
 
 def turn():
-    turns.append(len(turns))
-    if len(turns) == 2:
-        print("second")
+    turns.append("turn")
+    print("turn", len(turns))
     input()
     otel_limits.ledger.writer.GATHER_SECONDS = 3600.0
 
@@ -188,8 +187,10 @@ def kill(child: subprocess.Popen[str]) -> None:
 
 def test_background_keeps_what_it_has_gathered(program: Start, ledger: LedgerFile) -> None:
     """Rows are written although nobody waits for them, and are there after SIGKILL."""
-    child = program(AGENT + "run(); input()\n", OTEL_LIMITS_LEDGER_SYNC="background")
-    eventually(lambda: ledger.path.exists() and bool(tables(ledger)) and whole(ledger) == 1)
+    text = AGENT + "run(); print('returned'); input()\n"
+    child = program(text, OTEL_LIMITS_LEDGER_SYNC="background")
+    hear(child, "returned")
+    eventually(lambda: has_tables(ledger) and whole(ledger) == 1)
     kill(child)
     take_back(ledger)
     assert whole(ledger) == 1
@@ -197,12 +198,13 @@ def test_background_keeps_what_it_has_gathered(program: Start, ledger: LedgerFil
 
 def test_background_loses_what_it_still_gathers(program: Start, ledger: LedgerFile) -> None:
     """SIGKILL costs the rows of what returned a moment ago, and none that was written before."""
-    text = AGENT + "run(); input()\n" + GATHERS_FOR_EVER + "run(); print('returned'); input()\n"
+    returns = "run(); print('returned'); input()\n"
+    text = AGENT + returns + GATHERS_FOR_EVER + returns
     child = program(text, OTEL_LIMITS_LEDGER_SYNC="background")
-    eventually(lambda: ledger.path.exists() and bool(tables(ledger)) and whole(ledger) == 1)
+    hear(child, "returned")
+    eventually(lambda: has_tables(ledger) and whole(ledger) == 1)
     say(child)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "returned\n"
+    hear(child, "returned")
     kill(child)
     take_back(ledger)
     assert (len(ledger.invocations()), whole(ledger)) == (1, 1)
@@ -214,10 +216,10 @@ def test_an_invocation_under_way_loses_what_is_still_gathered(
 ) -> None:
     """SIGKILL within its second turn: its beginning and first call were written, no more was."""
     child = program(TWO_TURNS, OTEL_LIMITS_LEDGER_SYNC=sync)
-    eventually(lambda: ledger.path.exists() and bool(tables(ledger)) and len(ledger.calls()) == 1)
+    hear(child, "turn 1")
+    eventually(lambda: has_tables(ledger) and len(ledger.calls()) == 1)
     say(child)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "second\n"
+    hear(child, "turn 2")
     kill(child)
     take_back(ledger)
     (invocation,) = ledger.invocations()
@@ -232,10 +234,18 @@ def say(child: subprocess.Popen[str]) -> None:
     child.stdin.flush()
 
 
-def tables(ledger: LedgerFile) -> list[Any]:
-    """What the file has tables for; none while it is being made."""
+def hear(child: subprocess.Popen[str], line: str) -> None:
+    """Wait until a program says something."""
+    assert child.stdout is not None
+    assert child.stdout.readline() == line + "\n"
+
+
+def has_tables(ledger: LedgerFile) -> bool:
+    """Tell whether the file has been made, and not only begun."""
+    if not ledger.path.exists():
+        return False
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection:
-        return connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        return bool(connection.execute("SELECT 1 FROM sqlite_master").fetchall())
 
 
 def test_an_exception_loses_nothing_of_what_is_under_way(
@@ -438,7 +448,7 @@ def test_a_file_that_vanishes_takes_no_later_row_with_it(
     def delete() -> str:
         """Delete the ledger once it has a call."""
         if not deleted:
-            eventually(lambda: ledger.path.exists() and bool(tables(ledger)))
+            eventually(lambda: has_tables(ledger))
             eventually(lambda: len(ledger.calls()) == 1)
             for path in tmp_path.glob("ledger.db*"):
                 path.unlink()
