@@ -1,5 +1,6 @@
 """Stops LLM agents that go over budget, and tells exactly what happened."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.errors import (
@@ -37,7 +38,6 @@ from otel_limits.facts import (
     Turn,
     Warned,
 )
-from otel_limits.instrumentor import disable, enable
 from otel_limits.limits import (
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
@@ -59,6 +59,7 @@ from otel_limits.messages import is_synthetic, stop_of
 from otel_limits.runs import kill
 
 if TYPE_CHECKING:
+    from otel_limits.instrumentor import disable, enable
     from otel_limits.plugin import LimitsPlugin
 
 __all__ = [
@@ -117,10 +118,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the one name that needs Strands when it is asked for."""
-    if name == "LimitsPlugin":
-        from otel_limits.plugin import LimitsPlugin
+LATER = {
+    "LimitsPlugin": "otel_limits.plugin",
+    "disable": "otel_limits.instrumentor",
+    "enable": "otel_limits.instrumentor",
+}
+"""Names that need Strands or the OpenTelemetry SDK, which an audit starts without."""
 
-        return LimitsPlugin
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `LATER` when it is first asked for."""
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(LATER[name]), name)
+    return value

@@ -20,7 +20,6 @@ from otel_limits import config
 from otel_limits.audit import commands as audit
 from otel_limits.dashboards import commands as dashboards
 from otel_limits.fleet import add_commands as add_fleet_commands
-from otel_limits.instrumentor import policy_mistakes
 from otel_limits.launch import environment_for, option_that_hides_us, replace_process
 from otel_limits.policy import PolicyFile
 
@@ -195,6 +194,8 @@ def setting_mistakes(
 
 
 def _policy_mistakes(environ: Mapping[str, str]) -> list[str]:
+    from otel_limits.instrumentor import policy_mistakes
+
     reading = config.read(environ)
     return policy_mistakes(reading, PolicyFile(reading.settings.policy_path))
 
@@ -227,6 +228,8 @@ def _add_check(commands: Any) -> None:
 
 def check(options: Namespace) -> int:
     """Print every setting; 1 when one is wrong."""
+    from otel_limits.instrumentor import policy_mistakes
+
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     rows = [

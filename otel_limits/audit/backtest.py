@@ -149,25 +149,13 @@ def first_reached(checks: Sequence[tuple[str, int, int]], used: Sequence[int]) -
 
 
 def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
-    """Group calls, which come invocation by invocation, and put each group in order.
-
-    Every row begins with the id of the invocation, the number of the call, which imported ones
-    lack, and its time.
-    """
+    """Group calls, which come in order and begin with the id of their invocation."""
     for identity, group in itertools.groupby(rows, key=operator.itemgetter(0)):
-        calls = list(group)
-        if calls[0][1] is None:
-            calls.sort(key=operator.itemgetter(2))
-        yield str(identity), [row[3:] for row in calls]
+        yield str(identity), [row[1:] for row in group]
 
 
-def judge(outcomes: dict[str, Outcome], row: Any, cut: Cut | None) -> None:
-    """Note what the caps would have done to one invocation."""
-    outcome = outcomes.setdefault(row.agent, Outcome())
-    outcome.invocations += 1
-    outcome.tokens += (row.input_tokens or 0) + (row.output_tokens or 0)
-    if cut is None:
-        return
+def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
+    """Note what the caps would have done to an invocation of an agent."""
     outcome.halted += 1
     outcome.cut_successes += is_success(row)
     outcome.saved_tokens += cut.tokens

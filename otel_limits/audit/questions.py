@@ -169,9 +169,14 @@ def test_limits(inquiry: Inquiry, caps: Caps, *, with_charts: bool) -> Answer:
         identity: backtest.replay(group, checks)
         for identity, group in inquiry.work.through(backtest.by_invocation(calls), count)
     }
-    outcomes: dict[str, backtest.Outcome] = {}
-    for row in queries.invocations(connection, selection):
-        backtest.judge(outcomes, row, cuts.get(row.id))
+    outcomes = {
+        row.agent: backtest.Outcome(invocations=row.invocations, tokens=int(row.tokens))
+        for row in queries.totals_by_agent(connection, selection)
+    }
+    for row in queries.invocations(connection, selection, caps.totals):
+        cut = cuts.get(row.id)
+        if cut is not None:
+            backtest.judge(outcomes[row.agent], row, cut)
     return Answer(
         question="backtest",
         title="Backtest",

@@ -15,6 +15,7 @@ from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     DAY_MICROSECONDS,
     INVOCATION_TABLE,
+    IS_OF_UNKNOWN_SIZE,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
     TOOL_CALL_TABLE,
@@ -38,7 +39,9 @@ DAYS: Final = ("day", "week", "month")
 """Ways to group that follow from the day of a call."""
 
 FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
-"""Ways to group that the index on spending answers without touching the table."""
+"""Ways to group that the indexes on spending answer without touching the table."""
+BY_INDEX: Final = ["day", "agent", "model"]
+"""What those indexes begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,7 @@ def audit_keys(connection: Connection) -> list[str]:
 
 # --- spend ----------------------------------------------------------------------------------------
 
-SUMS: Final = (
+SUMS_OF_ALL: Final = (
     sa.func.count(),
     sa.func.sum(CALLS.input_tokens),
     sa.func.sum(CALLS.output_tokens),
@@ -173,8 +176,11 @@ SUMS: Final = (
     sa.func.coalesce(
         sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(CALLS.price_pico.is_(None)), 0
     ),
-    sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)),
 )
+SUMS: Final = (*SUMS_OF_ALL, sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)))
+
+NOTHING: Final[ColumnElement[int]] = sa.literal_column("0")
+SUMS_OF_NONE: Final = (NOTHING, NOTHING, NOTHING, NOTHING, sa.null(), NOTHING)
 
 
 def spend(
@@ -184,22 +190,38 @@ def spend(
 
     Yields:
         The properties of a group, `day` as days and `hour` as hours since the epoch; and its calls,
-        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls.
+        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls. A group
+        can come in several parts.
     """
-    source = Source(MODEL_CALL_TABLE)
     named = {*by, *(name for name, _ in selection.where)}
-    names = ["day", "agent", "model"] if named <= FROM_INDEX else columns_for(by)
-    columns = [source.column(name) for name in names]
-    conditions = source.conditions(selection)
-    statement = (
-        sa.select(*(column.label(f"k{n}") for n, column in enumerate(columns)), *SUMS)
-        .select_from(source.tables)
-        .where(*conditions)
-        .group_by(*columns)
-    )
+    statement: sa.Executable
+    if named <= FROM_INDEX:
+        names = BY_INDEX
+        statement = from_indexes(selection)
+    else:
+        names = columns_for(by)
+        statement = _grouped(names, selection, SUMS)
     for row in connection.execute(statement):
         keys = dict(zip(names, row[: len(names)], strict=True))
         yield keys, tuple(row[len(names) :])
+
+
+def from_indexes(selection: Selection) -> sa.CompoundSelect[Any]:
+    """Sum all calls, and count those without a measured size, each from an index of its own.
+
+    One statement, so that both see the same calls.
+    """
+    calls = _grouped(BY_INDEX, selection, (*SUMS_OF_ALL, NOTHING))
+    unknown = _grouped(BY_INDEX, selection, (*SUMS_OF_NONE, sa.func.count()))
+    return sa.union_all(calls, unknown.where(IS_OF_UNKNOWN_SIZE))
+
+
+def _grouped(names: Sequence[str], selection: Selection, sums: Sequence[Any]) -> sa.Select[Any]:
+    source = Source(MODEL_CALL_TABLE)
+    columns = [source.column(name) for name in names]
+    conditions = source.conditions(selection)
+    labelled = (column.label(f"k{n}") for n, column in enumerate((*columns, *sums)))
+    return sa.select(*labelled).select_from(source.tables).where(*conditions).group_by(*columns)
 
 
 def columns_for(by: Sequence[str]) -> list[str]:
@@ -305,10 +327,31 @@ def tools_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
 # --- backtest and suggest -------------------------------------------------------------------------
 
 
-def invocations(connection: Connection, selection: Selection) -> Iterator[Any]:
-    """Every invocation of a selection: how it ended and what it used."""
+def totals_by_agent(connection: Connection, selection: Selection) -> Iterator[Any]:
+    """Invocations and tokens of every agent."""
     source = Source(INVOCATION_TABLE)
     conditions = source.conditions(selection)
+    statement = (
+        sa.select(
+            RUNS.agent,
+            sa.func.count().label("invocations"),
+            sa.func.coalesce(sa.func.sum(TOKENS), 0).label("tokens"),
+        )
+        .select_from(source.tables)
+        .where(*conditions)
+        .group_by(RUNS.agent)
+    )
+    yield from connection.execute(statement)
+
+
+def invocations(
+    connection: Connection, selection: Selection, totals: Mapping[str, int] | None = None
+) -> Iterator[Any]:
+    """Every invocation of a selection, or those that used `totals`: its end and what it used."""
+    source = Source(INVOCATION_TABLE)
+    conditions = source.conditions(selection)
+    if totals is not None:
+        conditions.append(used(totals))
     statement = (
         sa.select(
             RUNS.id,
@@ -330,18 +373,19 @@ def invocations(connection: Connection, selection: Selection) -> Iterator[Any]:
     yield from _portions(connection, statement)
 
 
+def used(totals: Mapping[str, int]) -> ColumnElement[bool]:
+    """Whether an invocation used at least one of `totals`, or has not ended."""
+    reached = [
+        (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
+    ]
+    return sa.or_(RUNS.ended_us.is_(None), *reached)
+
+
 def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
     """Select the ids of invocations that used at least one of `totals`, or have not ended."""
     source = Source(INVOCATION_TABLE)
     conditions = source.conditions(selection)
-    reached = [
-        (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
-    ]
-    return (
-        sa.select(RUNS.id)
-        .select_from(source.tables)
-        .where(sa.or_(RUNS.ended_us.is_(None), *reached), *conditions)
-    )
+    return sa.select(RUNS.id).select_from(source.tables).where(used(totals), *conditions)
 
 
 def count_using(connection: Connection, selection: Selection, totals: Mapping[str, int]) -> int:
@@ -353,25 +397,31 @@ def count_using(connection: Connection, selection: Selection, totals: Mapping[st
 def calls_in_order(
     connection: Connection, selection: Selection, totals: Mapping[str, int]
 ) -> Iterator[Sequence[Any]]:
-    """The model calls of invocations that used `totals`, by invocation and number.
+    """The model calls of invocations that used `totals`, each in its place, by invocation.
 
-    Imported ones have no number: they come in no order.
+    Imported ones have no number: their times tell the order.
+
+    Yields:
+        Invocation, turn, iteration, input tokens, output tokens and picodollars of a call. No
+        more, since the columns are what takes the time.
     """
-    statement = (
-        sa.select(
-            CALLS.invocation_id,
-            CALLS.number,
-            CALLS.at_us,
-            CALLS.turn,
-            CALLS.iteration,
-            CALLS.input_tokens,
-            CALLS.output_tokens,
-            CALLS.price_pico,
+    for belongs, place in (
+        (CALLS.number.is_not(None), CALLS.number),
+        (CALLS.number.is_(None), CALLS.at_us),
+    ):
+        statement = (
+            sa.select(
+                CALLS.invocation_id,
+                CALLS.turn,
+                CALLS.iteration,
+                CALLS.input_tokens,
+                CALLS.output_tokens,
+                CALLS.price_pico,
+            )
+            .where(belongs, CALLS.invocation_id.in_(using(selection, totals)))
+            .order_by(CALLS.invocation_id, place)
         )
-        .where(CALLS.invocation_id.in_(using(selection, totals)))
-        .order_by(CALLS.invocation_id, CALLS.number)
-    )
-    yield from _portions(connection, statement)
+        yield from _portions(connection, statement)
 
 
 def _portions(connection: Connection, statement: sa.Select[Any]) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from otel_limits.ledger.rows import (
     MODEL_CALLS,
     QUOTA_CHANGES,
     TOOL_CALLS,
+    UNKNOWN_SIZE,
 )
 
 if TYPE_CHECKING:
@@ -99,20 +100,36 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("source", TEXT, nullable=False),
     sa.UniqueConstraint("trace_id", "span_id"),
     sa.UniqueConstraint("invocation_id", "number"),
-    # What is spent by day, agent and model is answered from this index alone, without a sort.
-    sa.Index(
-        "ix_otel_limits_model_calls_spend",
-        "day",
-        "agent",
-        "model",
-        "at_us",
-        "input_tokens",
-        "output_tokens",
-        "cache_read_tokens",
-        "price_pico",
-        "state",
-    ),
 )
+
+SPEND_INDEX: Final = sa.Index(
+    "ix_otel_limits_model_calls_sums",
+    MODEL_CALL_TABLE.c.day,
+    MODEL_CALL_TABLE.c.agent,
+    MODEL_CALL_TABLE.c.model,
+    MODEL_CALL_TABLE.c.at_us,
+    MODEL_CALL_TABLE.c.input_tokens,
+    MODEL_CALL_TABLE.c.output_tokens,
+    MODEL_CALL_TABLE.c.cache_read_tokens,
+    MODEL_CALL_TABLE.c.price_pico,
+)
+"""What is spent by day, agent and model is answered from this alone, without a sort."""
+
+IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
+    [sa.literal_column(f"'{state}'") for state in UNKNOWN_SIZE]
+)
+"""Written with literals: a database uses a partial index only for the very condition it has."""
+
+UNKNOWN_SIZE_INDEX: Final = sa.Index(
+    "ix_otel_limits_model_calls_unknown_size",
+    MODEL_CALL_TABLE.c.day,
+    MODEL_CALL_TABLE.c.agent,
+    MODEL_CALL_TABLE.c.model,
+    MODEL_CALL_TABLE.c.at_us,
+    sqlite_where=IS_OF_UNKNOWN_SIZE,
+    postgresql_where=IS_OF_UNKNOWN_SIZE,
+)
+"""The few calls without a measured size, so that nobody looks at the state of all others."""
 
 TOOL_CALL_TABLE: Final = sa.Table(
     TOOL_CALLS,
@@ -167,7 +184,21 @@ TABLES: Final = (
 
 Upgrade = Callable[["Connection"], None]
 
-UPGRADES: Final[tuple[Upgrade, ...]] = ()
+
+def _index_unknown_sizes(connection: Connection) -> None:
+    """To version 2: what is unmeasured has an index of its own, and left the one on spending."""
+    of_calls = "ON otel_limits_model_calls (day, agent, model, at_us"
+    sums = "input_tokens, output_tokens, cache_read_tokens, price_pico"
+    unknown = "state IN ('unmeasured', 'estimated')"
+    for statement in (
+        "DROP INDEX IF EXISTS ix_otel_limits_model_calls_spend",
+        f"CREATE INDEX ix_otel_limits_model_calls_sums {of_calls}, {sums})",
+        f"CREATE INDEX ix_otel_limits_model_calls_unknown_size {of_calls}) WHERE {unknown}",
+    ):
+        connection.execute(sa.text(statement))
+
+
+UPGRADES: Final[tuple[Upgrade, ...]] = (_index_unknown_sizes,)
 """The n-th leads from version n to n + 1; one that was ever released is never changed."""
 
 
@@ -179,6 +210,8 @@ def migrate(connection: Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> N
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+        # What waits for its turn gives up in time; an index over years of calls is worth waiting.
+        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
     found, wanted = version_of(connection), len(upgrades) + 1
     if found > wanted:
         raise NewerLedgerError(found, wanted)

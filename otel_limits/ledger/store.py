@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from otel_limits.errors import LedgerError
 from otel_limits.ledger.rows import ENDING, Row, Rows
@@ -45,6 +44,9 @@ WRITES: Final = "otel_limits_writes"
 COLLISION_MICROSECONDS: Final = 60_000_000
 """Two calls with one span id that are further apart than this are two calls."""
 
+DIALECTS: Final = "sqlalchemy.dialects"
+"""Each takes a twentieth of a second to import: only the one that a ledger needs is."""
+
 DatabaseError = sa.exc.SQLAlchemyError
 """Whatever a database refuses with."""
 
@@ -62,6 +64,7 @@ class Store:
 
     def __init__(self, address: Address, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
         """Open nothing yet; but import what opening needs, before any fork can fall into that."""
+        importlib.import_module(f"{DIALECTS}.{'sqlite' if address.file else 'postgresql'}")
         if address.file is None:
             importlib.import_module("psycopg")
         self.address = address
@@ -204,8 +207,8 @@ def execute(connection: Connection, table: sa.Table, rows: list[Row]) -> int:
 def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     """The insertion into a table: what is there already stays as it is."""
     columns = written(table)
-    maker: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect.name]
-    values = maker(table).values({column: sa.bindparam(column) for column in columns})
+    maker: Any = importlib.import_module(f"{DIALECTS}.{dialect.name}")
+    values = maker.insert(table).values({column: sa.bindparam(column) for column in columns})
     if table is INVOCATION_TABLE:
         statement = values.on_conflict_do_update(
             index_elements=["id"],

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,22 +80,30 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def program(ledger: LedgerFile, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a program that records in the ledger."""
+def program(ledger: LedgerFile, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a program that records in the ledger; none outlives its test."""
+    children: list[subprocess.Popen[str]] = []
 
     def start(text: str, **variables: str) -> subprocess.Popen[str]:
         file = tmp_path / "program.py"
         file.write_text(text, encoding="utf-8")
         environment = os.environ | {"OTEL_LIMITS_LEDGER": str(ledger.path)} | variables
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-u", str(file)],
             env=environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        children.append(child)
+        return child
 
-    return start
+    yield start
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
 
 
 def eventually(check: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import pty
+import select
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -306,6 +312,19 @@ def test_a_tree_on_a_terminal(family: LedgerFile, capsys: pytest.CaptureFixture[
 # --- backtest -------------------------------------------------------------------------------------
 
 
+def test_imported_calls_are_replayed_by_their_times(ledger: LedgerFile, ask: Ask) -> None:
+    """They have no number and come in any order: the earlier of them stay, the later are saved."""
+    write(ledger.address, Entry(calls=[Call(input=1), Call(input=10), Call(input=100)]))
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        connection.execute(
+            "UPDATE otel_limits_model_calls SET number = NULL, turn = NULL, iteration = NULL,"
+            " at_us = 2000000000000000 - at_us"
+        )
+        connection.commit()
+    (cut,) = ask("backtest", "--max-turns", "1")["cuts"]
+    assert cut["saved_tokens"] == (1 + 10) + 2 * 20
+
+
 def test_a_backtest_says_what_a_cap_saves(ledger: LedgerFile, ask: Ask) -> None:
     """The calls beyond the cap are saved; a natural end on the last permitted turn is no halt."""
     write(
@@ -452,13 +471,11 @@ def test_rows_that_wait_beside_the_ledger_are_in_the_answer(
     assert {row["agent"] for row in ask("spend")["spend"]} == {"worker", "later"}
 
 
-def test_python_of_the_question_needs_no_strands(week: LedgerFile) -> None:
-    """An audit starts fast: it imports no agent framework."""
-    import subprocess
-
+def test_a_question_needs_neither_strands_nor_opentelemetry(week: LedgerFile) -> None:
+    """An audit starts fast: it imports nothing that only a running agent needs."""
     text = (
         "import sys; from otel_limits.cli import main; main(['audit', 'spend']);"
-        "sys.exit('strands' in sys.modules)"
+        "sys.exit(bool({'strands', 'opentelemetry', 'wrapt'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", text], check=True, capture_output=True)
 
@@ -467,3 +484,76 @@ def test_limits_are_drawn_from_the_record(ledger: LedgerFile) -> None:
     """The caps in force are stored with an invocation."""
     write(ledger.address, Entry(limits=Limits(max_turns=7)))
     assert json.loads(ledger.invocations()[0]["limits"]) == {"max_turns": 7}
+
+
+# --- a bar while it takes long --------------------------------------------------------------------
+
+TAKES_ITS_TIME = """
+import sys
+from otel_limits.audit import questions
+from otel_limits.cli import main
+
+ask = questions.spend
+
+def ask_slowly(*arguments, **options):
+    wait()
+    return ask(*arguments, **options)
+
+questions.spend = ask_slowly
+sys.exit(main(["audit", "spend", *sys.argv[1:]]))
+"""
+
+UNTIL_TOLD = "def wait(): sys.stdin.readline()\n"
+
+UNTIL_THE_BAR_IS_DUE = """
+import threading
+def wait():
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+"""
+
+
+def slow_question(wait: str, *arguments: str) -> list[str]:
+    """Make the command of a question that goes on when `wait` does."""
+    return [sys.executable, "-c", wait + TAKES_ITS_TIME, *arguments]
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_question_that_takes_long_shows_a_bar(week: LedgerFile, form: str) -> None:
+    """On a terminal a bar is drawn while the question is still open, and the answer has none."""
+    main_end, terminal = pty.openpty()
+    process = subprocess.Popen(
+        slow_question("import sys\n" + UNTIL_TOLD, "--format", form),
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        text=True,
+    )
+    os.close(terminal)
+    shown = b""
+    while b"Asking the ledger" not in shown:
+        assert select.select([main_end], [], [], 60)[0], shown
+        shown += os.read(main_end, 65_536)
+    answer, _ = process.communicate("now it may end\n")
+    os.close(main_end)
+    assert process.returncode == 0
+    assert "research" in answer
+    assert [each for each in ("Asking", "\x1b", "\r") if each in answer] == []
+    if form == "json":
+        assert json.loads(answer)["totals"]["spend"]["tokens"] == 4142
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_no_bar_where_there_is_no_terminal(week: LedgerFile, form: str) -> None:
+    """When the bar is due, nothing is written to a file or a pipe but the answer."""
+    done = subprocess.run(
+        slow_question(UNTIL_THE_BAR_IS_DUE, "--format", form),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert "Asking" not in done.stdout
+    assert "4,142" in done.stdout or json.loads(done.stdout)["totals"]["spend"]["tokens"] == 4142

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import tool
 
 from otel_limits import Limits, enable
 from otel_limits.instrumentor import SWITCH
@@ -120,12 +123,140 @@ def take_back(ledger: LedgerFile) -> None:
     writer.close()
 
 
-def test_with_call_every_call_is_durable(program: Start, ledger: LedgerFile) -> None:
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
+def test_with_call_every_call_is_durable(program: Start, ledger: LedgerFile, end: str) -> None:
     """A process that kills itself within a tool has recorded the call that asked for it."""
-    text = AGENT.replace('return "nothing"', "os.kill(os.getpid(), signal.SIGKILL)") + "run()\n"
+    text = AGENT.replace('return "nothing"', f"os.kill(os.getpid(), signal.{end})") + "run()\n"
     child = program(text, OTEL_LIMITS_LEDGER_SYNC="call")
     child.communicate()
     take_back(ledger)
+    assert [call["number"] for call in ledger.calls()] == [1]
+
+
+TWO_TURNS = (
+    AGENT.replace('return "nothing"', "turn(); return 'nothing'")
+    + """
+import otel_limits.ledger.writer
+turns = []
+
+def turn():
+    turns.append("turn")
+    print("turn", len(turns))
+    input()
+    otel_limits.ledger.writer.GATHER_SECONDS = 3600.0
+
+run()
+"""
+)
+"""Every tool call waits for a line; what follows the first is gathered for an hour."""
+
+FAILS_MEANWHILE = (
+    AGENT
+    + """
+import asyncio
+
+@tool
+async def wait() -> str:
+    "Wait for ever."
+    begun.set()
+    await asyncio.Event().wait()
+
+async def main():
+    global begun
+    begun = asyncio.Event()
+    agent = Agent(model=ScriptedModel(endless(uses("wait"))), tools=[wait], callback_handler=None)
+    task = asyncio.create_task(agent.invoke_async("go"))
+    await begun.wait()
+    raise RuntimeError("nobody catches this")
+
+asyncio.run(main())
+"""
+)
+
+GATHERS_FOR_EVER = """
+import otel_limits.ledger.writer
+otel_limits.ledger.writer.GATHER_SECONDS = 3600.0
+"""
+
+
+def kill(child: subprocess.Popen[str]) -> None:
+    """End a program as the kernel does that has no memory left, and wait for that."""
+    child.kill()
+    child.communicate()
+
+
+def test_background_keeps_what_it_has_gathered(program: Start, ledger: LedgerFile) -> None:
+    """Rows are written although nobody waits for them, and are there after SIGKILL."""
+    text = AGENT + "run(); print('returned'); input()\n"
+    child = program(text, OTEL_LIMITS_LEDGER_SYNC="background")
+    hear(child, "returned")
+    eventually(lambda: has_tables(ledger) and whole(ledger) == 1)
+    kill(child)
+    take_back(ledger)
+    assert whole(ledger) == 1
+
+
+def test_background_loses_what_it_still_gathers(program: Start, ledger: LedgerFile) -> None:
+    """SIGKILL costs the rows of what returned a moment ago, and none that was written before."""
+    returns = "run(); print('returned'); input()\n"
+    text = AGENT + returns + GATHERS_FOR_EVER + returns
+    child = program(text, OTEL_LIMITS_LEDGER_SYNC="background")
+    hear(child, "returned")
+    eventually(lambda: has_tables(ledger) and whole(ledger) == 1)
+    say(child)
+    hear(child, "returned")
+    kill(child)
+    take_back(ledger)
+    assert (len(ledger.invocations()), whole(ledger)) == (1, 1)
+
+
+@pytest.mark.parametrize("sync", ["invocation", "background"])
+def test_an_invocation_under_way_loses_what_is_still_gathered(
+    program: Start, ledger: LedgerFile, sync: str
+) -> None:
+    """SIGKILL within its second turn: its beginning and first call were written, no more was."""
+    child = program(TWO_TURNS, OTEL_LIMITS_LEDGER_SYNC=sync)
+    hear(child, "turn 1")
+    eventually(lambda: has_tables(ledger) and len(ledger.calls()) == 1)
+    say(child)
+    hear(child, "turn 2")
+    kill(child)
+    take_back(ledger)
+    (invocation,) = ledger.invocations()
+    assert invocation["ended_us"] is None
+    assert [call["number"] for call in ledger.calls()] == [1]
+
+
+def say(child: subprocess.Popen[str]) -> None:
+    """Let a program go on that waits for a line."""
+    assert child.stdin is not None
+    child.stdin.write("go on\n")
+    child.stdin.flush()
+
+
+def hear(child: subprocess.Popen[str], line: str) -> None:
+    """Wait until a program says something."""
+    assert child.stdout is not None
+    assert child.stdout.readline() == line + "\n"
+
+
+def has_tables(ledger: LedgerFile) -> bool:
+    """Tell whether the file has been made, and not only begun."""
+    if not ledger.path.exists():
+        return False
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection:
+        return bool(connection.execute("SELECT 1 FROM sqlite_master").fetchall())
+
+
+def test_an_exception_loses_nothing_of_what_is_under_way(
+    program: Start, ledger: LedgerFile
+) -> None:
+    """A program that fails while an agent is at work has recorded what the agent has called."""
+    child = program(FAILS_MEANWHILE, OTEL_LIMITS_LEDGER_SYNC="background")
+    _, errors = child.communicate(timeout=60)
+    assert (child.returncode, "RuntimeError: nobody catches this" in errors) == (1, True), errors
+    take_back(ledger)
+    assert len(ledger.invocations()) == 1
     assert [call["number"] for call in ledger.calls()] == [1]
 
 
@@ -227,15 +358,15 @@ def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], N
 def newer(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A newer otel-limits has taken the ledger over."""
 
-    def set_version(version: int) -> None:
+    def make_newer_by(versions: int) -> None:
         connection = sqlite3.connect(ledger.path)
-        connection.execute("UPDATE otel_limits_schema SET version = ?", (version,))
+        connection.execute("UPDATE otel_limits_schema SET version = version + ?", (versions,))
         connection.commit()
         connection.close()
 
     close_connections()
-    set_version(99)
-    return lambda: set_version(1)
+    make_newer_by(99)
+    return lambda: make_newer_by(-99)
 
 
 def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -306,6 +437,30 @@ def test_a_file_that_vanishes_is_made_anew(
         path.unlink()
     worker("go")
     assert whole(ledger) == 1
+
+
+def test_a_file_that_vanishes_takes_no_later_row_with_it(
+    ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    """Of an invocation under way, what follows the deletion is in the new file."""
+
+    @tool
+    def delete() -> str:
+        """Delete the ledger once it has a call."""
+        if not deleted:
+            eventually(lambda: has_tables(ledger))
+            eventually(lambda: len(ledger.calls()) == 1)
+            for path in tmp_path.glob("ledger.db*"):
+                path.unlink()
+                deleted.append(path)
+        return "deleted"
+
+    deleted: list[Path] = []
+    enable(Limits(max_turns=3))
+    make_agent(ScriptedModel(endless(uses("delete"))), tools=[delete])("go")
+    (invocation,) = ledger.invocations()
+    assert (invocation["reason"], invocation["model_calls"]) == ("max_turns", 3)
+    assert [call["number"] for call in ledger.calls()] == [2, 3]
 
 
 def test_a_directory_that_vanishes_is_made_anew(
@@ -449,15 +604,61 @@ def test_a_hanging_database_keeps_nobody_waiting(
     monkeypatch.setattr(store_module.Store, "write", hang)
     for _ in range(3):
         worker("go")
+    assert len(ended_in_spills(ledger)) == 3
+    hangs.set()
+    eventually(lambda: whole(ledger) == 4)
+
+
+def test_a_lock_that_outlives_an_invocation_keeps_nobody_waiting(
+    ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends while the lock is held and the write still waits, and the event loop turns."""
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 60.0)  # longer than anybody may wait for it
+    waits, has_ended = threading.Event(), threading.Event()
+    write = store_module.Store.write
+
+    def watched(store: Any, rows: Any) -> Any:
+        waits.set()
+        try:
+            return write(store, rows)
+        finally:
+            has_ended.set()
+
+    @tool
+    async def search() -> str:
+        """Go on when the write has met the lock and the loop has turned since."""
+        await asyncio.to_thread(waits.wait, 60)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return "nothing"
+
+    def script() -> Any:
+        yield from (uses("search"), says("x"), uses("search"), says("x"))
+
+    enable()
+    agent = make_agent(ScriptedModel(script()), tools=[search])
+    waits.set()
+    agent("go")
+    eventually(lambda: whole(ledger) == 1)
+    waits.clear()
+    release = locked(ledger, monkeypatch)
+    monkeypatch.setattr(store_module.Store, "write", watched)
+    assert asyncio.run(agent.invoke_async("go")).stop_reason == "end_turn"
+    assert (waits.is_set(), has_ended.is_set()) == (True, False)
+    assert len(ended_in_spills(ledger)) == 1
+    release()
+    eventually(lambda: whole(ledger) == 2)
+    assert (len(ledger.invocations()), len(ledger.calls())) == (2, 4)
+
+
+def ended_in_spills(ledger: LedgerFile) -> set[str]:
+    """Invocations whose end stands in a spill file."""
     lines = [line for path in ledger.spills() for line in path.read_text().splitlines()]
-    ended = {
+    return {
         row["id"]
         for table, row in map(json.loads, lines)
         if table == "otel_limits_invocations" and row["ended_us"] is not None
     }
-    assert len(ended) == 3
-    hangs.set()
-    eventually(lambda: whole(ledger) == 4)
 
 
 # --- spill files ----------------------------------------------------------------------------------

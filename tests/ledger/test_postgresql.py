@@ -234,6 +234,34 @@ def test_rows_wait_for_a_server_that_is_down(
     assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
 
 
+BACK_TO_VERSION_1 = """
+    DROP INDEX ix_otel_limits_model_calls_sums;
+    DROP INDEX ix_otel_limits_model_calls_unknown_size;
+    CREATE INDEX ix_otel_limits_model_calls_spend ON otel_limits_model_calls
+        (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico,
+         state);
+    UPDATE otel_limits_schema SET version = 1;
+"""
+INDEXES = "SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'ix%' ORDER BY 1"
+
+
+def test_a_ledger_of_version_1_is_upgraded(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A question brings it up to date in place, and has the answer that it had before."""
+    address = parse("test", server.url(database), tmp_path / "data")
+    calls = [Call(price="0.01"), Call(kind="unmeasured", estimated=True), Call(model="other")]
+    write(address, *(Entry(agent=f"a{n % 3}", calls=calls, at=NINE + n * DAY) for n in range(9)))
+    spend = ("audit", "spend", "--by", "agent,model,day", "--format", "json")
+    new, told = server.ask(database, INDEXES), answer(capsys, server.url(database), *spend)
+    for statement in BACK_TO_VERSION_1.strip().split(";")[:-1]:
+        server.ask(database, statement)
+    assert server.ask(database, INDEXES) != new
+    assert answer(capsys, server.url(database), *spend) == told
+    assert server.ask(database, INDEXES) == new
+    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(2,)]
+
+
 def test_a_newer_ledger_is_refused(
     server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.cells import cell_len
+from rich.control import strip_control_codes
 from rich.table import Table as Grid
 from rich.text import Text
 from rich.tree import Tree
@@ -42,7 +43,7 @@ def show(answer: Answer) -> None:
         elif len(table.rows) <= MANY:
             screen.print(_grid(table))
         else:
-            screen.out("\n".join(lines(table)), highlight=False)
+            screen.file.write("".join(f"{line}\n" for line in lines(table)))
         _note(screen, table)
     screen.print(Text(answer.about, style="dim"))
 
@@ -57,7 +58,8 @@ def lines(table: Table) -> Iterator[str]:
     """Write a table of many rows, aligned: `rich` takes milliseconds for each of them."""
     rows = [*table.rows, *([] if table.total is None else [table.total])]
     texts = [[column.title for column in table.columns]]
-    texts += [[cell.plain for cell in cells(table, row)] for row in rows]
+    kinds = [column.kind for column in table.columns]
+    texts += [[plain(written(*cell)) for cell in zip(row, kinds, strict=True)] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
     is_number = [column.kind in NUMBERS for column in table.columns]
     for row in texts:
@@ -68,6 +70,11 @@ def lines(table: Table) -> Iterator[str]:
             for text, width, number in zip(row, widths, is_number, strict=True)
         )
         yield "  ".join(padded).rstrip()
+
+
+def plain(text: str) -> str:
+    """Leave out what would move the cursor."""
+    return text if text.isprintable() else strip_control_codes(text)
 
 
 def _grid(table: Table) -> Grid:

@@ -1,0 +1,223 @@
+"""Ledgers that an earlier version wrote: opened, brought up to date in place, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.cli import main
+from otel_limits.ledger import store as store_module
+from otel_limits.ledger.schema import UPGRADES
+from otel_limits.ledger.store import Store
+from tests.ledger.book import DAY, NINE, Call, Entry, write
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+    from tests.ledger.conftest import LedgerFile
+
+VERSION_1 = Path(__file__).with_name("version_1.sql")
+
+TABLES = ("invocations", "attributes", "model_calls", "tool_calls", "quota_changes")
+
+SPEND = ("spend", "--by", "agent,model,day")
+
+ENTRIES = [
+    Entry(
+        agent=f"agent-{n % 3}",
+        calls=[
+            Call(input=n, output=1, cached=n // 2, price="0.01" if n % 2 else None),
+            Call(input=7, output=7, kind="unmeasured", estimated=bool(n % 2), model="other"),
+            Call(input=0, output=0, kind="zero_token", model="other"),
+        ],
+        attributes={"tenant.id": f"t{n % 2}"},
+        tools=["search", "search!"],
+        at=NINE + n * DAY / 4,
+    )
+    for n in range(1, 30)
+]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *question: str) -> Any:
+    """Ask, and read the answer."""
+    capsys.readouterr()
+    assert main(["audit", *question, "--format", "json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def truth(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What `audit spend` says of the entries in a ledger that this version made."""
+    write(ledger.address, *ENTRIES)
+    return answer(capsys, *SPEND)
+
+
+@pytest.fixture
+def old(ledger: LedgerFile, truth: Any) -> LedgerFile:
+    """A ledger with the same rows, whose tables version 1 made."""
+    current = ledger.path.rename(ledger.path.with_name("current.db"))
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        connection.executescript(VERSION_1.read_text(encoding="utf-8"))
+        connection.execute("ATTACH ? AS current", (str(current),))
+        for table in TABLES:
+            copy(connection, f"otel_limits_{table}")
+        connection.commit()
+    return ledger
+
+
+def copy(connection: sqlite3.Connection, table: str) -> None:
+    """Copy the rows of a table, but for what the database fills in."""
+    names = ", ".join(f'"{row[1]}"' for row in connection.execute(f"PRAGMA table_info({table})"))
+    query = f"INSERT INTO main.{table} ({names}) SELECT {names} FROM current.{table}"  # noqa: S608
+    connection.execute(query)
+
+
+def schema(ledger: LedgerFile) -> dict[str, str]:
+    """The statements by which tables and indexes would be made, without their white space."""
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        return {name: "".join(sql.split()) for name, sql in found}
+
+
+def version(ledger: LedgerFile) -> list[tuple[int]]:
+    """What the ledger says its version is."""
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        return connection.execute("SELECT version FROM otel_limits_schema").fetchall()
+
+
+def contents(ledger: LedgerFile) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table."""
+    return {table: ledger.rows(table) for table in TABLES}
+
+
+def test_a_ledger_of_version_1_answers_as_before(
+    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is opened by a question, keeps every row, and gives the same answer to the last digit."""
+    before = contents(old)
+    assert len(before["model_calls"]) == 3 * len(ENTRIES)
+    assert answer(capsys, *SPEND) == truth
+    assert (contents(old), version(old)) == (before, [(2,)])
+
+
+def test_an_upgraded_ledger_is_like_a_new_one(old: LedgerFile, tmp_path: Path) -> None:
+    """Its tables and indexes are those that this version makes, so that it is as fast."""
+    write(old.address, Entry(), first=100)
+    path, old.path = old.path, old.path.with_name("new.db")
+    write(old.address, Entry())
+    new = schema(old)
+    old.path = path
+    assert schema(old) == new
+
+
+def test_recording_goes_on_in_an_old_ledger(
+    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that records brings it up to date, and its rows join those that were there."""
+    write(old.address, Entry(), first=100)
+    assert version(old) == [(2,)]
+    assert len(old.invocations()) == len(ENTRIES) + 1
+    totals = answer(capsys, *SPEND)["totals"]["spend"]
+    assert totals["tokens"] == truth["totals"]["spend"]["tokens"] + 120
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.schema import UPGRADES
+from otel_limits.ledger.store import Store
+
+def die(connection):
+    UPGRADES[0](connection)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Store(parse("test", sys.argv[1], Path("/nowhere")), [die]).engine()
+"""
+
+
+def test_a_killed_upgrade_has_changed_nothing(
+    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After SIGKILL between its statements the ledger is as it was, and the next one upgrades."""
+    before = schema(old)
+    killed = subprocess.run([sys.executable, "-c", DIES, str(old.path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (schema(old), version(old)) == (before, [(1,)])
+    assert answer(capsys, *SPEND) == truth
+
+
+def test_two_that_open_it_at_once_upgrade_it_once(
+    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen the old version before either begins; the second finds the work done."""
+    both_have_looked = threading.Barrier(2)
+    writing = store_module.writing
+    done: list[str] = []
+
+    @contextmanager
+    def together(engine: Engine) -> Iterator[Any]:
+        both_have_looked.wait(30)
+        with writing(engine) as connection:
+            yield connection
+
+    def upgrade(connection: Any) -> None:
+        done.append("once")
+        UPGRADES[0](connection)
+
+    def open_it() -> None:
+        store = Store(old.address, [upgrade])
+        store.engine()
+        store.close()
+        done.append("opened")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "writing", together)
+        threads = [threading.Thread(target=open_it) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(done) == ["once", "opened", "opened"]
+    assert (version(old), answer(capsys, *SPEND)) == ([(2,)], truth)
+
+
+def test_a_newer_ledger_is_refused_and_left_as_it_is(
+    ledger: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence says which versions are known, and what to install."""
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        connection.execute("UPDATE otel_limits_schema SET version = 3")
+        connection.commit()
+    before = schema(ledger), contents(ledger)
+    assert main(["audit", *SPEND]) == 2
+    assert capsys.readouterr().err == (
+        "otel-limits: The ledger has schema version 3, and this otel-limits knows versions up to "
+        "2. Install the otel-limits that wrote it, or a later one.\n"
+    )
+    assert (schema(ledger), contents(ledger)) == before
+
+
+def test_each_index_answers_its_part_of_spend(ledger: LedgerFile, truth: Any) -> None:
+    """SQLite reads the sums from one index, and the calls of unknown size from the other."""
+    from otel_limits.ledger import queries
+
+    store = Store(ledger.address)
+    statement = queries.from_indexes(queries.Selection())
+    with store.reading() as connection:
+        text = str(statement.compile(connection.engine, compile_kwargs={"literal_binds": True}))
+        plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
+    store.close()
+    assert "USING INDEX ix_otel_limits_model_calls_sums" in plan
+    assert "USING INDEX ix_otel_limits_model_calls_unknown_size" in plan
+    assert "B-TREE" not in plan
