@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_limits import config, policy  # noqa: F401  read by all that enable() and commands do
 from otel_limits.errors import (
     ConfigurationError,
     KilledError,
