@@ -123,6 +123,10 @@ class ModelCall(Record):
     """Number of the turn that it worked for; retries of a response share it."""
     iteration: int = 0
     """The same, counted per leg."""
+    quota_operation: str | None = None
+    """Id under which shared quotas count it; `None` where none applies."""
+    quota_charges: str | None = None
+    """What they count, for whoever settles in the place of a killed worker."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 

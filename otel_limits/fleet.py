@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import socket
@@ -19,6 +20,7 @@ from otel_limits.facts import QuotaGrant
 from otel_limits.policy import PolicyFile
 from otel_limits.quotas.levels import Level, find_key, read_levels
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd, unit_name
+from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.store import Count, StoreError
 from otel_limits.runs import LIVE
 
@@ -42,6 +44,7 @@ Show every quota: what is used, reserved and left of it, and when it begins agai
 
 Quotas are those of the policy file (OTEL_LIMITS_POLICY), counted on OTEL_LIMITS_QUOTA_STORE. Keys
 that came from outside, such as a tenant in the baggage, are shown as the beginning of a hash.
+What killed workers did not settle, and the ledger has, is counted first.
 """
 
 RESET_HELP: Final = """\
@@ -129,6 +132,7 @@ def told(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
 def show(options: Namespace) -> None:
     """Show every quota, once or for ever."""
     quotas, store = known_quotas(), shared_store()
+    settle_for_the_dead(store, quotas)
     if not options.watch:
         print_levels(read_levels(store, quotas), options.format)
         return
@@ -136,6 +140,17 @@ def show(options: Namespace) -> None:
         watch(lambda: read_levels(store, quotas), options.format)
     except KeyboardInterrupt:
         return
+
+
+def settle_for_the_dead(store: RedisStore, quotas: Sequence[Quota]) -> None:
+    """Count what killed workers have in the ledger and did not settle."""
+    ledger = recorded_in()
+    if ledger is None:
+        return
+    from otel_limits.ledger.settlements import charges_in
+
+    read_levels(store, quotas)  # finds the reservations that have expired
+    settle_expired(store, functools.partial(charges_in, ledger))
 
 
 def reset_key(options: Namespace) -> None:

@@ -37,8 +37,13 @@ class Gate(Protocol):
     was broken off is over.
     """
 
-    def __call__(self, fact: Fact) -> None:
-        """Take note of a fact, without waiting for anything."""
+    def __call__(self, fact: Fact) -> Fact | None:
+        """Take note of a fact, without waiting for anything.
+
+        Returns:
+            The fact as it is to be told: a model call with what quotas count of it. `None` when
+            that failed.
+        """
 
     async def admit(self, request: Request) -> Verdict | None:
         """Ask whether the call may go out; `None` when it may.

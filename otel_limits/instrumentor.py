@@ -303,7 +303,16 @@ class Switch:
             if url is not None and (url != MEMORY_URL or self._policy_file.document.quotas):
                 from otel_limits.quotas.setup import Quotas
 
-                self._quotas = Quotas(url, self._current_quotas, LIVE)
+                self._quotas = Quotas(url, self._current_quotas, LIVE, self._find_charges)
+
+    def _find_charges(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
+        """Look up in the ledger, where there is one, what killed workers did not settle."""
+        address = None if self._settings is None else self._settings.ledger
+        if address is None:
+            return ()
+        from otel_limits.ledger.settlements import charges_in
+
+        return charges_in(address, operations)
 
     def _release_quotas(self) -> None:
         quotas, self._quotas = self._quotas, None

@@ -636,7 +636,7 @@ class Runs:
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to every observer; one that fails does not keep it from the others."""
         if self.gate is not None:
-            self.gate(fact)
+            fact = self.gate(fact) or fact
         for observer in self.observers:
             try:
                 observer(fact)

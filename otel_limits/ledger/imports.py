@@ -315,6 +315,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: PriceList) -> Row:
         "price_pico": picodollars(price),
         "price_source": prices.source if price is not None else None,
         "price_version": prices.version if price is not None else None,
+        **dict.fromkeys(("quota_operation", "quota_charges")),
     }
 
 

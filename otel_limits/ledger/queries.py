@@ -324,6 +324,19 @@ def tools_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
     yield from connection.execute(statement)
 
 
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+def charges_of(connection: Connection, operations: Sequence[str]) -> dict[str, str]:
+    """What quotas count of model calls, by the operations under which they do."""
+    statement = (
+        sa.select(CALLS.quota_operation, CALLS.quota_charges)
+        .where(CALLS.quota_operation.in_(operations))
+        .order_by(CALLS.number)  # the last of those that share one has the sum of all
+    )
+    return {row.quota_operation: row.quota_charges for row in connection.execute(statement)}
+
+
 # --- backtest and suggest -------------------------------------------------------------------------
 
 

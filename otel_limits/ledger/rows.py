@@ -162,6 +162,8 @@ def model_call_row(fact: ModelCall) -> Row:
         "price_pico": picodollars(fact.price),
         "price_source": fact.price_source,
         "price_version": fact.price_version,
+        "quota_operation": fact.quota_operation,
+        "quota_charges": fact.quota_charges,
         "source": "live",
     }
 

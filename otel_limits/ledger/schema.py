@@ -98,6 +98,8 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("price_source", TEXT),
     sa.Column("price_version", TEXT),
     sa.Column("source", TEXT, nullable=False),
+    sa.Column("quota_operation", TEXT),
+    sa.Column("quota_charges", TEXT),
     sa.UniqueConstraint("trace_id", "span_id"),
     sa.UniqueConstraint("invocation_id", "number"),
 )
@@ -130,6 +132,16 @@ UNKNOWN_SIZE_INDEX: Final = sa.Index(
     postgresql_where=IS_OF_UNKNOWN_SIZE,
 )
 """The few calls without a measured size, so that nobody looks at the state of all others."""
+
+HAS_QUOTA: Final = MODEL_CALL_TABLE.c.quota_operation.is_not(None)
+
+QUOTA_INDEX: Final = sa.Index(
+    "ix_otel_limits_model_calls_quota_operation",
+    MODEL_CALL_TABLE.c.quota_operation,
+    sqlite_where=HAS_QUOTA,
+    postgresql_where=HAS_QUOTA,
+)
+"""Finds the calls whose workers were killed before they could settle them."""
 
 TOOL_CALL_TABLE: Final = sa.Table(
     TOOL_CALLS,
@@ -198,7 +210,18 @@ def _index_unknown_sizes(connection: Connection) -> None:
         connection.execute(sa.text(statement))
 
 
-UPGRADES: Final[tuple[Upgrade, ...]] = (_index_unknown_sizes,)
+def _keep_settlements(connection: Connection) -> None:
+    """To version 3: a call has with it what quotas count of it."""
+    on_it = "ON otel_limits_model_calls (quota_operation) WHERE quota_operation IS NOT NULL"
+    for statement in (
+        "ALTER TABLE otel_limits_model_calls ADD COLUMN quota_operation TEXT",
+        "ALTER TABLE otel_limits_model_calls ADD COLUMN quota_charges TEXT",
+        f"CREATE INDEX ix_otel_limits_model_calls_quota_operation {on_it}",
+    ):
+        connection.execute(sa.text(statement))
+
+
+UPGRADES: Final[tuple[Upgrade, ...]] = (_index_unknown_sizes, _keep_settlements)
 """The n-th leads from version n to n + 1; one that was ever released is never changed."""
 
 

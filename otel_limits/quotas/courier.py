@@ -36,6 +36,9 @@ CLOSE_SECONDS: Final = 1.0
 class Carrier(Protocol):
     """Whoever brings operations to the store."""
 
+    is_shared: bool
+    """Whether others use the store too, so that it outlives this process."""
+
     def send(self, operation: Operation) -> Future[Reply]:
         """Send an operation; the future fails with `StoreError` when it did not arrive.
 
@@ -51,6 +54,8 @@ class Carrier(Protocol):
 
 class Direct:
     """Hands operations to a store in this process."""
+
+    is_shared = False
 
     def __init__(self, store: Store) -> None:
         """Take the store."""
@@ -76,6 +81,8 @@ class Courier:
     Args:
         store: Where they go.
     """
+
+    is_shared = True
 
     def __init__(self, store: Store) -> None:
         """Start no thread before there is something to carry."""

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.facts import Decision, Fact, ModelCall, QuotaDecision, QuotaUse, Stop
@@ -23,6 +24,7 @@ from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.keys import fits
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
+from otel_limits.quotas.recovery import as_text
 from otel_limits.quotas.store import (
     Charge,
     Operation,
@@ -131,17 +133,17 @@ class Engine:
             FAULTS.report(self.component, error)
 
     @unfelt("quotas")
-    def __call__(self, fact: Fact) -> None:
+    def __call__(self, fact: Fact) -> Fact:
         """Note what an admitted call took; settle what an invocation that is over left open."""
         if isinstance(fact, ModelCall):
-            guest = self._guests.get(fact.invocation.id)
-            if guest is not None and guest.ticket is not None:
-                self._note_call(guest.ticket, fact)
-            else:
-                self._book_unasked(fact, guest)
+            ticket = self._book(fact)
+            if ticket is not None and self._carrier.is_shared:
+                charges = as_text(ticket.charges())
+                return replace(fact, quota_operation=ticket.id, quota_charges=charges)
         elif isinstance(fact, Stop):
             self._settle_later(fact.invocation_id)
             self._guests.pop(fact.invocation_id, None)
+        return fact
 
     def reset_after_fork(self) -> None:
         """Start afresh in a child."""
@@ -299,6 +301,14 @@ class Engine:
 
     # --- after a call -----------------------------------------------------------------------------
 
+    def _book(self, call: ModelCall) -> Ticket | None:
+        """Note what a call took on its ticket; `None` when no quota applies."""
+        guest = self._guests.get(call.invocation.id)
+        if guest is None or guest.ticket is None:
+            return self._book_unasked(call, guest)
+        self._note_call(guest.ticket, call)
+        return guest.ticket
+
     def _note_call(self, ticket: Ticket, call: ModelCall) -> None:
         ticket.calls += 1
         ticket.tokens += call.usage.total
@@ -306,7 +316,7 @@ class Engine:
         if call.kind == "measured":
             self._estimates.learn(ticket.request.model, ticket.request.input, call.usage)
 
-    def _book_unasked(self, call: ModelCall, guest: Guest | None) -> None:
+    def _book_unasked(self, call: ModelCall, guest: Guest | None) -> Ticket | None:
         """Count a call that went out without asking, such as a summary or a direct request."""
         request = Request(
             invocation=call.invocation,
@@ -320,6 +330,7 @@ class Engine:
             self._fill(ticket, forced=True)
             self._note_call(ticket, call)
             self._settle_later(call.invocation.id)
+        return ticket
 
     def _settle_later(self, invocation_id: str) -> None:
         """Settle without waiting."""

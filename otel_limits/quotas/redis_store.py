@@ -42,6 +42,7 @@ from otel_limits.addresses import (
 )
 from otel_limits.quotas.killing import Kill
 from otel_limits.quotas.store import (
+    RECOVERABLE_SECONDS,
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
     Count,
@@ -66,6 +67,7 @@ TAG: Final = "{otel_limits}"
 OPERATION_KEY: Final = TAG + ":operation:"
 KILLS_KEY: Final = TAG + ":kills"
 CHECK_KEY: Final = TAG + ":check"
+EXPIRED_KEY: Final = TAG + ":expired"
 
 KILL_NOTED_SECONDS: Final = 60
 """How long a kill is noted for processes that were not connected when it was told."""
@@ -182,7 +184,9 @@ class RedisStore:
         if not counts:
             return []
         keys = [key for count, _ in counts for key in (*_bucket(count), _grants(count))]
-        (text,) = self._evaluate([("look", keys, [str(amount) for _, amount in counts])])
+        (text,) = self._evaluate(
+            [("look", [EXPIRED_KEY, *keys], [str(amount) for _, amount in counts])]
+        )
         return _standings(text.split())
 
     def reset(self, count: Count) -> None:
@@ -210,6 +214,26 @@ class RedisStore:
         member = f"{amount}:{uuid.uuid4().hex}"
         arguments = [member, str(int(until * 1000)), str(RETENTION_SECONDS * 1000)]
         self._evaluate([("grant", [_grants(count)], arguments)])
+
+    def expired(self, most: int) -> list[str]:
+        """Return ids of reservations that nobody settled in time, the latest first.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
+        found: list[str] = self._ask(
+            lambda client: client.zrevrangebyscore(EXPIRED_KEY, "+inf", since, 0, most)
+        )
+        return found
+
+    def done(self, ids: Sequence[str]) -> None:
+        """Note that these reservations have been settled after all.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        self._ask(lambda client: client.zrem(EXPIRED_KEY, *ids))
 
     def kill(self, pattern: str) -> int:
         """Tell every listening process to end agents; returns how many were told.
@@ -356,7 +380,7 @@ def _call_of(operation: Operation) -> tuple[str, list[str], list[str]]:
 def _reserve_keys(operation: Reserve) -> list[str]:
     counts = [demand.count for demand in operation.demands]
     keys = ((*_bucket(each), _grants(each), _index(each.quota)) for each in counts)
-    return [OPERATION_KEY + operation.id, *itertools.chain.from_iterable(keys)]
+    return [OPERATION_KEY + operation.id, EXPIRED_KEY, *itertools.chain.from_iterable(keys)]
 
 
 def _reserve_arguments(operation: Reserve) -> list[str]:

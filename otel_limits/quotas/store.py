@@ -19,6 +19,9 @@ RETENTION_SECONDS: Final = 25 * 3600
 REMEMBERED_SECONDS: Final = 3600
 """How long the id of an operation is remembered, so that it is not done twice."""
 
+RECOVERABLE_SECONDS: Final = 3000
+"""How long one that nobody did is looked for: well before its id is forgotten."""
+
 DOUBTFUL: Final = 2
 """What a reservation of unknown size is multiplied with, unless it is the only one of them."""
 

@@ -237,6 +237,7 @@ def test_rows_wait_for_a_server_that_is_down(
 BACK_TO_VERSION_1 = """
     DROP INDEX ix_otel_limits_model_calls_sums;
     DROP INDEX ix_otel_limits_model_calls_unknown_size;
+    ALTER TABLE otel_limits_model_calls DROP COLUMN quota_operation, DROP COLUMN quota_charges;
     CREATE INDEX ix_otel_limits_model_calls_spend ON otel_limits_model_calls
         (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico,
          state);
@@ -259,7 +260,7 @@ def test_a_ledger_of_version_1_is_upgraded(
     assert server.ask(database, INDEXES) != new
     assert answer(capsys, server.url(database), *spend) == told
     assert server.ask(database, INDEXES) == new
-    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(2,)]
+    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(3,)]
 
 
 def test_a_newer_ledger_is_refused(

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+import redis
 
+import otel_limits
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import Spill
 from otel_limits.ledger.store import Store
 from otel_limits.ledger.writer import taking_back
+from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import Charge, Count, Settle, Standing
+from otel_limits.quotas.redis_store import EXPIRED_KEY
+from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Standing
 from otel_limits.quotas.windows import Windows
 from tests.quotas.conftest import eventually
 
@@ -38,11 +42,19 @@ LARGEST_CALL = 110
 """Tokens of one call of those that are killed."""
 
 
+COMMAND = "import sys; from otel_limits.cli import main; sys.exit(main())"
+
+
 class Fleet(Protocol):
     """Runs a task in several processes at once."""
 
     def __call__(
-        self, quota: dict[str, Any], task: str, processes: int = PROCESSES, **arguments: Any
+        self,
+        quota: dict[str, Any],
+        task: str,
+        processes: int = PROCESSES,
+        status: int = 0,
+        **arguments: Any,
     ) -> Counter[str]:
         """Hold `quota` under the name `q`, and add up what they say."""
 
@@ -58,19 +70,18 @@ def fleet(server: Server, ledger: Path, tmp_path: Path) -> Fleet:
     """Processes that share the server."""
 
     def run(
-        quota: dict[str, Any], task: str, processes: int = PROCESSES, **arguments: Any
+        quota: dict[str, Any],
+        task: str,
+        processes: int = PROCESSES,
+        status: int = 0,
+        **arguments: Any,
     ) -> Counter[str]:
         policy = tmp_path / "limits.yaml"
         policy.write_text(json.dumps({"quotas": {"q": quota}}))
-        variables = {
-            "OTEL_LIMITS_POLICY": str(policy),
-            "OTEL_LIMITS_QUOTA_STORE": server.url,
-            "OTEL_LIMITS_LEDGER": str(ledger),
-            "OTEL_LIMITS_LEDGER_SYNC": "call",
-        }
+        settings = variables(server, ledger)
         with ExitStack() as stack:
             command = [sys.executable, str(WORKER), task, json.dumps(arguments)]
-            workers = [stack.enter_context(process(command, variables)) for _ in range(processes)]
+            workers = [stack.enter_context(process(command, settings)) for _ in range(processes)]
             for worker in workers:
                 assert worker.stdout is not None
                 assert worker.stdout.readline() == "ready\n"
@@ -79,10 +90,20 @@ def fleet(server: Server, ledger: Path, tmp_path: Path) -> Fleet:
                 worker.stdin.write("go\n")
                 worker.stdin.flush()
             outputs = [worker.communicate()[0] for worker in workers]
-            assert [worker.returncode for worker in workers] == [0] * processes
-        return sum((Counter(json.loads(output)) for output in outputs), Counter())
+            assert [worker.returncode for worker in workers] == [status] * processes
+        return sum((Counter(json.loads(output or "{}")) for output in outputs), Counter())
 
     return run
+
+
+def variables(server: Server, ledger: Path) -> dict[str, str]:
+    """What everybody has in the environment."""
+    return {
+        "OTEL_LIMITS_POLICY": str(ledger.with_name("limits.yaml")),
+        "OTEL_LIMITS_QUOTA_STORE": server.url,
+        "OTEL_LIMITS_LEDGER": str(ledger),
+        "OTEL_LIMITS_LEDGER_SYNC": "call",
+    }
 
 
 @contextmanager
@@ -157,14 +178,13 @@ def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
 
 
 def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
-    fleet: Fleet, store: RedisStore, ledger: Path, tmp_path: Path
+    fleet: Fleet, server: Server, store: RedisStore, ledger: Path, tmp_path: Path
 ) -> None:
     """Half of four workers are killed at random, fifty times.
 
-    Left to itself, the quota has all but the call, of each killed worker, that ended and was not
-    settled: the ledger has it, unless it was killed even before that. Nothing counts twice, and
-    nothing is counted that the ledger has not. Sending all settlements that were noted again, as
-    the ids of operations permit, leaves exactly the sum that was noted.
+    At first the quota misses the call, of each killed worker, that ended and was not settled: the
+    ledger has it, unless it was killed even before that. Whoever looks at the quotas then settles
+    these too, once.
     """
     journals = tmp_path / "journals"
     journals.mkdir()
@@ -173,22 +193,53 @@ def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
     said = fleet(quota, "breed", 1, folder=str(journals), lease=LEASE, workers=4, rounds=50)
     assert said["killed"] == 104
     eventually(lambda: standing(store, amount).reserved == 0)
-    used = standing(store, amount).used
+    spent, used = recorded(ledger), standing(store, amount).used
     assert used > 0
-    assert 0 <= recorded(ledger) - used <= said["killed"] * LARGEST_CALL
+    assert 0 <= spent - used <= said["killed"] * LARGEST_CALL
 
-    noted = [
-        json.loads(line) for path in journals.iterdir() for line in path.read_text().splitlines()
-    ]
-    spent = sum(charge for _, charge, _ in noted)
-    window = this_count().window
-    assert {start for _, _, start in noted} == {window.start}
-    assert used <= spent <= recorded(ledger)
     for _ in range(2):
-        store.run(
-            [Settle(name, (Charge(count=this_count(), amount=each),)) for name, each, _ in noted]
-        )
+        assert shown(server, ledger) == spent
         assert standing(store, amount) == Standing(spent, 0, amount)
+
+
+def test_whoever_lives_settles_for_who_was_killed(
+    fleet: Fleet,
+    server: Server,
+    store: RedisStore,
+    ledger: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers are killed between a call and its settlement; a third one looks, and does it."""
+    fleet({"tokens": 1000, "window": "month"}, "die", 2, -signal.SIGKILL, lease=0.1)
+    assert recorded(ledger) == 200
+    eventually(lambda: standing(store, 1000) == Standing(0, 0, 1000))
+
+    monkeypatch.setattr(recovery, "INTERVAL_SECONDS", 0.01)
+    for name, value in variables(server, ledger).items():
+        monkeypatch.setenv(name, value)
+    otel_limits.enable()
+    eventually(lambda: standing(store, 1000) == Standing(200, 0, 1000))
+    assert store.expired(10) == []
+
+
+def test_what_expired_long_ago_is_left_alone(server: Server, store: RedisStore) -> None:
+    """The ids of operations are forgotten after an hour: it could count twice."""
+    long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
+    with redis.Redis.from_url(server.url) as client:
+        client.zadd(EXPIRED_KEY, {"old": long_ago, "new": time.time() * 1000})
+    assert store.expired(10) == ["new"]
+
+
+def shown(server: Server, ledger: Path) -> int:
+    """What `otel-limits quotas` says was used."""
+    found = subprocess.run(
+        [sys.executable, "-c", COMMAND, "quotas", "--format", "json"],
+        env=os.environ | variables(server, ledger),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    (level,) = json.loads(found.stdout)
+    return int(level["used"])
 
 
 def recorded(ledger: Path) -> int:

@@ -137,7 +137,9 @@ def stream(names: list[str], last: str) -> dict[str, int]:
 
 
 class Journal:
-    """Notes every settlement before it is carried on: a ledger that survives `kill -9`."""
+    """Notes that there is a settlement before it is carried on, so that others see the work."""
+
+    is_shared = True
 
     def __init__(self, carrier: Any, path: Path) -> None:
         self._carrier = carrier
@@ -146,9 +148,7 @@ class Journal:
     def send(self, operation: Operation) -> Future[Reply]:
         """Note a settlement, then send it."""
         if isinstance(operation, Settle):
-            (charge,) = operation.charges
-            line = [operation.id, charge.amount, charge.count.window.start]
-            os.write(self._file, json.dumps(line).encode() + b"\n")
+            os.write(self._file, b"\n")
         future: Future[Reply] = self._carrier.send(operation)
         return future
 
@@ -158,7 +158,7 @@ class Journal:
 
 
 def live_dangerously(folder: str, lease: float) -> None:
-    """Spend until killed; a journal with this process' id says what."""
+    """Spend until killed; a journal with this process' id says how often."""
     enable()
     gate: Any = LIVE.gate
     gate._lease = lease
@@ -173,6 +173,31 @@ def live_dangerously(folder: str, lease: float) -> None:
     agent = make_agent(script(), 100)
     while agent("go").stop_reason == "end_turn":
         agent.messages.clear()
+
+
+class Fatal:
+    """Is killed with `kill -9` when there is something to settle."""
+
+    is_shared = True
+
+    def __init__(self, carrier: Any) -> None:
+        self._carrier = carrier
+
+    def send(self, operation: Operation) -> Future[Reply]:
+        """Send anything but a settlement."""
+        if isinstance(operation, Settle):
+            os.kill(os.getpid(), 9)
+        future: Future[Reply] = self._carrier.send(operation)
+        return future
+
+
+def die(lease: float) -> dict[str, int]:
+    """Make one call, and be killed between its end and its settlement."""
+    gate: Any = LIVE.gate
+    gate._lease = lease
+    gate._carrier = Fatal(gate._carrier)
+    make_agent(iter([says("done", usage=usage(90))]), 100)("go")
+    raise AssertionError("it lives")
 
 
 def breed(folder: str, lease: float, workers: int, rounds: int) -> dict[str, int]:
@@ -225,6 +250,7 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
     "spend": spend,
     "stream": stream,
     "breed": breed,
+    "die": die,
 }
 
 

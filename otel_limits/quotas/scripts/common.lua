@@ -2,6 +2,8 @@
 -- bucket: hash of one count: used, reserved, doubtful, and `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation ids by the time at which their lease expires.
 -- grants: sorted set of "AMOUNT:ID" by the time until which they hold.
+-- expired: sorted set of operation ids by the time at which their lease was found expired. Whoever
+--       has the settlement of one in its ledger sends it; none can be sent after an hour.
 
 local function whole(number)
   return string.format('%.0f', number)
@@ -27,11 +29,20 @@ local function drop(bucket, leases, operation)
   redis.call('ZREM', leases, operation)
 end
 
--- A lease from before a backward step of the clock lasts no longer than a new one.
-local function purge(bucket, leases, now, lease_ms)
+local EXPIRED_MS = 3600000
+
+local function void(bucket, leases, expired, now)
   for _, operation in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now))) do
     drop(bucket, leases, operation)
+    redis.call('ZADD', expired, whole(now), operation)
+    redis.call('ZREMRANGEBYSCORE', expired, '-inf', whole(now - EXPIRED_MS))
+    redis.call('PEXPIRE', expired, EXPIRED_MS)
   end
+end
+
+-- A lease from before a backward step of the clock lasts no longer than a new one.
+local function purge(bucket, leases, expired, now, lease_ms)
+  void(bucket, leases, expired, now)
   local latest = whole(now + lease_ms)
   for _, operation in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. latest, '+inf')) do
     redis.call('ZADD', leases, 'XX', latest, operation)

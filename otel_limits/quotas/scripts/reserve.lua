@@ -1,5 +1,5 @@
 -- Set aside what a call may take at most, of all counts or of none.
--- KEYS: operation, then for each demand: bucket, leases, grants, index.
+-- KEYS: operation, expired, then for each demand: bucket, leases, grants, index.
 -- ARGV: operation id, lease, how long to remember; then for each demand: amount, limit,
 --       start and end of the window, expiry of the bucket, enforced, certain, known, index member.
 
@@ -13,8 +13,8 @@ local operation, lease_ms, remember_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local now = now_ms()
 
 local demands = {}
-for n = 1, (#KEYS - 1) / 4 do
-  local key, arg = 4 * n - 3, 9 * n - 6
+for n = 1, (#KEYS - 2) / 4 do
+  local key, arg = 4 * n - 2, 9 * n - 6
   demands[n] = {
     bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
     amount = tonumber(ARGV[arg + 1]), limit = tonumber(ARGV[arg + 2]),
@@ -30,7 +30,7 @@ end
 local lacking, refused = {}, false
 for n, demand in ipairs(demands) do
   restore(demand.bucket, demand.known, demand.expires)
-  purge(demand.bucket, demand.leases, now, lease_ms)
+  purge(demand.bucket, demand.leases, KEYS[2], now, lease_ms)
   if demand.certain == '0' and field(demand.bucket, 'doubtful') > 0 then
     demand.amount = DOUBTFUL * demand.amount
   end

@@ -1,0 +1,115 @@
+"""Settles for workers that were killed between the end of a model call and its settlement.
+
+The ledger keeps with each model call how quotas count it. The store notes which reservations nobody
+settled in time. Whoever has the settlement of such a one in its ledger sends it: the id of the
+operation sees to it that it counts once, whoever else sends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from otel_limits.faults import unfelt
+from otel_limits.quotas.store import Charge, Count, Operation, Reply, Settle, StoreError
+from otel_limits.quotas.windows import Window
+
+MOST: Final = 1_000
+"""Reservations that are looked for at a time."""
+
+INTERVAL_SECONDS: Final = 60.0
+"""How often a process looks."""
+
+Find: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]]
+"""Ids of reservations → those that a ledger has a settlement of, with its text."""
+
+
+class Expiring(Protocol):
+    """A store that a fleet shares, as far as it notes what nobody settled."""
+
+    def run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Do `operations`."""
+
+    def expired(self, most: int) -> list[str]:
+        """Return ids of reservations that nobody settled in time."""
+
+    def done(self, ids: Sequence[str]) -> None:
+        """Note that these have been settled after all."""
+
+
+def as_text(charges: Iterable[Charge]) -> str:
+    """Write charges for the ledger: of keys from outside it gets the hashes."""
+    return json.dumps(
+        [
+            (count.quota, count.key, count.window.start, count.window.end, each.amount)
+            for each in charges
+            for count in (each.count,)
+        ],
+        separators=(",", ":"),
+    )
+
+
+def from_text(identity: str, text: str) -> Settle:
+    """Read what `as_text` wrote."""
+    return Settle(
+        identity,
+        tuple(
+            Charge(count=Count(quota, key, Window(start, end)), amount=amount)
+            for quota, key, start, end, amount in json.loads(text)
+        ),
+    )
+
+
+def settle_expired(store: Expiring, find: Find) -> int:
+    """Send the settlements that `find` has; returns how many.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    expired = store.expired(MOST)
+    found = [from_text(*each) for each in find(expired)] if expired else []
+    if found:
+        store.run(found)
+        store.done([each.id for each in found])
+    return len(found)
+
+
+class Recovery:
+    """Looks now and then, in a thread of its own, whether there is something to settle.
+
+    Args:
+        store: Where quotas are counted.
+        find: Looks into the ledger of this process.
+    """
+
+    def __init__(self, store: Expiring, find: Find) -> None:
+        """Begin to look."""
+        self._store = store
+        self._find = find
+        self._start()
+
+    def reset_after_fork(self) -> None:
+        """Look in a child, too: its parent may end before it."""
+        self._start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closing.set()
+
+    def _start(self) -> None:
+        self._closing = threading.Event()
+        threading.Thread(
+            target=self._work, args=(self._closing,), name="otel-limits-recovery", daemon=True
+        ).start()
+
+    def _work(self, closing: threading.Event) -> None:
+        while not closing.wait(INTERVAL_SECONDS):
+            self._look()
+
+    @unfelt("quotas")
+    def _look(self) -> None:
+        with contextlib.suppress(StoreError):  # whoever waits for an answer tells of the outage
+            settle_expired(self._store, self._find)
