@@ -18,6 +18,7 @@ from otel_limits.testing import Answer, ScriptedModel, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from otel_limits.facts import Fact
     from tests.conftest import Call
@@ -61,8 +62,11 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(autouse=True)
-def priced_and_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def priced_and_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cent per call, and 100 seconds per tool, by a clock that only tools move."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("models: {'*': {price: {input: 1, output: 1}}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))  # or there are no prices on Python 3.10
     monkeypatch.setattr(SWITCH, "_price_of", lambda _model, _usage: Decimal("0.01"))
     CLOCK.now = 1000.0
     monkeypatch.setattr(LIVE, "clock", lambda: CLOCK.now)

@@ -99,6 +99,10 @@ def refused(text: str) -> tuple[str, ...]:
     return mistakes
 
 
+PRICES = "models: {'*': {price: {input: 1, output: 1}}}\n"
+"""What a limit on cost needs where no list of prices is installed."""
+
+
 def effective(text: str, agent: str = "tester", base: Policy | None = None) -> Policy:
     """What a file says about an agent."""
     return understood(text).effective(agent, base or Policy())
@@ -272,7 +276,7 @@ def test_every_setting_arrives() -> None:
 def test_every_limit_can_be_written(section: str, names: tuple[str, ...]) -> None:
     """Each limit of the code is one of the file, for invocations and for trees."""
     caps: dict[str, Any] = {name: {"search": 7} if "per_tool" in name else 7 for name in names}
-    policy = effective(yaml.safe_dump({"defaults": {section: caps}}))
+    policy = effective(PRICES + yaml.safe_dump({"defaults": {section: caps}}))
     assert dict(getattr(policy, section).items()) == caps
 
 
@@ -281,7 +285,7 @@ def test_numbers_are_exact() -> None:
     text = (
         "defaults: {limits: {max_cost_usd: 2.50, max_turns: 1_000_000, max_duration_seconds: .5}}"
     )
-    limits = effective(text).limits
+    limits = effective(PRICES + text).limits
     assert str(limits.max_cost_usd) == "2.50"
     assert (limits.max_turns, limits.max_duration_seconds) == (1_000_000, 0.5)
 
