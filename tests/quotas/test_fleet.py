@@ -25,7 +25,7 @@ from otel_limits.ledger.writer import taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_store import EXPIRED_KEY
-from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Standing
+from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Demand, Reserve, Standing
 from otel_limits.quotas.windows import Windows
 from tests.quotas.conftest import eventually
 
@@ -228,6 +228,17 @@ def test_what_expired_long_ago_is_left_alone(server: Server, store: RedisStore) 
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {"old": long_ago, "new": time.time() * 1000})
     assert store.expired(10) == ["new"]
+
+
+def test_what_expired_is_noted_for_an_hour_at_most(server: Server, store: RedisStore) -> None:
+    """Workers that are killed in the middle of calls leave nothing that stays or grows."""
+    demand = Demand(count=this_count(), amount=1, limit=1000)
+    with redis.Redis.from_url(server.url) as client:
+        client.zadd(EXPIRED_KEY, {"old": (time.time() - 3601) * 1000})
+        store.run([Reserve("dead", (demand,), 0.01)])
+        eventually(lambda: standing(store, 1000).reserved == 0)
+        assert client.zrange(EXPIRED_KEY, 0, -1) == [b"dead"]
+        assert 0 < client.pttl(EXPIRED_KEY) <= 3_600_000
 
 
 def shown(server: Server, ledger: Path) -> int:
