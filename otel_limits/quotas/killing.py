@@ -78,12 +78,12 @@ class Listener:
             target=self._listen, args=(self._closing,), name="otel-limits-kill", daemon=True
         ).start()
 
-    @unfelt("kill")
     def _listen(self, closing: threading.Event) -> None:
         while not closing.is_set():
             self._hear(closing)
             closing.wait(RETRY_SECONDS)
 
+    @unfelt("kill")
     def _hear(self, closing: threading.Event) -> None:
         """Obey until the connection is lost."""
         with contextlib.suppress(StoreError):

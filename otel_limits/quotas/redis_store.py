@@ -6,6 +6,7 @@ All keys share one hash tag: in a cluster they live on one node, as a script nee
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.resources
@@ -135,8 +136,8 @@ class RedisStore:
         Raises:
             ValueError: The URL is none of these.
         """
-        self._link = link_to(url, timeout)
-        self._listening = link_to(url, timeout, health_interval=HEALTH_INTERVAL_SECONDS)
+        self._connect = functools.partial(link_to, url, timeout)
+        self._open()
         self._channel = f"{TAG}:kill:{urlsplit(url).path.strip('/') or '0'}"
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -272,13 +273,23 @@ class RedisStore:
             self._listening.close()
 
     def reset_after_fork(self) -> None:
-        """Nothing to do: the client opens connections of its own in a child."""
+        """Connect anew in a child, and leave what the parent connected with alone for ever.
+
+        A thread of the parent may have held a lock of a client, which nobody gives back here, and
+        a client takes its locks to notice the fork, and even to be freed.
+        """
+        never_free((self._link, self._listening))
+        self._open()
 
     def close(self) -> None:
         """Close every connection, except that of a listener: it closes its own."""
         self._link.close()
 
     # --- how --------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._link = self._connect()
+        self._listening = self._connect(health_interval=HEALTH_INTERVAL_SECONDS)
 
     def _evaluate(self, calls: Sequence[tuple[str, list[str], list[str]]]) -> list[Any]:
         def evaluate(client: Any) -> list[Any]:
@@ -314,6 +325,11 @@ class RedisStore:
                 return question(self._link.client())
         except FAILURES as error:
             raise StoreError(str(error)) from error
+
+
+def never_free(inherited: object) -> None:
+    """Keep something until the process is gone, also while the interpreter takes itself apart."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 # --- where the server is --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,7 +63,7 @@ class Server:
         """Whether there is a process."""
         return self._process is not None
 
-    @property
+    @cached_property
     def client(self) -> Any:
         """A client for looking into it."""
         return redis.Redis(port=self.port, decode_responses=True)
@@ -85,6 +86,7 @@ class Server:
             process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait()
+            self.client.close()
 
     def freeze(self) -> None:
         """Keep its connections open and answer nothing."""

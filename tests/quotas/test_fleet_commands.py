@@ -375,6 +375,28 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
     eventually(lambda: heard == ["research-*", "another"])
 
 
+@pytest.mark.usefixtures("faulty")
+def test_a_fault_does_not_end_the_listening(
+    hold: Hold, server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next kill is heard."""
+    heard: list[str] = []
+
+    def kill(*, agent: str) -> int:
+        heard.append(agent)
+        if len(heard) == 1:
+            raise RuntimeError("fault")
+        return 0
+
+    monkeypatch.setattr(LIVE, "kill", kill)
+    hold({}, server.url)
+    eventually(listening(server))
+    run("kill", "--agent", "first")
+    eventually(lambda: heard == ["first"])
+    run("kill", "--agent", "second")
+    eventually(lambda: heard == ["first", "second"])
+
+
 def hear_one_kill(end: int) -> NoReturn:
     """Tell the parent that it may kill, then of the first kill that is heard, and end."""
     heard = threading.Event()

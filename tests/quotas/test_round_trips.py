@@ -141,6 +141,56 @@ def test_a_forked_child_counts_on_a_connection_of_its_own(
     assert store.look([(this_count(), 1000)]) == [Standing(11, 0, 1000)]
 
 
+FORK_WHILE_LOCKED = """
+import gc, os, signal, sys, threading, warnings
+import otel_limits, redis
+from strands import Agent
+from otel_limits.testing import ScriptedModel, endless, says
+warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread is what is tested
+otel_limits.enable()
+agent = Agent(model=ScriptedModel(endless(says("done"))), callback_handler=None)
+agent("go")
+pools = [each for each in gc.get_objects() if isinstance(each, redis.ConnectionPool)]
+held, forked = threading.Event(), threading.Event()
+def hold():
+    for pool in pools:
+        pool._lock.acquire()
+    held.set()
+    forked.wait()
+    for pool in pools:
+        pool._lock.release()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    sys.exit(agent("go").stop_reason != "end_turn")
+forked.set()
+thread.join()
+print(len(pools), os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_child_that_is_forked_while_a_client_is_locked_counts_and_ends(
+    server: Server, store: RedisStore, tmp_path: Path
+) -> None:
+    """Locks that a thread of the parent had taken are not waited for, not even at exit."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(json.dumps({"quotas": {"calls": CALLS}}))
+    variables = {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_QUOTA_STORE": server.url}
+    done = subprocess.run(
+        [sys.executable, "-c", FORK_WHILE_LOCKED],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("2 0\n", "")
+    assert store.look([(this_count(), 1000)]) == [Standing(2, 0, 1000)]
+
+
 PROGRAM = """
 import asyncio, otel_limits
 from strands import Agent
