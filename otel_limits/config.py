@@ -460,7 +460,7 @@ SETTINGS: Final = (
         parse=choice(*LEDGER_SYNCS),
         default="invocation",
         help="When recorded rows are durable: when an invocation returns (invocation), when each "
-        "model call ends (call), or a quarter of a second later (background).",
+        "model call ends (call), or a second later (background).",
     ),
     Setting(
         name="audit_keys",

@@ -122,26 +122,23 @@ IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
 )
 """Written with literals: a database uses a partial index only for the very condition it has."""
 
-UNKNOWN_SIZE_INDEX: Final = sa.Index(
-    "ix_otel_limits_model_calls_unknown_size",
-    MODEL_CALL_TABLE.c.day,
-    MODEL_CALL_TABLE.c.agent,
-    MODEL_CALL_TABLE.c.model,
-    MODEL_CALL_TABLE.c.at_us,
-    sqlite_where=IS_OF_UNKNOWN_SIZE,
-    postgresql_where=IS_OF_UNKNOWN_SIZE,
+PARTIAL_INDEXES: Final = (
+    """
+    CREATE INDEX ix_otel_limits_model_calls_unknown_size
+    ON otel_limits_model_calls (day, agent, model, at_us)
+    WHERE state IN ('unmeasured', 'estimated')
+    """,
+    """
+    CREATE INDEX ix_otel_limits_model_calls_quota_operation
+    ON otel_limits_model_calls (quota_operation)
+    WHERE quota_operation IS NOT NULL
+    """,
 )
-"""The few calls without a measured size, so that nobody looks at the state of all others."""
+"""The few calls without a measured size, so that nobody looks at the state of all others; and those
+whose workers could be killed before they had settled them.
 
-HAS_QUOTA: Final = MODEL_CALL_TABLE.c.quota_operation.is_not(None)
-
-QUOTA_INDEX: Final = sa.Index(
-    "ix_otel_limits_model_calls_quota_operation",
-    MODEL_CALL_TABLE.c.quota_operation,
-    sqlite_where=HAS_QUOTA,
-    postgresql_where=HAS_QUOTA,
-)
-"""Finds the calls whose workers were killed before they could settle them."""
+They are text since SQLAlchemy imports every dialect that its own partial indexes name.
+"""
 
 TOOL_CALL_TABLE: Final = sa.Table(
     TOOL_CALLS,
@@ -185,6 +182,9 @@ QUOTA_CHANGE_TABLE: Final = sa.Table(
     sa.Column("until_us", BIG),
     sa.Column("changed_by", TEXT, nullable=False),
 )
+
+for statement in PARTIAL_INDEXES:
+    sa.event.listen(METADATA, "after_create", sa.DDL(statement))  # type: ignore[no-untyped-call]
 
 TABLES: Final = (
     INVOCATION_TABLE,

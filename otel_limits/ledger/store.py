@@ -262,7 +262,7 @@ def written(table: sa.Table) -> list[str]:
 
 
 def make_engine(address: Address) -> Engine:
-    """Make the engine for an address; one connection is enough for one thread."""
+    """Make the engine for an address; it keeps one connection open, enough for one thread."""
     if address.file is None:
         return sa.create_engine(
             address.url,
@@ -275,7 +275,8 @@ def make_engine(address: Address) -> Engine:
     engine = sa.create_engine(
         address.url,
         hide_parameters=True,
-        poolclass=sa.pool.StaticPool,
+        poolclass=sa.pool.QueuePool,
+        pool_size=1,
         connect_args={
             "timeout": BUSY_SECONDS,
             "check_same_thread": False,

@@ -28,8 +28,11 @@ logger = logging.getLogger("otel_limits")
 PATIENCE_SECONDS: Final = 0.02
 """How long an agent waits for the database. Far below the 50 ms that it may be kept waiting."""
 
-GATHER_SECONDS: Final = 0.25
+GATHER_SECONDS: Final = 1.0
 """How long rows that nobody waits for are gathered: what a crash can lose of them."""
+
+MANY: Final = 200
+"""Rows that are not gathered any longer."""
 
 RETRY_SECONDS: Final = 1.0
 """How long a database that failed is left alone."""
@@ -94,7 +97,7 @@ class Writer:
             was_empty = not self._queue
             self._queue.extend(rows)
             self._queued += len(rows)
-            if was_empty:
+            if was_empty or len(self._queue) >= MANY:
                 self._changed.notify_all()
             overflows = len(self._queue) > MAX_QUEUED
         if self._thread is None:
@@ -204,8 +207,11 @@ class Writer:
                 if seconds <= 0:
                     return
                 self._changed.wait(None if seconds == math.inf else seconds)
-            self._changed.wait_for(lambda: self._is_wanted or self._is_closing, GATHER_SECONDS)
+            self._changed.wait_for(self._gathered_enough, GATHER_SECONDS)
             self._is_wanted = False
+
+    def _gathered_enough(self) -> bool:
+        return self._is_wanted or self._is_closing or len(self._queue) >= MANY
 
     def _flush(self) -> None:
         """Write what is queued, to the database or else to the spill file."""

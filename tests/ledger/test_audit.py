@@ -143,6 +143,21 @@ def test_a_window(week: LedgerFile, ask: Ask) -> None:
     assert ask("spend", *window)["totals"]["spend"]["tokens"] == 550
 
 
+@pytest.mark.parametrize("days", [1, 2, 3, 6])
+def test_a_call_is_summed_once_however_its_days_are_split(
+    ledger: LedgerFile, ask: Ask, days: int
+) -> None:
+    """Whatever day a window begins or ends at, in its middle or at midnight."""
+    calls = [Call(input=1 << day, output=0) for day in range(days)]
+    write(ledger.address, *(Entry(calls=[c], at=NINE + n * DAY) for n, c in enumerate(calls)))
+    for first in range(days):
+        for last in range(first, days):
+            for since, until in (("", "T23:59:59"), ("T09:00:01", "T09:00:02")):
+                begin, end = f"2025-10-{9 + first:02}{since}", f"2025-10-{9 + last:02}{until}"
+                found = ask("spend", "--since", begin, "--until", end)["totals"]["spend"]
+                assert found["tokens"] == (2 << last) - (1 << first)
+
+
 def test_a_sub_agent_spends_for_the_tenant_of_its_root(ledger: LedgerFile, ask: Ask) -> None:
     """An attribute of the outermost invocation is that of everything below it."""
     book = Book(ledger.address)

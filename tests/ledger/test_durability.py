@@ -350,7 +350,9 @@ def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], N
         Path(f"{ledger.path}{name}").unlink(missing_ok=True)
 
     def repair() -> None:
-        ledger.path.write_bytes(content)
+        backup = ledger.path.with_name("backup.db")
+        backup.write_bytes(content)
+        backup.replace(ledger.path)  # at once: a file that is still empty is a ledger to begin
 
     return repair
 
