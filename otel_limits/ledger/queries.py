@@ -234,10 +234,12 @@ def _apart(engine: Engine, statement: sa.Executable) -> Sequence[Sequence[Any]]:
 
 def _halves(connection: Connection, selection: Selection) -> tuple[Selection, Selection | None]:
     """Split a selection in the middle of its days; what cannot be split has no second half."""
-    first, last = connection.execute(FIRST_AND_LAST_DAY).one()
-    if connection.dialect.name != "sqlite" or first is None:
+    if connection.dialect.name != "sqlite":
         return selection, None
-    begin, end = (first * DAY_MICROSECONDS, (last + 1) * DAY_MICROSECONDS)
+    first, last = connection.execute(FIRST_AND_LAST_DAY).one()
+    if first is None:
+        return selection, None
+    begin, end = first * DAY_MICROSECONDS, (last + 1) * DAY_MICROSECONDS
     begin, end = max(begin, selection.since_us or begin), min(end, selection.until_us or end)
     middle = (begin + end) // 2 // DAY_MICROSECONDS * DAY_MICROSECONDS
     if not begin < middle < end:
