@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -132,7 +133,9 @@ def no_fault(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test in which otel-limits logs an error fails, unless it asks for `faulty`."""
     errors: list[str] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: errors.append(  # type: ignore[method-assign]
+        f"{record.getMessage()}\n{traceback.format_exc()}"
+    )
     logger = logging.getLogger("otel_limits")
     logger.addHandler(handler)
     yield

@@ -47,12 +47,18 @@ class Channel(Protocol):
             StoreError: The connection was lost.
         """
 
+    def reset_after_fork(self) -> None:
+        """Connect anew in a child."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
 
 class Listener:
     """Hears kills in a thread of its own.
 
     Args:
-        channel: Where they are told.
+        channel: Where they are told; nobody else uses it.
         kill: Ends the agents whose name fits a pattern in this process, and returns how many.
     """
 
@@ -64,6 +70,7 @@ class Listener:
 
     def reset_after_fork(self) -> None:
         """Listen in a child, too: threads are not inherited."""
+        self._channel.reset_after_fork()
         self._start()
 
     def close(self) -> None:
@@ -82,6 +89,7 @@ class Listener:
         while not closing.is_set():
             self._hear(closing)
             closing.wait(RETRY_SECONDS)
+        self._channel.close()
 
     @unfelt("kill")
     def _hear(self, closing: threading.Event) -> None:

@@ -39,6 +39,12 @@ class Expiring(Protocol):
     def done(self, ids: Sequence[str]) -> None:
         """Note that these have been settled after all."""
 
+    def reset_after_fork(self) -> None:
+        """Connect anew in a child."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
 
 def as_text(charges: Iterable[Charge]) -> str:
     """Write charges for the ledger: of keys from outside it gets the hashes."""
@@ -81,7 +87,7 @@ class Recovery:
     """Looks now and then, in a thread of its own, whether there is something to settle.
 
     Args:
-        store: Where quotas are counted.
+        store: Where quotas are counted; nobody else uses it.
         find: Looks into the ledger of this process.
     """
 
@@ -93,6 +99,7 @@ class Recovery:
 
     def reset_after_fork(self) -> None:
         """Look in a child, too: its parent may end before it."""
+        self._store.reset_after_fork()
         self._start()
 
     def close(self) -> None:
@@ -108,6 +115,7 @@ class Recovery:
     def _work(self, closing: threading.Event) -> None:
         while not closing.wait(INTERVAL_SECONDS):
             self._look()
+        self._store.close()
 
     @unfelt("quotas")
     def _look(self) -> None:

@@ -73,9 +73,6 @@ EXPIRED_KEY: Final = TAG + ":expired"
 KILL_NOTED_SECONDS: Final = 60
 """How long a kill is noted for processes that were not connected when it was told."""
 
-HEALTH_INTERVAL_SECONDS: Final = 15
-"""How often a listener looks whether its silent connection is still one."""
-
 
 class Link:
     """How one server is reached."""
@@ -122,22 +119,27 @@ class ClusterLink:
 
 
 class RedisStore:
-    """Counts on a server.
+    """Counts on a server, for one thread: each has a store of its own.
+
+    What closes a connection under a question of another thread makes that fail in ways that no
+    client documents.
 
     Args:
         url: `redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or
             `redis+sentinel://host:port,host:port/service`; `valkey` means the same as `redis`.
         timeout: Seconds after which the server counts as gone.
+        health_interval: Seconds after which a silent connection is tried, for one that listens;
+            0 for never.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, health_interval: int = 0) -> None:
         """Connect on first use.
 
         Raises:
             ValueError: The URL is none of these.
         """
-        self._connect = functools.partial(link_to, url, timeout)
-        self._open()
+        self._connect = functools.partial(link_to, url, timeout, health_interval)
+        self._link = self._connect()
         self._channel = f"{TAG}:kill:{urlsplit(url).path.strip('/') or '0'}"
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -257,7 +259,7 @@ class RedisStore:
             StoreError: The connection was lost.
         """
         try:
-            client = self._listening.client()
+            client = self._link.client()
             with client.pubsub(ignore_subscribe_messages=True) as subscription:
                 subscription.subscribe(self._channel)
                 subscription.get_message(timeout=1.0)
@@ -270,7 +272,7 @@ class RedisStore:
         except FAILURES as error:
             raise StoreError(str(error)) from error
         finally:
-            self._listening.close()
+            self._link.close()
 
     def reset_after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever.
@@ -278,18 +280,14 @@ class RedisStore:
         A thread of the parent may have held a lock of a client, which nobody gives back here, and
         a client takes its locks to notice the fork, and even to be freed.
         """
-        never_free((self._link, self._listening))
-        self._open()
+        never_free(self._link)
+        self._link = self._connect()
 
     def close(self) -> None:
-        """Close every connection, except that of a listener: it closes its own."""
+        """Close every connection."""
         self._link.close()
 
     # --- how --------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        self._link = self._connect()
-        self._listening = self._connect(health_interval=HEALTH_INTERVAL_SECONDS)
 
     def _evaluate(self, calls: Sequence[tuple[str, list[str], list[str]]]) -> list[Any]:
         def evaluate(client: Any) -> list[Any]:
@@ -335,7 +333,7 @@ def never_free(inherited: object) -> None:
 # --- where the server is --------------------------------------------------------------------------
 
 
-def link_to(url: str, timeout: float, health_interval: int = 0) -> Link | ClusterLink:
+def link_to(url: str, timeout: float, health_interval: int) -> Link | ClusterLink:
     """Make the link to a server, without connecting.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.addresses import MEMORY_URL
 from otel_limits.quotas.courier import Courier, Direct
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from otel_limits.quotas.recovery import Find
     from otel_limits.quotas.redis_store import RedisStore
     from otel_limits.runs import Runs
+
+HEALTH_INTERVAL_SECONDS: Final = 15
+"""How often a listener looks whether its silent connection is still one."""
 
 
 class Quotas:
@@ -45,10 +48,10 @@ class Quotas:
         if url == MEMORY_URL:
             carrier = Direct(MemoryStore())
         else:
-            store = open_store(url, TIMEOUT_SECONDS)
-            carrier = Courier(store)
-            self._threads.append(Listener(store, lambda pattern: runs.kill(agent=pattern)))
-            self._threads.append(Recovery(store, find))
+            carrier = Courier(open_store(url))
+            listening = open_store(url, health_interval=HEALTH_INTERVAL_SECONDS)
+            self._threads.append(Listener(listening, lambda pattern: runs.kill(agent=pattern)))
+            self._threads.append(Recovery(open_store(url), find))
         self._engine = Engine(
             quotas, carrier, tell=runs.tell, price=runs.price_of, timeout=TIMEOUT_SECONDS
         )
@@ -67,13 +70,13 @@ class Quotas:
             thread.close()
 
 
-def open_store(url: str, timeout: float) -> RedisStore:
-    """Make the store that a fleet shares, without connecting.
+def open_store(url: str, health_interval: int = 0) -> RedisStore:
+    """Make the store that a fleet shares, without connecting, for one thread.
 
     Args:
         url: Where it is.
-        timeout: Seconds after which it counts as gone.
+        health_interval: Seconds after which a silent connection is tried; 0 for never.
     """
     from otel_limits.quotas.redis_store import RedisStore
 
-    return RedisStore(url, timeout)
+    return RedisStore(url, TIMEOUT_SECONDS, health_interval)
