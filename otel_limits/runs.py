@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -57,6 +57,8 @@ TAKEN: Final[dict[str, ActionTaken]] = {
     "ask": "halted",
 }
 """What an action is called once it was taken."""
+
+KINDS: Final[tuple[type, ...]] = get_args(Fact)
 
 ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
 """Facts whose loss is not told: telling it would have no end."""
@@ -592,7 +594,7 @@ class Runs:
     ) -> None:
         """Begin with no invocation and no observer."""
         self.lock = threading.Lock()
-        self.observers: tuple[Observer, ...] = ()
+        self.observers = ()
         self.gate: Gate | None = None
         """Asked before every model call, where quotas are set."""
         self.prices: PriceOf | None = None
@@ -614,6 +616,16 @@ class Runs:
         """Live invocations."""
         return len(self._live)
 
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Those who are told facts, in this order."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: tuple[Observer, ...]) -> None:
+        self._observers = observers
+        self._audiences = {kind: audience_of(kind, observers) for kind in KINDS}
+
     def now(self) -> float:
         """Monotonic seconds; a clock that fails repeats its last answer."""
         try:
@@ -634,10 +646,10 @@ class Runs:
         return self.price_origin()
 
     def tell(self, fact: Fact) -> None:
-        """Hand `fact` to every observer; one that fails does not keep it from the others."""
+        """Hand `fact` to whoever wants it; one that fails does not keep it from the others."""
         if self.gate is not None:
             fact = self.gate(fact) or fact
-        for observer in self.observers:
+        for observer in self._audiences[type(fact)]:
             try:
                 observer(fact)
             except Exception as error:  # noqa: BLE001, PERF203  foreign code
@@ -834,6 +846,11 @@ class Runs:
 
     def _is_too_much(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
+
+
+def audience_of(kind: type, observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
+    """Return those who want facts of a kind: of most of them, nobody but the metrics."""
+    return tuple(each for each in observers if kind in getattr(each, "wants", KINDS))
 
 
 def component_name(observer: Observer) -> str:

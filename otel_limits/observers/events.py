@@ -28,6 +28,7 @@ class EventObserver:
     """
 
     component = "events"
+    wants = (Halt,)
 
     def __init__(self, logger: Logger) -> None:
         """Keep the logger."""

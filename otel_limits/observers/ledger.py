@@ -51,6 +51,7 @@ class LedgerObserver:
             Stop: self._stop,
             QuotaGrant: self._quota_changed,
         }
+        self.wants = self._handlers.keys()
 
     def __call__(self, fact: Fact) -> None:
         """Record one fact."""

@@ -32,6 +32,7 @@ def log(fact: Fact) -> None:
 
 
 log.component = "log"  # type: ignore[attr-defined]  # what its faults are counted under
+log.wants = (Halt, Warned)  # type: ignore[attr-defined]
 
 
 def _log_halt(fact: Halt) -> None:

@@ -41,6 +41,13 @@ class Uncreated(MetricWrapperBase):
 class Counter(Uncreated, prometheus_client.Counter):
     """Goes up."""
 
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        """Add what is never negative to a series that is always one: neither is looked at."""
+        if exemplar:
+            super().inc(amount, exemplar)
+        else:
+            self._value.inc(amount)
+
 
 class Histogram(Uncreated, prometheus_client.Histogram):
     """Counts values by size."""

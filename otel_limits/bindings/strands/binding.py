@@ -502,7 +502,9 @@ class Binding:
             raise refusal
         CURRENT.set(live.run)  # one task may read the streams of several agents in turns
         _open_call(live, context)
-        return _follow(live, next_fn(_with_notes(live, context) or context))
+        if live.wrapping is not None or live.run.policy.tell_model:
+            context = _with_notes(live, context) or context
+        return _follow(live, next_fn(context))
 
 
 def _add(agent: Agent, hooks: Hooks) -> None:
@@ -536,10 +538,9 @@ def _turn(agent: Agent, live: Live, message: Message) -> None:
     live.run.turn()
     if live.run.policy.warn_at:
         write_warnings(agent.trace_span, live.run.warn())
-    live.text = "".join(block.get("text", "") for block in message["content"])
-    if any("toolUse" in block for block in message["content"]):
-        return
-    if live.wrapping is not None:
+    if live.run.loops is not None:
+        live.text = "".join(block.get("text", "") for block in message["content"])
+    if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
         _perform(agent, live, message, live.wrapping, "wrapped_up")
 
 
@@ -556,14 +557,15 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]
         elif done is None or done.cancel_message is not None:
             run.return_tool(request["name"])
         else:
-            call, name = call_of(run, done), done.tool_use["name"]
-            run.tool_called(name, status_of(done), done.duration, identity_of(call))
             ran.append(done)
-            if call is not None:
-                calls.append(call)
-    run.repeat(calls, live.text)
-    if run.nudge():
-        append_nudge(event.message)
+            if run.loops is not None:
+                calls.append(call_of(run, done))
+            identity = identity_of(calls[-1]) if calls else None
+            run.tool_called(done.tool_use["name"], status_of(done), done.duration, identity)
+    if run.loops is not None:
+        run.repeat(calls, live.text)
+        if run.nudge():
+            append_nudge(event.message)
     return ran
 
 
@@ -662,7 +664,7 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
             if type(event) is ModelStreamChunkEvent:
                 chunk = event["event"]
                 if not streams or "metadata" in chunk:
-                    if live.run.blind and not streams:
+                    if live.run.blind and live.run.invocation.span_id and not streams:
                         note_chat_span(live.run)
                     streams = True
                     note_chunk(live.run, chunk)
