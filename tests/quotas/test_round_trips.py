@@ -46,6 +46,11 @@ def this_count(quota: str = "calls") -> Count:
     return Count(quota, key.id, Windows("month").at(time.time()))
 
 
+def no_listeners() -> None:
+    """Wait until nobody listens for kills any more."""
+    eventually(lambda: "otel-limits-kill" not in {each.name for each in threading.enumerate()})
+
+
 # --- round trips ----------------------------------------------------------------------------------
 
 
@@ -126,7 +131,7 @@ def test_switching_off_under_a_question_is_no_fault(hold: Hold, server: Server, 
     hold({"calls": CALLS}, wire.url)
     eventually(lambda: len(server.client.client_list()) > 1)  # the listener asks for the time
     disable()
-    eventually(lambda: "otel-limits-kill" not in {each.name for each in threading.enumerate()})
+    no_listeners()
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -293,6 +298,8 @@ def tls_server(redis_installed: None, tmp_path: Path, certificate: Path) -> Iter
     server = Server(tmp_path, *options)
     server.start()
     yield f"rediss://127.0.0.1:{port}/0"
+    disable()
+    no_listeners()  # Python leaks the socket of a handshake that the server's end breaks off
     server.stop()
 
 
