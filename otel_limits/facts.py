@@ -312,5 +312,5 @@ Fact: TypeAlias = (
 Observer: TypeAlias = Callable[[Fact], None]
 """Anything that is told every fact. It may fail: that is logged, counted and never felt.
 
-One that has an attribute `wants`, a collection of types of facts, is told those and every `Stop`.
+One that has an attribute `wants`, a tuple of types of facts, is told those and every `Stop`.
 """

@@ -850,7 +850,13 @@ class Runs:
 
 def audience_of(kind: type, observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
     """Return those who want facts of a kind: of most of them, nobody but the metrics."""
-    return tuple(each for each in observers if kind in getattr(each, "wants", KINDS))
+    return tuple(each for each in observers if kind in wanted_by(each))
+
+
+def wanted_by(observer: Observer) -> tuple[type, ...]:
+    """Return the types of facts that an observer names, or all: a mock has any attribute."""
+    wants = getattr(observer, "wants", None)
+    return wants if isinstance(wants, tuple) else KINDS
 
 
 def component_name(observer: Observer) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 import pytest
 from strands import tool
 
-from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits import Cycle, Limits, ModelCall, Started, Stop, Turn, enable
 from otel_limits.limits import Policy
 from otel_limits.runs import LIVE, Run, Runs
 from otel_limits.testing import ScriptedModel, endless, uses
@@ -56,6 +57,33 @@ def start(runs: Runs, agent: str) -> Run:
 def stopped(told: list[Fact]) -> list[tuple[str, str]]:
     """Agents and reasons of what ended."""
     return [(fact.agent, fact.reason) for fact in told if isinstance(fact, Stop)]
+
+
+def test_an_observer_names_the_facts_that_it_wants(runs: Runs) -> None:
+    """It is told those and how each invocation ended."""
+
+    class Selective:
+        wants = (Turn,)
+
+        def __init__(self) -> None:
+            self.told: list[Fact] = []
+
+        def __call__(self, fact: Fact) -> None:
+            self.told.append(fact)
+
+    runs.observers = (selective := Selective(),)
+    run = start(runs, "a")
+    run.cycle()
+    run.turn()
+    run.finish("end_turn")
+    assert [type(fact) for fact in selective.told] == [Turn, Stop]
+
+
+def test_an_observer_that_has_any_attribute_is_told_everything(runs: Runs) -> None:
+    """A mock in a user's test names nothing."""
+    runs.observers = (mock := MagicMock(),)
+    start(runs, "a").cycle()
+    assert [type(call.args[0]) for call in mock.call_args_list] == [Started, Cycle]
 
 
 def test_the_oldest_makes_room(runs: Runs, told: list[Fact]) -> None:

@@ -123,7 +123,7 @@ class CountingObserver(ABC):
             QuotaDecision: self._quota_decision,
             QuotaUse: self._quota_use,
         }
-        self.wants = self._handlers.keys()
+        self.wants = tuple(self._handlers)
 
     def __call__(self, fact: Fact) -> None:
         """Count one fact."""

@@ -51,7 +51,7 @@ class LedgerObserver:
             Stop: self._stop,
             QuotaGrant: self._quota_changed,
         }
-        self.wants = self._handlers.keys()
+        self.wants = tuple(self._handlers)
 
     def __call__(self, fact: Fact) -> None:
         """Record one fact."""
