@@ -179,6 +179,8 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
     agent = lose("local")
     agent("go")
     place.recover()
+    gate: Any = LIVE.gate
+    eventually(lambda: not gate._carrier._is_down)  # asking the agent would use up what was left
     eventually(lambda: agent("go").stop_reason == "end_turn" and decisions(facts)[-1] == "admitted")
     used = [fact.used for fact in facts if isinstance(fact, QuotaUse)][-1]
     facts.clear()
