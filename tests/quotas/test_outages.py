@@ -205,6 +205,7 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
 ) -> None:
     """After it was noticed, nothing is sent before the store is back; it is told once."""
     agent = lose("allow")
+    caplog.clear()
     agent("go")
     gate: Any = LIVE.gate
     eventually(lambda: gate._carrier._is_down)

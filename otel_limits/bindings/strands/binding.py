@@ -665,7 +665,7 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
                 chunk = event["event"]
                 if not streams or "metadata" in chunk:
                     if live.run.blind and live.run.invocation.span_id and not streams:
-                        note_chat_span(live.run)
+                        note_chat_span(live.run)  # a call has a span where its agent has one
                     streams = True
                     note_chunk(live.run, chunk)
             yield event
