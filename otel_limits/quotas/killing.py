@@ -85,6 +85,7 @@ class Listener:
             target=self._listen, args=(self._closing,), name="otel-limits-kill", daemon=True
         ).start()
 
+    @unfelt("kill")
     def _listen(self, closing: threading.Event) -> None:
         while not closing.is_set():
             self._hear(closing)

@@ -112,6 +112,7 @@ class Recovery:
             target=self._work, args=(self._closing,), name="otel-limits-recovery", daemon=True
         ).start()
 
+    @unfelt("quotas")
     def _work(self, closing: threading.Event) -> None:
         while not closing.wait(INTERVAL_SECONDS):
             self._look()

@@ -17,6 +17,7 @@ import pytest
 
 from otel_limits import ConfigurationError, disable, enable
 from otel_limits.facts import QuotaUse
+from otel_limits.instrumentor import SWITCH
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import Count, Standing, StoreError
@@ -132,6 +133,25 @@ def test_switching_off_under_a_question_is_no_fault(hold: Hold, server: Server, 
     eventually(lambda: len(server.client.client_list()) > 1)  # the listener asks for the time
     disable()
     no_listeners()
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
+    hold: Hold, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged as one, and no thread of the application dies of it in public."""
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    hold({"calls": CALLS}, server.url)
+    quotas: Any = SWITCH._quotas
+    for thread in quotas._threads:
+        monkeypatch.setattr(getattr(thread, "_channel", None) or thread._store, "close", fail)
+    disable()
+    no_listeners()
+    eventually(lambda: "kill failed with RuntimeError" in caplog.text)
+    eventually(lambda: "quotas failed with RuntimeError" in caplog.text)
 
 
 # --- processes ------------------------------------------------------------------------------------
