@@ -312,5 +312,6 @@ Fact: TypeAlias = (
 Observer: TypeAlias = Callable[[Fact], None]
 """Anything that is told every fact. It may fail: that is logged, counted and never felt.
 
-One that has an attribute `wants`, a tuple of types of facts, is told those and every `Stop`.
+One that has an attribute `wants`, a tuple of types of facts, is told those and every `Stop`. Where
+it is a dictionary, its values are what takes the facts of each type.
 """

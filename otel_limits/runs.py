@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, get_args
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -82,6 +82,9 @@ class ToolLog(Protocol):
 
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
+
+Told: TypeAlias = tuple[Observer, Callable[[Any], None]]
+"""An observer, and which part of it takes facts of one kind."""
 
 PriceOf = Callable[[str, Usage], "Decimal | None"]
 """Model id and usage → USD, or `None` when the price is unknown."""
@@ -157,7 +160,9 @@ class Run:
 
     __slots__ = (
         "__weakref__",
+        "_caps_tools",
         "_deadline",
+        "_is_timed",
         "_nudged",
         "_refusals",
         "_runs",
@@ -220,6 +225,9 @@ class Run:
         self._tools_told = 0
         self._tools_kept = 0
         self._deadline: int | None = None
+        scopes = (policy.limits,) if tree is None else (policy.limits, tree.limits)
+        self._is_timed = any(each.max_duration_seconds for each in scopes)
+        self._caps_tools = any(each.max_tool_calls or each.max_calls_per_tool for each in scopes)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -319,7 +327,7 @@ class Run:
     def admit_tool(self, tool: str) -> Breach | None:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
         with self._runs.lock:
-            breach = self._refusal(tool)
+            breach = self._refusal(tool) if self._caps_tools else None
             if breach is not None:
                 self._refusals[breach.limit] = breach
                 if self.policy.action != "observe":
@@ -380,9 +388,10 @@ class Run:
 
     def judge(self) -> Verdict | None:
         """Decide whether the agent may go on; `None` when it may."""
-        self._measure_time()
         if self.killed:
             return KILLED
+        if self._is_timed:
+            self._measure_time()
         breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
         if self.tree is not None:
             breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
@@ -649,9 +658,9 @@ class Runs:
         """Hand `fact` to whoever wants it; one that fails does not keep it from the others."""
         if self.gate is not None:
             fact = self.gate(fact) or fact
-        for observer in self._audiences[type(fact)]:
+        for observer, take in self._audiences[type(fact)]:
             try:
-                observer(fact)
+                take(fact)
             except Exception as error:  # noqa: BLE001, PERF203  foreign code
                 self._lost(observer, fact, error)
 
@@ -848,15 +857,18 @@ class Runs:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
 
 
-def audience_of(kind: type, observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
+def audience_of(kind: type, observers: tuple[Observer, ...]) -> tuple[Told, ...]:
     """Return those who want facts of a kind: of most of them, nobody but the metrics."""
-    return tuple(each for each in observers if kind in wanted_by(each))
+    wanted = ((each, wants_of(each)) for each in observers)
+    return tuple((each, wants[kind]) for each, wants in wanted if kind in wants)
 
 
-def wanted_by(observer: Observer) -> tuple[type, ...]:
-    """Return the types of facts that an observer names, or all: a mock has any attribute."""
+def wants_of(observer: Observer) -> Mapping[type, Callable[[Any], None]]:
+    """Return what takes the facts that an observer names, or all: a mock has any attribute."""
     wants = getattr(observer, "wants", None)
-    return wants if isinstance(wants, tuple) else KINDS
+    if isinstance(wants, dict):
+        return wants
+    return dict.fromkeys(wants if isinstance(wants, tuple) else KINDS, observer)
 
 
 def component_name(observer: Observer) -> str:

@@ -54,6 +54,7 @@ ENTRANCES = {
     "_agent_stage",
     "_model_stage",
     "_follow",
+    "_pass",
     "_stop",
 }
 """Functions on the way in and out, which do nothing that can fail but call the next, and the one

@@ -76,8 +76,10 @@ class Depths:
 
 
 def is_entrance(frame: FrameType) -> bool:
-    """Tell whether the framework or the SDK has just called one of our callbacks."""
-    return is_ours(frame) and frame.f_code.co_name == "guarded" and not is_ours(frame.f_back)
+    """Tell whether the framework or the SDK, or a response that ends, has just called us."""
+    if not is_ours(frame) or frame.f_code.co_name != "guarded":
+        return False
+    return not is_ours(frame.f_back) or frame.f_back.f_code.co_name == "_follow"
 
 
 def run(agent: Agent, depths: Depths) -> None:
@@ -118,7 +120,7 @@ def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) 
     agent("go")  # what is looked up once is not looked up in the depth
     depths = Depths()
     run(agent, depths)
-    expected = {"_after_model_call", "_message_added", "_before_tools", "_after_tools"}
+    expected = {"_answered", "_message_added", "_before_tools", "_after_tools"}
     expected |= {"on_start", "on_end"} if source == "spans" else set()
     assert expected <= set(depths.deepest)
     too_deep = {

@@ -72,6 +72,19 @@ TOOLS_PER_AGENT: Final = 5
 
 
 @record
+class AgentSeries(Record):
+    """What one agent counts in at every turn, looked up once for all of them."""
+
+    label: str
+    turns: Series
+    cycles: Series
+    calls: dict[str, CallSeries]
+    """By model."""
+    tools: dict[str, dict[str, Series]]
+    """By tool, and by how its calls end."""
+
+
+@record
 class CallSeries(Record):
     """What the calls of one model by one agent count in, looked up once for all of them."""
 
@@ -104,7 +117,7 @@ class CountingObserver(ABC):
         self._quota = LabelValues(max_agents)
         self._quota_key = LabelValues(max_agents)
         self._prepared: set[tuple[str, ...]] = set()
-        self._calls: dict[tuple[str, str], CallSeries] = {}
+        self._agents: dict[str, AgentSeries] = {}
         self._limits_of: dict[str, Limits] = {}
         self._live: dict[str, Exemplar | None] = {}
         self._handlers: dict[type, Callable[..., None]] = {
@@ -123,7 +136,7 @@ class CountingObserver(ABC):
             QuotaDecision: self._quota_decision,
             QuotaUse: self._quota_use,
         }
-        self.wants = tuple(self._handlers)
+        self.wants = self._handlers
 
     def __call__(self, fact: Fact) -> None:
         """Count one fact."""
@@ -168,11 +181,12 @@ class CountingObserver(ABC):
             )
 
     def _started(self, fact: Started) -> None:
-        agent = self._agent(fact.invocation.agent)
+        series = self._of(fact.invocation.agent)
+        agent = series.label
         self._live[fact.invocation.id] = _exemplar(fact.invocation)
         self._prepare_agent(agent, fact.action)
         if fact.model is not None:
-            self._calls_of(agent, self._model(fact.model, agent))
+            self._calls_of(series, fact.model)
         self._show_limits(agent, fact.limits)
         self.series(table.IN_PROGRESS, agent)(1)
         if fact.blind:
@@ -183,19 +197,35 @@ class CountingObserver(ABC):
         if (agent, action) in self._prepared:
             return
         self._prepared.add((agent, action))
-        for spec in (table.TURNS, table.CYCLES, table.BLIND_INVOCATIONS):
-            self.series(spec, agent)
+        self.series(table.BLIND_INVOCATIONS, agent)
         for reason in FRAMEWORK_REASONS:
             self.series(table.STOPS, agent, reason, "none")
         for reason in STOP_REASONS:
             self.series(table.STOPS, agent, reason, action)
 
-    def _calls_of(self, agent: str, model: str) -> CallSeries:
+    def _of(self, agent: str) -> AgentSeries:
+        """Return what an agent counts in; all beyond the cap share one."""
+        return self._agents.get(agent) or self._make_agent(agent)
+
+    def _make_agent(self, agent: str) -> AgentSeries:
+        label = self._agent(agent)
+        made = AgentSeries(
+            label=label,
+            turns=self.series(table.TURNS, label),
+            cycles=self.series(table.CYCLES, label),
+            calls={},
+            tools={},
+        )
+        return self._agents.setdefault(kept_as(agent, label), made)
+
+    def _calls_of(self, agent: AgentSeries, model: str) -> CallSeries:
         """Return what model calls count in, made at 0, or the first call has no rate."""
-        calls = self._calls.get((agent, model))
-        if calls is None:
-            calls = self._calls[agent, model] = self._make_calls(agent, model)
-        return calls
+        return agent.calls.get(model) or self._make_calls_of(agent, model)
+
+    def _make_calls_of(self, agent: AgentSeries, model: str) -> CallSeries:
+        label = self._model(model, agent.label)
+        made = self._make_calls(agent.label, label)
+        return agent.calls.setdefault(kept_as(model, label), made)
 
     def _make_calls(self, agent: str, model: str) -> CallSeries:
         return CallSeries(
@@ -220,14 +250,13 @@ class CountingObserver(ABC):
                 self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
 
     def _cycle(self, fact: Cycle) -> None:
-        self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
+        self._of(fact.invocation.agent).cycles(1)
 
     def _turn(self, fact: Turn) -> None:
-        self.series(table.TURNS, self._agent(fact.invocation.agent))(1)
+        self._of(fact.invocation.agent).turns(1)
 
     def _model_call(self, fact: ModelCall) -> None:
-        agent = self._agent(fact.invocation.agent)
-        calls, usage = self._calls_of(agent, self._model(fact.model, agent)), fact.usage
+        calls, usage = self._calls_of(self._of(fact.invocation.agent), fact.model), fact.usage
         calls.kinds[fact.kind](1, _exemplar(fact.invocation, fact.span_id))
         if usage.input:
             calls.input(usage.input)
@@ -240,13 +269,18 @@ class CountingObserver(ABC):
         _count_price(calls, fact)
 
     def _tool_call(self, fact: ToolCall) -> None:
-        agent = self._agent(fact.invocation.agent)
-        tool = self._tool(fact.tool, agent)
-        if (agent, tool, "tool") not in self._prepared:
-            self._prepared.add((agent, tool, "tool"))
-            for status in TOOL_STATUSES:
-                self.series(table.TOOL_CALLS, agent, tool, status)
-        self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
+        agent = self._of(fact.invocation.agent)
+        tool = agent.tools.get(fact.tool) or self._make_tool(agent, fact.tool)
+        tool[fact.status](1)
+
+    def _make_tool(self, agent: AgentSeries, tool: str) -> dict[str, Series]:
+        """Make what calls of a tool count in at 0, or the first failure has no rate."""
+        label = self._tool(tool, agent.label)
+        made = {
+            status: self.series(table.TOOL_CALLS, agent.label, label, status)
+            for status in TOOL_STATUSES
+        }
+        return agent.tools.setdefault(kept_as(tool, label), made)
 
     def _warned(self, fact: Warned) -> None:
         agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)
@@ -325,6 +359,11 @@ def _count_price(calls: CallSeries, fact: ModelCall) -> None:
         calls.cost(float(fact.price))
     elif fact.usage.total:
         calls.unpriced(fact.usage.total)
+
+
+def kept_as(name: str, label: str) -> str:
+    """Return the name to look a label up by the next time: there is no end to those folded."""
+    return OTHER if label == OTHER else name
 
 
 def reason_label(reason: str) -> str:

@@ -44,18 +44,17 @@ class LedgerObserver:
         self.writer = Writer(Store(address), Spill(address))
         self.sync = sync
         self._live: dict[str, Started] = {}
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self.wants: dict[type, Callable[[Any], None]] = {
             Started: self._started,
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
             Stop: self._stop,
             QuotaGrant: self._quota_changed,
         }
-        self.wants = tuple(self._handlers)
 
     def __call__(self, fact: Fact) -> None:
         """Record one fact."""
-        handler = self._handlers.get(type(fact))
+        handler = self.wants.get(type(fact))
         if handler is not None:
             handler(fact)
 

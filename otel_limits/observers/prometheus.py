@@ -8,6 +8,7 @@ application answers for all of them.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -15,13 +16,16 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from otel_limits.facts import Cycle, Dropped, Fact, ModelCall, Stop, ToolCall, Turn
+from otel_limits.faults import unfelt
 from otel_limits.names import MAX_AGENTS
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
     from otel_limits.observers.instruments import MetricSpec, Series
@@ -31,8 +35,21 @@ TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": 
 """How a series of each kind takes a value."""
 
 
+MAX_PENDING: Final = 1000
+"""Facts that wait to be counted, until they are counted whether anybody asks or not."""
+
+
 class Uncreated(MetricWrapperBase):
     """A metric without its `_created` series, which would double what is scraped."""
+
+    catch_up: Callable[[], None] | None = None
+    """Counts what waits, before anybody is told a number."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Say how all series stand."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return super().collect()
 
     def _child_samples(self) -> Iterable[Sample]:
         return [each for each in super()._child_samples() if each.name != "_created"]
@@ -56,6 +73,10 @@ class Histogram(Uncreated, prometheus_client.Histogram):
 class PrometheusObserver(CountingObserver):
     """Counts facts in prometheus_client.
 
+    What happens at every turn waits until its numbers are asked for or its invocation ends: most
+    turns are not scraped, and an agent that is under way is held up by a list alone. Where others
+    read the numbers from files, they are counted at once.
+
     Args:
         registry: Where the metrics live; the default registry unless told otherwise.
         max_agents: Distinct agent names; further ones are counted as `_other`.
@@ -75,6 +96,10 @@ class PrometheusObserver(CountingObserver):
         self._registry = registry
         self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
+        self._pending: deque[Fact] = deque()
+        self._lock = threading.RLock()
+        if not is_shared():
+            self._wait()
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""
@@ -84,6 +109,39 @@ class PrometheusObserver(CountingObserver):
         if spec.kind in ("counter", "histogram"):
             return taker  # type: ignore[no-any-return]
         return lambda value, exemplar=None: taker(value)  # noqa: ARG005  gauges have no exemplar
+
+    def _wait(self) -> None:
+        later = self._pending.append
+        self.wants = self.wants | {
+            Cycle: later,
+            Turn: later,
+            ToolCall: later,
+            ModelCall: self._keep,
+        }
+        for metric in self._metrics.values():
+            metric.catch_up = self.catch_up  # type: ignore[attr-defined]
+
+    def _keep(self, fact: ModelCall) -> None:
+        """Let a model call wait; as nothing happens without one, the bound is looked at here."""
+        self._pending.append(fact)
+        if len(self._pending) >= MAX_PENDING:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Count what waits; one that cannot be counted does not keep the others from it."""
+        with self._lock:
+            while self._pending:
+                if not self._count(self._pending.popleft()):
+                    self._count(Dropped(observer=self.component))
+
+    @unfelt(component)
+    def _count(self, fact: Fact) -> bool:
+        self._handlers[type(fact)](fact)
+        return True
+
+    def _stop(self, fact: Stop) -> None:
+        self.catch_up()
+        super()._stop(fact)
 
     def serve(self, port: int, host: str) -> None:
         """Serve the registry over HTTP.
@@ -115,6 +173,8 @@ class PrometheusObserver(CountingObserver):
         hence the private names.
         """
         super().reset_after_fork()
+        self._pending.clear()
+        self._lock = threading.RLock()
         server, self._server = self._server, None
         if server is not None:
             server.abandon()

@@ -25,6 +25,7 @@ from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamContext, AgentStreamStage
 from strands.types._events import (
     EventLoopStopEvent,
+    ModelStopReason,
     ModelStreamChunkEvent,
     StartEventLoopEvent,
     StructuredOutputEvent,
@@ -94,6 +95,11 @@ if TYPE_CHECKING:
 VERY_LAST: Final = HookOrder.SDK_LAST + 1
 """After every other hook, so that what the others decided is known."""
 
+
+MILESTONES: Final[frozenset[type]] = frozenset(
+    (StartEventLoopEvent, StructuredOutputEvent, EventLoopStopEvent)
+)
+"""Of the many events of a leg, those that say how far it is."""
 
 AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that leave no time for a last answer or a question."""
@@ -176,7 +182,6 @@ class Binding:
     def _hooks(self) -> Hooks:
         return (
             (BeforeInvocationEvent, self._before_leg, HookOrder.SDK_FIRST),
-            (AfterModelCallEvent, self._after_model_call, HookOrder.SDK_FIRST),
             (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
             (BeforeToolsEvent, self._before_tools, VERY_LAST),
             (AfterToolCallEvent, self._after_tool, HookOrder.SDK_FIRST),
@@ -318,24 +323,6 @@ class Binding:
         if self._newest is not None and self._newest.refused:
             event.resume = None
 
-    @unfelt("binding")
-    def _after_model_call(self, event: AfterModelCallEvent) -> None:
-        """Book the call, unless its span did."""
-        live = self._newest
-        if live is None:
-            return
-        run = live.run
-        live.overflowed = isinstance(event.exception, ContextWindowOverflowException)
-        if run.call is None:
-            return
-        if event.stop_response is None:
-            run.settle(None, failed=True)
-        else:
-            message = event.stop_response.message
-            usage = usage_of(message)
-            known = usage is not None and usage.total
-            run.settle(usage, output_estimate=0 if known else estimate_tokens(message["content"]))
-
     @unfelt_async("quotas")
     async def _ask_gate(self, event: BeforeModelCallEvent) -> None:
         """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
@@ -433,13 +420,8 @@ class Binding:
         halted: bool | None = False
         try:
             async for event in next_fn(context):
-                kind = type(event)
-                if kind is StartEventLoopEvent:
-                    self._cycle()
-                elif kind is StructuredOutputEvent and self._newest is not None:
-                    self._newest.has_output = True
-                elif kind is EventLoopStopEvent:
-                    halted = self._stop(cast("Agent", context.agent), event)
+                if type(event) in MILESTONES:
+                    halted = self._pass(cast("Agent", context.agent), event)
                 yield event
         except Refused:
             halted = True
@@ -447,6 +429,16 @@ class Binding:
         run = self._newest and self._newest.run
         if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
+
+    def _pass(self, agent: Agent, event: object) -> bool | None:
+        """Follow the leg past one of its milestones; True when it is the end, and our halt."""
+        if isinstance(event, EventLoopStopEvent):
+            return self._stop(agent, event)
+        if isinstance(event, StartEventLoopEvent):
+            self._cycle()
+        elif self._newest is not None:
+            self._newest.has_output = True
+        return False
 
     @unfelt("binding")
     def _cycle(self) -> None:
@@ -657,32 +649,51 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Note what the provider sends, and take its refusal for the stop that it is."""
-    streams = False
+    streams, answer = False, None
     try:
         async for event in events:
+            kind = type(event)
             # Of the many chunks, the first and that with the usage say all that there is to note.
-            if type(event) is ModelStreamChunkEvent:
+            if kind is ModelStreamChunkEvent:
                 chunk = event["event"]
                 if not streams or "metadata" in chunk:
                     if live.run.blind and live.run.invocation.span_id and not streams:
                         note_chat_span(live.run)  # a call has a span where its agent has one
                     streams = True
                     note_chunk(live.run, chunk)
+            elif kind is ModelStopReason:
+                answer = event
             yield event
     except Exception as error:
         if not _gives_up(live, error):
             raise
         end_cycle_span(trace.get_current_span())
         raise Refused from error
+    finally:
+        if answer is not None:
+            _answered(live, answer)
+
+
+@unfelt("binding")
+def _answered(live: Live, answer: ModelStopReason) -> None:
+    """Book the call, unless its span did."""
+    live.overflowed = False
+    if live.run.call is not None:
+        usage = usage_of(answer.usage)
+        known = usage is not None and usage.total
+        estimate = 0 if known else estimate_tokens(answer.message["content"])
+        live.run.settle(usage, output_estimate=estimate)
 
 
 @unfelt("binding")
 def _gives_up(live: Live, error: Exception) -> bool:
     """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
+    live.overflowed = isinstance(error, ContextWindowOverflowException)
+    if live.run.call is not None:
+        live.run.settle(None, failed=True)
     verdict = budget_refusal(error) or live.wrapping
     if verdict is None:
         return False
-    live.run.settle(None, failed=True)
     live.verdict, live.wrapping = verdict, None
     return True
 

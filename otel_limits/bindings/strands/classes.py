@@ -230,7 +230,8 @@ async def follow_direct(
         async for chunk in events:
             try:
                 note_chunk(run, chunk)
-                usage = usage_of({"metadata": chunk.get("metadata", {})}) or usage
+                reported = chunk.get("metadata", {}).get("usage")
+                usage = (reported and usage_of(reported)) or usage
             except Exception as error:  # noqa: BLE001  the agent must not feel it
                 FAULTS.report("binding", error)
             yield chunk

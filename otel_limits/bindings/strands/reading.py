@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from opentelemetry import baggage, trace
 from strands.telemetry.metrics import _total_prompt_tokens
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent
 
+MODEL_CLASSES: Final = 32
+"""Classes of models whose provider is remembered."""
+
 OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """What providers call the most output tokens of an answer."""
 
 
-def usage_of(message: Mapping[str, Any]) -> Usage | None:
-    """What the provider reported for this message, in the sense of `Usage`."""
-    usage = message.get("metadata", {}).get("usage")
-    if usage is None:
-        return None
-    counted = token_count(_total_prompt_tokens(usage)), token_count(usage.get("outputTokens"))
+def usage_of(usage: Mapping[str, Any]) -> Usage | None:
+    """Return what the provider reported for a message, in the sense of `Usage`."""
+    counted = (
+        token_count(_total_prompt_tokens(cast("Any", usage))),
+        token_count(usage.get("outputTokens")),
+    )
     if counted[0] is None or counted[1] is None:
         return None
     return Usage(
@@ -66,8 +70,13 @@ def _model_id(model: object) -> str | None:
 
 def provider_of(model: object) -> str:
     """Who serves `model`: Strands names the module of each model class after its provider."""
-    package, _, module = type(model).__module__.rpartition(".")
-    return module if package == "strands.models" else type(model).__qualname__
+    return _provider_of(type(model))  # type: ignore[arg-type]  # every class can be hashed
+
+
+@functools.lru_cache(MODEL_CLASSES)
+def _provider_of(model: type[Any]) -> str:
+    package, _, module = model.__module__.rpartition(".")
+    return module if package == "strands.models" else model.__qualname__
 
 
 @unfelt("binding")
@@ -116,7 +125,8 @@ def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
 
 def is_output_tool(agent: Agent, name: str) -> bool:
     """Tell whether a tool is the framework's own way to structured output."""
-    return isinstance(agent.tool_registry.dynamic_tools.get(name), StructuredOutputTool)
+    tool = agent.tool_registry.dynamic_tools.get(name)
+    return tool is not None and isinstance(tool, StructuredOutputTool)
 
 
 def status_of(done: AfterToolCallEvent) -> Literal["success", "error"]:
