@@ -79,7 +79,8 @@ def is_entrance(frame: FrameType) -> bool:
     """Tell whether the framework or the SDK, or a response that ends, has just called us."""
     if not is_ours(frame) or frame.f_code.co_name != "guarded":
         return False
-    return not is_ours(frame.f_back) or frame.f_back.f_code.co_name == "_follow"
+    caller = frame.f_back
+    return caller is None or not is_ours(caller) or caller.f_code.co_name == "_follow"
 
 
 def run(agent: Agent, depths: Depths) -> None:
