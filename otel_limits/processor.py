@@ -10,6 +10,7 @@ from opentelemetry.trace import format_span_id
 from otel_limits import semconv
 from otel_limits.faults import unfelt
 from otel_limits.limits import Usage
+from otel_limits.runs import FOLLOWED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,7 @@ class LimitsSpanProcessor(SpanProcessor):
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
         apart = not _is_strands(span)
-        if usage is None or not usage.total:
+        if usage is None or not usage.total or (apart and FOLLOWED.get()):
             return
         if apart or run.call is not None:  # else somebody has booked it already
             run.settle(

@@ -94,6 +94,7 @@ class OpenCall:
     """A model call whose end has not been seen yet."""
 
     __slots__ = (
+        "counted",
         "input_estimate",
         "model",
         "provider",
@@ -122,6 +123,8 @@ class OpenCall:
         self.usage: Usage | None = None
         """What the provider sent, before anybody folded cached tokens into anything."""
         self.usage_total: int | None = None
+        self.counted: Usage | None = None
+        """The same as it counts, cached tokens in the input; `None` when it cannot be used."""
 
 
 class Tree:
@@ -170,6 +173,7 @@ class Run:
         "_tools_told",
         "_warned",
         "action",
+        "beside",
         "blind",
         "call",
         "calls_by_tool",
@@ -205,6 +209,9 @@ class Run:
         self.calls_by_tool: dict[str, int] = {}
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
         self.call: OpenCall | None = None
+        """The open call of the agent's loop."""
+        self.beside: set[OpenCall] = set()
+        """Open calls that the loop knows nothing of, such as those of tools that run at once."""
         self.cancel: Callable[[Verdict], None] | None = None
         """Ends the invocation from any thread, where the framework can."""
         self.started = runs.now()
@@ -264,6 +271,12 @@ class Run:
             self.settle(None, failed=True)
         self.call = OpenCall(model, input_estimate, self._runs.now(), provider)
 
+    def open_beside(self, model: str, input_estimate: int, provider: str) -> OpenCall:
+        """A request that is none of the loop's is about to go out."""
+        call = OpenCall(model, input_estimate, self._runs.now(), provider)
+        self.beside.add(call)
+        return call
+
     def settle(  # noqa: PLR0913  every one is a different fact about the call
         self,
         usage: Usage | None,
@@ -274,22 +287,26 @@ class Run:
         model: str | None = None,
         span_id: str | None = None,
         apart: bool = False,
+        beside: OpenCall | None = None,
     ) -> None:
         """The end of a model call was seen: count it.
 
         Args:
-            usage: What the provider reported; `None` when it reported nothing that can be used.
+            usage: What the provider reported; `None` for what was noted of the call, if anything.
             failed: The call ended without a response.
             aborted: Nobody waited for the response, so that it is billed all the same.
             output_estimate: Tokens that the response is estimated to have, if any.
             model: Model id, where the opened call does not know it.
             span_id: Id of its `chat` span.
-            apart: It is not the call that is open, but one beside it, such as one of a tool.
+            apart: It is a call that nobody opened, seen by its span alone.
+            beside: It is this call, not that of the loop.
         """
-        call = None if apart else self.call
+        call = beside or (None if apart else self.call)
+        if usage is None and call is not None:
+            usage = call.counted
         kind = call_kind(usage, call, failed=failed)
         billed = aborted or (call is not None and call.streamed)
-        estimated = kind == "unmeasured" or (kind == "failed" and billed)
+        estimated = kind == "unmeasured" or (kind == "failed" and billed and usage is None)
         if estimated and self.policy.unmeasured != "ignore":
             usage = Usage(input=call.input_estimate if call else 0, output=output_estimate)
         model = model or (call.model if call else "unknown")
@@ -300,7 +317,9 @@ class Run:
         with self._runs.lock:
             for tally in self._tallies():
                 add_call(tally, counted, price, estimated=estimated)
-        if not apart:  # until here a fault leaves the call open, for whoever sees its end next
+        if beside is not None:
+            self.beside.discard(beside)
+        elif not apart:  # until here a fault leaves the call open, for whoever sees its end next
             self.call = None
         # long because every field of the fact is known here alone
         self._runs.tell(
@@ -502,6 +521,8 @@ class Run:
             self._runs.deadlines.cancel(self._deadline)
         if self.call is not None:
             self.settle(None, failed=True, aborted=True)
+        for call in tuple(self.beside):
+            self.settle(None, failed=True, aborted=True, beside=call)
 
     def _tallies(self) -> tuple[Tally, ...]:
         return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)
@@ -581,6 +602,11 @@ CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.Context
     "otel_limits_run", default=None
 )
 """The invocation that the present task works for: what it starts belongs to it."""
+
+FOLLOWED: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar(
+    "otel_limits_followed", default=False
+)
+"""True within a model call beside the loop: what that asks in turn, or traces, is the same call."""
 
 
 def current() -> Run | Group | None:

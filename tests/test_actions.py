@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
+from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, MessageAddedEvent
 
 import otel_limits
 from otel_limits import Halt, Limits, Stop, Warned, enable, kill
@@ -435,6 +435,47 @@ def test_kill_raises_where_that_is_the_action(make_agent: MakeAgent, source: str
 
     with pytest.raises(otel_limits.KilledError, match="was killed"):
         make_agent(ScriptedModel(endless(uses("suicide"))), tools=[suicide])("go")
+
+
+def test_a_kill_after_the_halt_changes_nothing(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Between our halt and its message there is nothing left to end."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    agent = make_agent(ScriptedModel(endless(uses("search"))))
+
+    def end_everything(event: MessageAddedEvent) -> None:
+        if len(event.agent.messages) == 5:  # the result of the second tool
+            kill(all=True)
+
+    agent.hooks.add_callback(MessageAddedEvent, end_everything)
+    result = agent("go")
+    assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
+    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    assert (stop.reason, stop.action) == ("max_turns", "halted")
+
+
+class Answer42(BaseModel):
+    """A structured output."""
+
+    answer: int = 42
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_a_kill_during_direct_structured_output_spares_the_next_invocation(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """Nothing can break that off, and what comes next has done nothing."""
+
+    class Killed(ScriptedModel):
+        async def structured_output(self, output_model: Any, *_: Any, **__: Any) -> Any:
+            kill(all=True)
+            yield {"output": output_model()}
+
+    enable(Limits(max_duration_seconds=600))
+    agent = make_agent(Killed([says("hello")]))
+    assert agent.structured_output(Answer42, "go").answer == 42
+    assert agent("go").stop_reason == "end_turn"
 
 
 def test_kill_wants_to_know_whom() -> None:

@@ -110,6 +110,45 @@ print(agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"], len(s
 """
 
 
+WAITING_FORK = """
+import os
+import otel_limits
+from otel_limits.testing import ScriptedModel, says, uses
+from prometheus_client import REGISTRY
+from strands import Agent, tool
+
+otel_limits.enable()
+
+def turns():
+    return int(REGISTRY.get_sample_value("otel_limits_turns_total", {"agent": "forked"}))
+
+@tool
+def split() -> str:
+    "Fork while a turn waits to be counted."
+    child = os.fork()
+    if child == 0:
+        os._exit(turns())
+    return str(os.waitpid(child, 0)[1])
+
+model = ScriptedModel([uses("split"), says("done")])
+agent = Agent(model=model, tools=[split], callback_handler=None, name="forked")
+agent("go")
+print(agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"], turns())
+"""
+
+
+def test_what_waits_to_be_counted_is_the_parents() -> None:
+    """A turn of the parent is counted there, and there alone."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WAITING_FORK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["0", "2"], done.stderr[-2000:]
+
+
 def test_the_invocations_of_a_parent_stay_the_parents() -> None:
     """A child that is forked within an invocation has none, and the parent's ends once."""
     done = subprocess.run(

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from strands import tool
 
 import otel_limits
-from otel_limits import Limits, enable
-from otel_limits.limits import Policy
+from otel_limits import Limits, ModelCall, enable
+from otel_limits.facts import Invocation, Turn
+from otel_limits.limits import Policy, Usage
+from otel_limits.observers.counting import CountingObserver
+from otel_limits.observers.prometheus import MAX_PENDING, PrometheusObserver
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
@@ -95,6 +99,72 @@ def test_a_halted_invocation(make_agent: MakeAgent, metric: Metric) -> None:
 
 
 @pytest.mark.usefixtures("source")
+def test_a_scrape_sees_the_turn_under_way(make_agent: MakeAgent, metric: Metric) -> None:
+    """What waits to be counted is counted before anybody is told a number."""
+    enable()
+    seen = []
+
+    @tool
+    def look() -> str:
+        """Ask for the numbers in the middle of a turn."""
+        seen.append(
+            (
+                metric("otel_limits_turns_total", agent="tester"),
+                metric("otel_limits_cycles_total", agent="tester"),
+                metric("otel_limits_tokens_total", agent="tester", model="m", type="input"),
+            )
+        )
+        return "seen"
+
+    model = ScriptedModel([uses("look"), uses("look"), says("done")], model_id="m")
+    make_agent(model, tools=[look])("go")
+    assert seen == [(1, 1, 10), (2, 2, 20)]
+
+
+def test_what_waits_is_counted_when_there_is_much_of_it() -> None:
+    """An application that nobody scrapes keeps no more of it than that."""
+    observer = PrometheusObserver(CollectorRegistry())
+    for number in range(MAX_PENDING + 1):
+        observer.wants[ModelCall](a_call(number))
+    assert len(observer._pending) == 1
+
+
+@pytest.mark.usefixtures("faulty")
+def test_what_cannot_be_counted_later_is_a_loss_of_one(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are counted all the same, and the loss can be seen."""
+    failures = iter([RuntimeError("thrown in a turn")])
+    count = CountingObserver._turn
+
+    def fail_once(observer: CountingObserver, fact: Turn) -> None:
+        for failure in failures:
+            raise failure
+        count(observer, fact)
+
+    monkeypatch.setattr(CountingObserver, "_turn", fail_once)
+    enable(Limits(max_turns=3))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    assert metric("otel_limits_turns_total", agent="tester") == 2
+    assert metric("otel_limits_cycles_total", agent="tester") == 3
+    assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 1
+    assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
+
+
+def a_call(number: int) -> ModelCall:
+    """Make a model call of one token."""
+    return ModelCall(
+        invocation=Invocation(agent="a", id="i", root_id="i"),
+        number=number,
+        model="m",
+        kind="measured",
+        usage=Usage(input=1),
+        estimated=False,
+        span_id=None,
+        seconds=None,
+    )
+
+
 def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
     """A zero that the provider reported, a usage that is missing and a failure are told apart."""
     enable()

@@ -249,6 +249,90 @@ def test_an_auxiliary_model_of_a_tool_is_debited(source: str, facts: list[Fact])
     assert stops(facts)["thinker"].usage.total == 45
 
 
+class Together(ScriptedModel):
+    """Answers nobody before it was asked three times."""
+
+    def __init__(self) -> None:
+        super().__init__([says("hint")] * 3, model_id="helper")
+        self.all_asked = asyncio.Event()
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the others."""
+        answer = super().stream(*args, **kwargs)
+        events = [event async for event in answer]
+        if self.calls == 3:
+            self.all_asked.set()
+        await self.all_asked.wait()
+        for event in events:
+            yield event
+
+
+def thinker(helper: ScriptedModel, model: ScriptedModel) -> Agent:
+    """Make an agent whose tool asks `helper`."""
+
+    @tool
+    async def think() -> str:
+        """Ask another model."""
+        async for _event in helper.stream([{"role": "user", "content": [{"text": "?"}]}]):
+            pass
+        return "thought"
+
+    return Agent(model=model, tools=[think], callback_handler=None, name="thinker")
+
+
+def test_models_that_tools_ask_at_once_are_debited(source: str, facts: list[Fact]) -> None:
+    """Three tools of one turn, each with a request under way, are three requests."""
+    enable(observers=[facts.append])
+    thinker(Together(), ScriptedModel([uses("think", "think", "think"), says("x")]))("go")
+    assert [call.model for call in calls(facts)].count("helper") == 3
+    assert stops(facts)["thinker"].usage.total == 75
+
+
+def test_a_model_that_no_agent_has_is_debited(source: str, facts: list[Fact]) -> None:
+    """What a tool asks may be of a class that is nobody's model."""
+
+    class Foreign(ScriptedModel):
+        async def stream(self, *args: Any, **kwargs: Any) -> Any:
+            async for event in super().stream(*args, **kwargs):
+                yield event
+
+    enable(observers=[facts.append])
+    helper = Foreign([says("hint")], model_id="helper")
+    thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
+    assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
+
+
+class ByItself(ScriptedModel):
+    """Asks for structured output in a way of its own, as the providers with an own API for it."""
+
+    async def structured_output(self, output_model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Answer without a stream."""
+        yield {"output": output_model(text="ten tokens or so of text")}
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_structured_output_by_a_way_of_its_own_is_unmeasured(
+    source: str, facts: list[Fact]
+) -> None:
+    """A request that no stream shows is booked by its texts, and says that nobody measured it."""
+    enable(observers=[facts.append])
+    agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
+    agent.structured_output(Report, "a question of about ten tokens, as it seems")
+    (call,) = calls(facts)
+    assert (call.kind, call.estimated, call.model) == ("unmeasured", True, "scripted")
+    assert (call.usage.input > 10, call.usage.output > 5) == (True, True)
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_structured_output_that_fails_unseen_is_no_call(source: str, facts: list[Fact]) -> None:
+    """Nobody knows whether a request was made."""
+    enable(observers=[facts.append])
+    agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
+    with pytest.raises(TypeError):
+        agent.structured_output(int, "go")  # type: ignore[type-var]
+    assert (calls(facts), stops(facts)["direct"].reason) == ([], "error")
+
+
 # --- aborts ---------------------------------------------------------------------------------------
 
 
@@ -350,6 +434,14 @@ def test_a_chat_span_under_a_chat_span_is_one_call(
     enable(observers=[facts.append])
     make_agent(Instrumented([says("x")]))("go")
     assert [call.usage.total for call in calls(facts)] == [15]
+
+
+def test_a_chat_span_within_what_a_tool_asks_is_one_call(facts: list[Fact]) -> None:
+    """A model that a tool asks is followed by its stream, not once more by a client's span."""
+    enable(observers=[facts.append])
+    helper = Instrumented([says("hint")], model_id="helper")
+    thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
+    assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
 
 
 @pytest.mark.parametrize(

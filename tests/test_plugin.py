@@ -11,13 +11,14 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from prometheus_client import REGISTRY
 from strands import Agent
+from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.multiagent.graph import Graph
 from strands.multiagent.swarm import Swarm
 from strands.telemetry import StrandsTelemetry
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
-from otel_limits import Fact, Limits, LimitsPlugin, Started, Stop, disable, enable
+from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
@@ -116,6 +117,42 @@ def test_a_plugin_never_doubles(
     assert [fact.turns for fact in facts if isinstance(fact, Stop)] == [2]
     assert len(warnings_logged()) == 1
     assert len(agent.hooks._registered_callbacks) == registered
+
+
+class BreaksOff(ScriptedModel):
+    """Fails twice, when all that is billed has been sent."""
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer, then break off."""
+        async for event in super().stream(*args, **kwargs):
+            yield event
+        if self.calls < 3:
+            raise ConnectionError("broken off")
+
+
+async def again(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Ask until the model has answered: a middleware such as an application has."""
+    while True:
+        try:
+            events = [event async for event in next_fn(context)]
+        except ConnectionError:
+            continue
+        for event in events:
+            yield event
+        return
+
+
+@pytest.mark.parametrize("plugins", [[LimitsPlugin(Limits(max_turns=5))], []])
+def test_each_request_of_a_middleware_counts_with_its_tokens(
+    plugins: list[LimitsPlugin], make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """One that asks the model three times makes three calls, whoever was added first."""
+    enable(observers=[facts.append])
+    agent = make_agent(BreaksOff(endless(says("hello"))), plugins=plugins)
+    agent.add_middleware(InvokeModelStage, again)
+    agent("go")
+    counted = [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
+    assert counted == [("failed", 15), ("failed", 15), ("measured", 15)]
 
 
 def test_enabling_twice_is_enabling_once(

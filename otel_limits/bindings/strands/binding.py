@@ -237,6 +237,7 @@ class Binding:
                 self._begin(agent, trace.INVALID_SPAN, direct=direct)
 
     def _begin(self, agent: Agent, span: trace.Span, *, direct: bool) -> None:
+        _move_inside(agent, self._model_stage)
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
@@ -259,8 +260,9 @@ class Binding:
         self._newest = Live(run, verdict=declined)
         self._live.append(self._newest)
         CURRENT.set(run)
-        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
-        run.limit_time()
+        if not direct:  # nothing breaks that off: the signal would hit the next invocation
+            run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
+            run.limit_time()
 
     @unfelt("binding")
     def end(
@@ -283,11 +285,14 @@ class Binding:
             run.finish("error" if error is not None else "aborted")
 
     @unfelt("binding")
-    def end_direct(self, error: BaseException | None) -> None:
-        """A direct request for structured output is over."""
+    def end_direct(self, agent: Agent, prompt: object, output: object | None) -> None:
+        """A direct request for structured output is over, without an output where it failed."""
         run = self._leave()
-        if run is not None:
-            run.finish("end_turn" if error is None else "error")
+        if run is None:
+            return
+        if output is not None and not run.tally.model_calls:
+            _book_unseen(run, agent, prompt, output)
+        run.finish("end_turn" if output is not None else "error")
 
     def _leave(self) -> Run | None:
         with self._lock:  # from here on nobody may cancel: it would hit the next invocation
@@ -302,7 +307,7 @@ class Binding:
         """End `run` from any thread: a response under way is broken off."""
         with self._lock:
             live = self._newest
-            if live is not None and live.run is run:
+            if live is not None and live.run is run and live.verdict is None:
                 live.verdict = verdict
                 agent.cancel(message=halt_text(verdict))
 
@@ -504,12 +509,30 @@ def _add(agent: Agent, hooks: Hooks) -> None:
         agent.hooks.add_callback(cast("Any", event), callback, order=order)
 
 
+@unfelt("binding")
+def _move_inside(agent: Agent, stage: Callable[..., Any]) -> None:
+    """Put our stage next to the model: what another one does with a call may be several calls."""
+    handlers = agent._middleware_registry._handlers
+    tagged = handlers.get(InvokeModelStage, [])
+    if tagged and tagged[-1].handler != stage:
+        ours = [each for each in tagged if each.handler == stage]
+        handlers[InvokeModelStage] = [each for each in tagged if each.handler != stage] + ours
+
+
 def _without(registered: dict[Any, list[Any]], is_ours: Callable[[Any], bool]) -> None:
     """Take entries out of a registry, in copies: it may be in use at this moment."""
     for key, entries in list(registered.items()):
         registered[key] = [entry for entry in entries if not is_ours(entry)]
         if not registered[key]:
             del registered[key]
+
+
+@unfelt("binding")
+def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
+    """Book a request that a provider made by itself: of that, nothing is known but the texts."""
+    asked = estimate_tokens([agent.messages, prompt])
+    call = run.open_beside(model_id(agent.model), asked, provider_of(agent.model))
+    run.settle(None, output_estimate=estimate_tokens(output), beside=call)
 
 
 def _canceller(
@@ -660,7 +683,7 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
                     if live.run.blind and live.run.invocation.span_id and not streams:
                         note_chat_span(live.run)  # a call has a span where its agent has one
                     streams = True
-                    note_chunk(live.run, chunk)
+                    note_chunk(live.run.call, chunk)
             elif kind is ModelStopReason:
                 answer = event
             yield event
@@ -678,8 +701,9 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
 def _answered(live: Live, answer: ModelStopReason) -> None:
     """Book the call, unless its span did."""
     live.overflowed = False
-    if live.run.call is not None:
-        usage = usage_of(answer.usage)
+    call = live.run.call
+    if call is not None:
+        usage = call.counted if call.reported else usage_of(answer.usage)
         known = usage is not None and usage.total
         estimate = 0 if known else estimate_tokens(answer.message["content"])
         live.run.settle(usage, output_estimate=estimate)

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import wrapt
 from opentelemetry.trace import INVALID_SPAN
 
-from otel_limits.faults import FAULTS, unfelt
-from otel_limits.runs import CURRENT, Run, Runs
+from otel_limits.faults import unfelt
+from otel_limits.runs import CURRENT, FOLLOWED, Run, Runs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from opentelemetry.trace import Span
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
-    from otel_limits.limits import Policy, Usage
+    from otel_limits.limits import Policy
+    from otel_limits.runs import OpenCall
 
 
 class Host(Protocol):
@@ -69,12 +70,12 @@ class Watch:
             setattr(owner, name, original)
         self._originals.clear()
 
-    def watch_model(self, model: object) -> None:
-        """Follow what is asked of a model outside the agent loop, such as a summary.
+    def watch_class(self, model: type) -> None:
+        """Follow what is asked of models of a class outside the agent loop, such as a summary.
 
-        The class is wrapped, once: an attribute of the object would go along into its copies.
+        The class is wrapped, once: an attribute of an object would go along into its copies.
         """
-        owner = next((each for each in type(model).__mro__ if "stream" in vars(each)), None)
+        owner = next((each for each in model.__mro__ if "stream" in vars(each)), None)
         if owner is not None and self._on and (owner, "stream") not in self._originals:
             self._wrap(owner, "stream", self._model_stream)
 
@@ -151,20 +152,20 @@ class Watch:
         """Follow `agent.structured_output(…)`, which asks the model without the agent loop."""
 
         @functools.wraps(original)
-        async def structured_output_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
+        async def structured_output_async(
+            agent: Agent, output_model: Any, prompt: Any = None, **kwargs: Any
+        ) -> Any:
             binding = self._host.binding_of(agent)
             if binding is None:
-                return await original(agent, *args, **kwargs)
+                return await original(agent, output_model, prompt, **kwargs)
             self._watch_models_of(agent)
             binding.begin(agent, INVALID_SPAN, direct=True)
-            error: BaseException | None = None
+            output = None
             try:
-                return await original(agent, *args, **kwargs)
-            except BaseException as raised:
-                error = raised
-                raise
+                output = await original(agent, output_model, prompt, **kwargs)
             finally:
-                binding.end_direct(error)
+                binding.end_direct(agent, prompt, output)
+            return output
 
         return structured_output_async
 
@@ -194,20 +195,33 @@ class Watch:
 
     @unfelt("binding")
     def _watch_models_of(self, agent: Agent) -> None:
+        from strands.models import Model
+
         for model in (agent.model, agent._aux_model):
             if model is not None:
-                self.watch_model(model)
+                self.watch_class(type(model))
+        for derived in subclasses_of(Model):  # a tool may ask a model of any of them
+            if "stream" in vars(derived):
+                self.watch_class(derived)
 
     def _model_stream(self, original: Any) -> Any:
         @functools.wraps(original)
         def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
             run = CURRENT.get()
             events = original(model, *args, **kwargs)
-            if not isinstance(run, Run) or run.finished or run.call is not None:
-                return events  # nobody's, or a call that the agent loop has opened
+            if not isinstance(run, Run) or run.finished or run.call is not None or FOLLOWED.get():
+                return events  # nobody's, or a call that is followed already
             return follow_direct(run, model, args, events)
 
         return stream
+
+
+def subclasses_of(owner: type) -> Iterator[type]:
+    """Yield every class that is derived from `owner`, by now."""
+    derived: type
+    for derived in owner.__subclasses__():
+        yield derived
+        yield from subclasses_of(derived)
 
 
 async def follow_direct(
@@ -219,26 +233,38 @@ async def follow_direct(
         model_id,
         note_chunk,
         provider_of,
-        usage_of,
     )
 
-    usage: Usage | None = None
-    messages = args[0] if args else ""
-    run.open_call(model_id(model), estimate_tokens(messages), provider_of(model))
-    call = run.call
+    call = run.open_beside(
+        model_id(model), estimate_tokens(args[0] if args else ""), provider_of(model)
+    )
     try:
-        async for chunk in events:
-            try:
-                note_chunk(run, chunk)
-                reported = chunk.get("metadata", {}).get("usage")
-                usage = (reported and usage_of(reported)) or usage
-            except Exception as error:  # noqa: BLE001  the agent must not feel it
-                FAULTS.report("binding", error)
+        async for chunk in inside(events):
+            note_chunk(call, chunk)
             yield chunk
     except Exception:
-        if run.call is call:
-            run.settle(None, failed=True)
+        _settle(run, call, failed=True)
         raise
     finally:
-        if run.call is call:
-            run.settle(usage)
+        _settle(run, call, failed=False)
+
+
+@unfelt("binding")
+def _settle(run: Run, call: OpenCall, *, failed: bool) -> None:
+    """Book a call that has not been booked yet."""
+    if call in run.beside:
+        run.settle(None, failed=failed, beside=call)
+
+
+async def inside(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Pass events on, and say to whatever is called for each of them that it is followed."""
+    chunks = aiter(events)
+    while True:
+        token = FOLLOWED.set(True)
+        try:
+            chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        finally:
+            FOLLOWED.reset(token)
+        yield chunk

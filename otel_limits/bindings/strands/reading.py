@@ -80,18 +80,19 @@ def _provider_of(model: type[Any]) -> str:
 
 
 @unfelt("binding")
-def note_chunk(run: Run, chunk: Mapping[str, Any]) -> None:
+def note_chunk(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
     """Note that the provider sent something, and whether it reported usage."""
-    if run.call is not None:
-        run.call.streamed = True
+    if call is not None:
+        call.streamed = True
         usage = chunk["metadata"].get("usage") if "metadata" in chunk else None
         if usage is not None:
-            _note_usage(run.call, usage)
+            _note_usage(call, usage)
 
 
 def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
     """Keep what the provider sent, so that a wrong rule of counting can be undone later."""
     call.reported = True
+    call.counted = usage_of(usage)
     call.usage = Usage(
         input=token_count(usage.get("inputTokens")) or 0,
         output=token_count(usage.get("outputTokens")) or 0,
