@@ -91,7 +91,6 @@ def note_chunk(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
 
 def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
     """Keep what the provider sent, so that a wrong rule of counting can be undone later."""
-    call.reported = True
     call.counted = usage_of(usage)
     call.usage = Usage(
         input=token_count(usage.get("inputTokens")) or 0,
@@ -100,6 +99,7 @@ def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
         cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
     )
     call.usage_total = token_count(usage.get("totalTokens"))
+    call.reported = True  # from here on nobody has to look again
 
 
 @unfelt("binding")
