@@ -209,14 +209,12 @@ class CountingObserver(ABC):
 
     def _make_agent(self, agent: str) -> AgentSeries:
         label = self._agent(agent)
-        made = AgentSeries(
-            label=label,
-            turns=self.series(table.TURNS, label),
-            cycles=self.series(table.CYCLES, label),
-            calls={},
-            tools={},
-        )
-        return self._agents.setdefault(kept_as(agent, label), made)
+        key = kept_as(agent, label)
+        if key not in self._agents:
+            turns, cycles = self.series(table.TURNS, label), self.series(table.CYCLES, label)
+            made = AgentSeries(label=label, turns=turns, cycles=cycles, calls={}, tools={})
+            self._agents[key] = made
+        return self._agents[key]
 
     def _calls_of(self, agent: AgentSeries, model: str) -> CallSeries:
         """Return what model calls count in, made at 0, or the first call has no rate."""
@@ -224,8 +222,10 @@ class CountingObserver(ABC):
 
     def _make_calls_of(self, agent: AgentSeries, model: str) -> CallSeries:
         label = self._model(model, agent.label)
-        made = self._make_calls(agent.label, label)
-        return agent.calls.setdefault(kept_as(model, label), made)
+        key = kept_as(model, label)
+        if key not in agent.calls:
+            agent.calls[key] = self._make_calls(agent.label, label)
+        return agent.calls[key]
 
     def _make_calls(self, agent: str, model: str) -> CallSeries:
         return CallSeries(
@@ -276,11 +276,13 @@ class CountingObserver(ABC):
     def _make_tool(self, agent: AgentSeries, tool: str) -> dict[str, Series]:
         """Make what calls of a tool count in at 0, or the first failure has no rate."""
         label = self._tool(tool, agent.label)
-        made = {
-            status: self.series(table.TOOL_CALLS, agent.label, label, status)
-            for status in TOOL_STATUSES
-        }
-        return agent.tools.setdefault(kept_as(tool, label), made)
+        key = kept_as(tool, label)
+        if key not in agent.tools:
+            agent.tools[key] = {
+                status: self.series(table.TOOL_CALLS, agent.label, label, status)
+                for status in TOOL_STATUSES
+            }
+        return agent.tools[key]
 
     def _warned(self, fact: Warned) -> None:
         agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)

@@ -119,7 +119,8 @@ class PrometheusObserver(CountingObserver):
             ModelCall: self._keep,
         }
         for metric in self._metrics.values():
-            metric.catch_up = self.catch_up  # type: ignore[attr-defined]
+            if isinstance(metric, Uncreated):  # the others show what is never kept waiting
+                metric.catch_up = self.catch_up
 
     def _keep(self, fact: ModelCall) -> None:
         """Let a model call wait; as nothing happens without one, the bound is looked at here."""
