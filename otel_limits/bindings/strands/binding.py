@@ -46,7 +46,6 @@ from otel_limits.bindings.strands.reading import (
     call_of,
     estimate_tokens,
     identity_of,
-    is_output_tool,
     model_id,
     note_chat_span,
     note_chunk,
@@ -54,6 +53,7 @@ from otel_limits.bindings.strands.reading import (
     request_of,
     status_of,
     text_of,
+    tool_uses,
     usage_of,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
@@ -320,7 +320,13 @@ class Binding:
     @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
         """A refused leg is not resumed again: nothing would ever come of it."""
-        if self._newest is not None and self._newest.refused:
+        live = self._newest
+        if live is None:
+            return
+        if live.batch is not None:  # a hook asked a human before any tool ran
+            _give_back(live.run, live.batch)
+            live.batch = None
+        if live.refused:
             event.resume = None
 
     @unfelt_async("quotas")
@@ -363,13 +369,8 @@ class Binding:
             event.cancel = f"Not run: {why(live.wrapping)}."
         if event.cancel:
             return
-        requests = tuple(
-            block["toolUse"]
-            for block in event.message["content"]
-            if "toolUse" in block and not is_output_tool(event.agent, block["toolUse"]["name"])
-        )
-        live.batch = Batch(requests, {}, {})
-        for request in requests:
+        live.batch = Batch(tool_uses(event.agent, event.message), {}, {})
+        for request in live.batch.requests:
             breach = live.run.admit_tool(request["name"])
             if breach is not None:
                 live.batch.refusals[request["toolUseId"]] = breach
@@ -534,6 +535,13 @@ def _turn(agent: Agent, live: Live, message: Message) -> None:
         live.text = "".join(block.get("text", "") for block in message["content"])
     if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
         _perform(agent, live, message, live.wrapping, "wrapped_up")
+
+
+def _give_back(run: Run, batch: Batch) -> None:
+    """Count none of a batch that never began: its replay is admitted anew."""
+    for request in batch.requests:
+        if request["toolUseId"] not in batch.refusals:
+            run.return_tool(request["name"])
 
 
 def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]:

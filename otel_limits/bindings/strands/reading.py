@@ -19,8 +19,11 @@ from otel_limits.processor import token_count
 from otel_limits.runs import CHARACTERS_PER_TOKEN, OpenCall, Run
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from strands.agent.agent import Agent
     from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent
+    from strands.types.content import Message
 
 MODEL_CLASSES: Final = 32
 """Classes of models whose provider is remembered."""
@@ -121,6 +124,27 @@ def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
         return {}
     found = {**baggage.get_all(), **agent.trace_attributes}
     return {key: str(found[key]) for key in keys if key in found}
+
+
+def tool_uses(agent: Agent, message: Message) -> tuple[Mapping[str, Any], ...]:
+    """Return the tool calls that a message asks for, but for those that an earlier leg finished."""
+    finished = _finished(agent)
+    return tuple(
+        block["toolUse"]
+        for block in message["content"]
+        if "toolUse" in block
+        and block["toolUse"]["toolUseId"] not in finished
+        and not is_output_tool(agent, block["toolUse"]["name"])
+    )
+
+
+def _finished(agent: Agent) -> Collection[str]:
+    """Ids of the calls that ended before an interrupt that is being resumed: none runs again."""
+    state = agent._interrupt_state
+    pending = state.pending_tool_execution
+    if pending is None or not state.activated:
+        return ()
+    return {result["toolUseId"] for result in pending.completed_tool_results}
 
 
 def is_output_tool(agent: Agent, name: str) -> bool:
