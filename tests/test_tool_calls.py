@@ -9,7 +9,7 @@ from strands import tool
 from strands.hooks import AfterInvocationEvent, BeforeToolCallEvent, BeforeToolsEvent
 
 from otel_limits import Fact, Limits, Stop, ToolCall, enable
-from otel_limits.testing import ScriptedModel, says, uses
+from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from strands import Agent
@@ -116,3 +116,15 @@ def test_a_batch_that_has_to_be_approved_is_counted_once(
     approve(agent)
     assert agent("go").stop_reason == "end_turn"
     assert (told(facts), counted(facts)) == ([("search", "success")], [1])
+
+
+def test_an_interrupt_before_any_result_is_no_turn_without_progress(
+    make_agent: MakeAgent,
+) -> None:
+    """The turn that waits for a human is judged once, when its tools have run."""
+    enable(Limits(max_no_progress_turns=3))
+    model = ScriptedModel(endless(uses("delete")))
+    agent = careful(make_agent)
+    agent.model = model
+    approve(agent)
+    assert (agent("go").stop_reason, model.calls) == ("loop_detected", 4)

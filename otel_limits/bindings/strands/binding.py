@@ -562,7 +562,7 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]
                 calls.append(call_of(run, done))
             identity = identity_of(calls[-1]) if calls else None
             run.tool_called(done.tool_use["name"], status_of(done), done.duration, identity)
-    if run.loops is not None:
+    if run.loops is not None and event.message["content"]:  # or all of it waits for a human
         run.repeat(calls, live.text)
         if run.nudge():
             append_nudge(event.message)
