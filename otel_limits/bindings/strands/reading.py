@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from strands.agent.agent import Agent
-    from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent
+    from strands.hooks import AfterToolsEvent, BeforeModelCallEvent
     from strands.types.content import Message
 
 MODEL_CLASSES: Final = 32
@@ -153,9 +153,25 @@ def is_output_tool(agent: Agent, name: str) -> bool:
     return tool is not None and isinstance(tool, StructuredOutputTool)
 
 
-def status_of(done: AfterToolCallEvent) -> Literal["success", "error"]:
+def denial_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
+    """Return the error that a call was answered with that came to no tool.
+
+    A hook denied the whole turn, or no tool can have such a name. `None` when there is no such
+    error, or when it only says that the agent is cancelled.
+    """
+    if event.agent.cancel_signal.is_set():
+        return None
+    results = (block["toolResult"] for block in event.message["content"])
+    return next((each for each in results if _denies(each, request)), None)
+
+
+def _denies(result: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    return result["toolUseId"] == request["toolUseId"] and result.get("status") == "error"
+
+
+def status_of(result: Mapping[str, Any]) -> Literal["success", "error"]:
     """Return how a tool call ended."""
-    return "error" if done.result.get("status") == "error" else "success"
+    return "error" if result.get("status") == "error" else "success"
 
 
 def identity_of(call: Call) -> str:
@@ -163,13 +179,13 @@ def identity_of(call: Call) -> str:
     return fingerprint(call.request, call.result)
 
 
-def call_of(run: Run, done: AfterToolCallEvent) -> Call:
+def call_of(run: Run, use: Mapping[str, Any], result: Mapping[str, Any]) -> Call:
     """Make what loop detection sees of a call: hashes."""
-    name = done.tool_use["name"]
+    name = use["name"]
     return Call(
         tool=name,
-        request=fingerprint(name, done.tool_use["input"]),
-        result=fingerprint(done.result.get("status"), done.result.get("content")),
+        request=fingerprint(name, use["input"]),
+        result=fingerprint(result.get("status"), result.get("content")),
         exempt=run.policy.exempts(name),
     )
 
