@@ -132,7 +132,8 @@ def test_spans_have_the_scope_that_is_followed() -> None:
 
 def test_a_human_answer_stands_in_the_interrupt_state() -> None:
     """`asking.answer_of` looks there for the answer to its question."""
-    assert fresh()._interrupt_state.interrupts == {}
+    state = fresh()._interrupt_state
+    assert (state.interrupts, state.activated) == ({}, False)
 
 
 def test_what_an_interrupt_let_finish_stands_in_the_interrupt_state() -> None:
