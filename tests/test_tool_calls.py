@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from strands import Agent
 
-    from tests.conftest import MakeAgent
+    from tests.conftest import MakeAgent, Metric
 
 pytestmark = pytest.mark.usefixtures("source")
 
@@ -185,6 +185,14 @@ def test_a_denied_call_is_told_and_uses_up_no_call(strict: MakeAgent, facts: lis
     agent = strict(ScriptedModel([uses("search"), uses("search"), says("done")]))
     assert agent("go").stop_reason == "end_turn"
     assert (told(facts), counted(facts)) == ([("search", "error")] * 2, [0])
+
+
+def test_a_denied_call_is_in_the_metrics(strict: MakeAgent, metric: Metric) -> None:
+    """It is one of the tools that a model asked for, and ended as an error."""
+    enable()
+    strict(ScriptedModel([uses("search"), says("done")]))("go")
+    labels = {"agent": "tester", "tool": "search", "status": "error"}
+    assert metric("otel_limits_tool_calls_total", **labels) == 1
 
 
 @pytest.mark.parametrize("name", ["search the web!", "x" * 70])
