@@ -140,8 +140,10 @@ class ToolCall(Record):
     """1 for the first tool call of the invocation, in the order of the requests."""
     tool: str
     status: Literal["success", "error", "refused"]
-    """`refused` when a limit kept it from running."""
+    """`refused` when a limit kept it from running; `error` also when a hook denied it, or when no
+    tool can have its name."""
     seconds: float | None
+    """Duration of that attempt; `None` when no tool ran."""
     fingerprint: str | None
     """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
     at: float = field(default_factory=time.time)

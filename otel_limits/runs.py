@@ -386,7 +386,7 @@ class Run:
         return self._runs.tool_log is not None
 
     def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
-        """Keep a call that ran with its contents."""
+        """Keep a call that was answered with its contents."""
         if self._runs.tool_log is not None:
             self._tools_kept += 1
             self._runs.tool_log.write(

@@ -512,7 +512,22 @@ def test_an_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> Non
     assert (result.stop_reason, agent("go").stop_reason) == ("end_turn", "end_turn")
 
 
-@pytest.mark.parametrize("response", ["no", {"extend": {"max_turns": 0}}, {"extend": 5}, {"x": 1}])
+@pytest.mark.parametrize(
+    "response",
+    [
+        None,
+        "no",
+        {"x": 1},
+        {"extend": 5},
+        {"extend": {}},
+        {"extend": {"max_turns": 0}},
+        {"extend": {"max_turns": None}},
+        {"extend": {"max_calls_per_tool": {}}},
+        {"extend": {"max_turns": 5, "max_turn": 5}},
+        {"extend": {5: 5}},
+    ],
+    ids=str,
+)
 def test_anything_else_halts(make_agent: MakeAgent, source: str, response: object) -> None:
     """An answer that extends nothing ends the agent, without another model call."""
     enable(Limits(max_turns=1), action="ask")
@@ -521,6 +536,17 @@ def test_anything_else_halts(make_agent: MakeAgent, source: str, response: objec
     result = extended(agent, agent("go"), response)
     assert (result.stop_reason, model.calls) == ("max_turns", 1)
     assert agent("go").stop_reason == "end_turn"
+
+
+def test_an_extension_that_names_no_tool_lifts_no_cap_of_one(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """Caps of single tools stay in force when an answer mentions them without any."""
+    enable(Limits(max_turns=1, max_calls_per_tool={"search": 1}), action="ask")
+    model = ScriptedModel(endless(uses("search")))
+    agent = make_agent(model)
+    again = extended(agent, agent("go"), {"extend": {"max_turns": 5, "max_calls_per_tool": {}}})
+    assert again.interrupts[0].reason["limit"] == "max_calls_per_tool"
 
 
 # --- metrics --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from strands import Agent
 from strands.event_loop import event_loop
 from strands.hooks import registry as hooks
-from strands.interrupt import InterruptException
+from strands.interrupt import InterruptException, PendingToolExecution
 from strands.middleware import _agent_stream
 from strands.middleware import _registry as middleware
 from strands.telemetry import metrics, tracer
@@ -132,4 +132,15 @@ def test_spans_have_the_scope_that_is_followed() -> None:
 
 def test_a_human_answer_stands_in_the_interrupt_state() -> None:
     """`asking.answer_of` looks there for the answer to its question."""
-    assert fresh()._interrupt_state.interrupts == {}
+    state = fresh()._interrupt_state
+    assert (state.interrupts, state.activated) == ({}, False)
+
+
+def test_what_an_interrupt_let_finish_stands_in_the_interrupt_state() -> None:
+    """`reading.tool_uses` looks there for the calls that a resume does not run again."""
+    state = fresh()._interrupt_state
+    assert (state.activated, state.pending_tool_execution) == (False, None)
+    fields = {field.name for field in dataclasses.fields(PendingToolExecution)}
+    assert "completed_tool_results" in fields
+    source = inspect.getsource(event_loop._handle_tool_execution)
+    assert "tool_results.extend(pending_tool_execution.completed_tool_results)" in source

@@ -6,7 +6,8 @@ What is private in Strands and used here, each held by `tests/test_strands_priva
 - `Agent._aux_model`: the model of summaries.
 - `Agent._append_messages`: adds a message and tells the hooks.
 - `Agent._deferred_cancel`, `Agent._checkpointing`: the loop is going to end by itself.
-- `Agent._interrupt_state`: holds the answer of the human who was asked.
+- `Agent._interrupt_state`: holds the answer of the human who was asked, and the results of the
+  tools that were done before the question.
 - `HookRegistry._registered_callbacks`, `MiddlewareRegistry._handlers`: to undo a binding, and to
   stay next to the model.
 - `strands.middleware._agent_stream.AgentStreamStage`: the only place to change a stop reason.

@@ -46,17 +46,21 @@ def question(verdict: Verdict) -> InterruptException:
 
 
 def answer_of(agent: Agent) -> Interrupt | None:
-    """Return our question with the human's answer, when this invocation brings one."""
-    interrupt = agent._interrupt_state.interrupts.get(ASK_ID)
-    return interrupt if interrupt is not None and interrupt.response is not None else None
+    """Return our question with the human's answer, when this invocation follows it.
+
+    Only a resume follows it: with `None` for an answer, nobody gave more.
+    """
+    state = agent._interrupt_state
+    return state.interrupts.get(ASK_ID) if state.activated else None
 
 
 def extension_of(response: object) -> Limits | None:
-    """Read `{"extend": {"max_turns": 20}}`; `None` for anything else."""
+    """Read `{"extend": {"max_turns": 20}}`; `None` for anything else, and where no cap is named."""
     if not isinstance(response, Mapping) or not isinstance(response.get("extend"), Mapping):
         return None
     try:
-        return Limits(**response["extend"])
+        caps = {name: cap for name, cap in response["extend"].items() if cap not in (None, {})}
+        return Limits(**caps) if caps else None
     except (TypeError, ValueError):
         return None
 

@@ -44,9 +44,9 @@ from otel_limits.bindings.strands.notes import append_nudge, with_note, without_
 from otel_limits.bindings.strands.reading import (
     audit_attributes,
     call_of,
+    denial_of,
     estimate_tokens,
     identity_of,
-    is_output_tool,
     model_id,
     note_chat_span,
     note_chunk,
@@ -54,6 +54,7 @@ from otel_limits.bindings.strands.reading import (
     request_of,
     status_of,
     text_of,
+    tool_uses,
     usage_of,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
@@ -77,6 +78,7 @@ from otel_limits.messages import (
     why,
     wrap_up_note,
 )
+from otel_limits.names import clean
 from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ if TYPE_CHECKING:
 
     Next: TypeAlias = MiddlewareNext[Any, Any]
     Hooks: TypeAlias = tuple[tuple[type, Callable[[Any], Any], float], ...]
+    Answered: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any], float | None]
+    """A tool use, its result, and the seconds that it ran for if it did."""
 
 VERY_LAST: Final = HookOrder.SDK_LAST + 1
 """After every other hook, so that what the others decided is known."""
@@ -127,6 +131,8 @@ class Batch:
     """By tool use id."""
     results: dict[str, AfterToolCallEvent]
     """The final attempt of each, by tool use id."""
+    denied: bool = False
+    """True when a hook denied them all: none was admitted."""
 
 
 @dataclass(slots=True)
@@ -325,7 +331,13 @@ class Binding:
     @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
         """A refused leg is not resumed again: nothing would ever come of it."""
-        if self._newest is not None and self._newest.refused:
+        live = self._newest
+        if live is None:
+            return
+        if live.batch is not None:  # a hook asked a human before any tool ran
+            _give_back(live.run, live.batch)
+            live.batch = None
+        if live.refused:
             event.resume = None
 
     @unfelt_async("quotas")
@@ -366,15 +378,9 @@ class Binding:
         CURRENT.set(live.run)
         if live.wrapping is not None:
             event.cancel = f"Not run: {why(live.wrapping)}."
-        if event.cancel:
             return
-        requests = tuple(
-            block["toolUse"]
-            for block in event.message["content"]
-            if "toolUse" in block and not is_output_tool(event.agent, block["toolUse"]["name"])
-        )
-        live.batch = Batch(requests, {}, {})
-        for request in requests:
+        live.batch = Batch(tool_uses(event.agent, event.message), {}, {}, bool(event.cancel))
+        for request in live.batch.requests if not event.cancel else ():
             breach = live.run.admit_tool(request["name"])
             if breach is not None:
                 live.batch.refusals[request["toolUseId"]] = breach
@@ -404,12 +410,12 @@ class Binding:
         if live is None:
             return
         run = live.run
-        ran = _close_batch(live, event)
+        answered = _close_batch(live, event)
         if run.policy.warn_at:
             write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
         if run.keeps_tools:
-            _keep(run, ran, halts=verdict is not None)
+            _keep(run, answered, halts=verdict is not None)
         if verdict is None or _ends_anyway(live, event):
             return
         if _ends_loop(live, verdict):
@@ -559,39 +565,59 @@ def _turn(agent: Agent, live: Live, message: Message) -> None:
         _perform(agent, live, message, live.wrapping, "wrapped_up")
 
 
-def _close_batch(live: Live, event: AfterToolsEvent) -> list[AfterToolCallEvent]:
-    """Tell the calls that ran, in request order, and look for repetitions; returns them."""
+def _give_back(run: Run, batch: Batch) -> None:
+    """Count none of a batch that never began: its replay is admitted anew."""
+    for request in batch.requests:
+        if request["toolUseId"] not in batch.refusals and not batch.denied:
+            run.return_tool(request["name"])
+
+
+def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
+    """Tell the calls that were answered, in request order, and look for repetitions."""
     run, batch, live.batch = live.run, live.batch, None
     if batch is None:
         return []
-    ran, calls = [], []
+    answered, calls = [], []
     for request in batch.requests:
-        done = batch.results.get(request["toolUseId"])
         if request["toolUseId"] in batch.refusals:
             run.tool_called(request["name"], "refused", None, None)
-        elif done is None or done.cancel_message is not None:
-            run.return_tool(request["name"])
-        else:
-            ran.append(done)
+        elif (answer := _answer_to(request, run, batch, event)) is not None:
+            use, result, seconds = answer
+            answered.append(answer)
             if run.loops is not None:
-                calls.append(call_of(run, done))
+                calls.append(call_of(run, use, result))
             identity = identity_of(calls[-1]) if calls else None
-            run.tool_called(done.tool_use["name"], status_of(done), done.duration, identity)
-    if run.loops is not None:
+            run.tool_called(use["name"], status_of(result), seconds, identity)
+    if run.loops is not None and event.message["content"]:  # or all of it waits for a human
         run.repeat(calls, live.text)
         if run.nudge():
             append_nudge(event.message)
-    return ran
+    return answered
 
 
-def _keep(run: Run, ran: Sequence[AfterToolCallEvent], *, halts: bool) -> None:
+def _answer_to(
+    request: Mapping[str, Any], run: Run, batch: Batch, event: AfterToolsEvent
+) -> Answered | None:
+    """Return what the model is told of a call that no limit refused; only those that ran count."""
+    done = batch.results.get(request["toolUseId"])
+    if done is not None and done.cancel_message is None:
+        return done.tool_use, done.result, done.duration
+    if not batch.denied:
+        run.return_tool(request["name"])
+    denial = done.result if done is not None else denial_of(request, event)
+    if denial is None:
+        return None
+    return {**request, "name": clean(request["name"])}, denial, None  # a model may make it up
+
+
+def _keep(run: Run, answered: Sequence[Answered], *, halts: bool) -> None:
     """Keep the calls of a turn in the tool log; the last one is what halts."""
-    for number, done in enumerate(ran, start=1):
+    for number, (use, result, _) in enumerate(answered, start=1):
         run.keep_tool(
-            done.tool_use["name"],
-            done.tool_use["input"],
-            text_of(done.result),
-            trigger=halts and number == len(ran),
+            use["name"],
+            use["input"],
+            text_of(result),
+            trigger=halts and number == len(answered),
         )
 
 

@@ -19,8 +19,11 @@ from otel_limits.processor import token_count
 from otel_limits.runs import CHARACTERS_PER_TOKEN, OpenCall, Run
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from strands.agent.agent import Agent
-    from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent
+    from strands.hooks import AfterToolsEvent, BeforeModelCallEvent
+    from strands.types.content import Message
 
 MODEL_CLASSES: Final = 32
 """Classes of models whose provider is remembered."""
@@ -124,15 +127,52 @@ def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
     return {key: str(found[key]) for key in keys if key in found}
 
 
+def tool_uses(agent: Agent, message: Message) -> tuple[Mapping[str, Any], ...]:
+    """Return the tool calls that a message asks for, but for those that an earlier leg finished."""
+    finished = _finished(agent)
+    return tuple(
+        block["toolUse"]
+        for block in message["content"]
+        if "toolUse" in block
+        and block["toolUse"]["toolUseId"] not in finished
+        and not is_output_tool(agent, block["toolUse"]["name"])
+    )
+
+
+def _finished(agent: Agent) -> Collection[str]:
+    """Ids of the calls that ended before an interrupt that is being resumed: none runs again."""
+    state = agent._interrupt_state
+    pending = state.pending_tool_execution
+    if pending is None or not state.activated:
+        return ()
+    return {result["toolUseId"] for result in pending.completed_tool_results}
+
+
 def is_output_tool(agent: Agent, name: str) -> bool:
     """Tell whether a tool is the framework's own way to structured output."""
     tool = agent.tool_registry.dynamic_tools.get(name)
     return tool is not None and isinstance(tool, StructuredOutputTool)
 
 
-def status_of(done: AfterToolCallEvent) -> Literal["success", "error"]:
+def denial_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
+    """Return the error that a call was answered with that came to no tool.
+
+    A hook denied the whole turn, or no tool can have such a name. `None` when there is no such
+    error, or when it only says that the agent is cancelled.
+    """
+    if event.agent.cancel_signal.is_set():
+        return None
+    results = (block["toolResult"] for block in event.message["content"])
+    return next((each for each in results if _denies(each, request)), None)
+
+
+def _denies(result: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    return result["toolUseId"] == request["toolUseId"] and result.get("status") == "error"
+
+
+def status_of(result: Mapping[str, Any]) -> Literal["success", "error"]:
     """Return how a tool call ended."""
-    return "error" if done.result.get("status") == "error" else "success"
+    return "error" if result.get("status") == "error" else "success"
 
 
 def identity_of(call: Call) -> str:
@@ -140,13 +180,13 @@ def identity_of(call: Call) -> str:
     return fingerprint(call.request, call.result)
 
 
-def call_of(run: Run, done: AfterToolCallEvent) -> Call:
+def call_of(run: Run, use: Mapping[str, Any], result: Mapping[str, Any]) -> Call:
     """Make what loop detection sees of a call: hashes."""
-    name = done.tool_use["name"]
+    name = use["name"]
     return Call(
         tool=name,
-        request=fingerprint(name, done.tool_use["input"]),
-        result=fingerprint(done.result.get("status"), done.result.get("content")),
+        request=fingerprint(name, use["input"]),
+        result=fingerprint(result.get("status"), result.get("content")),
         exempt=run.policy.exempts(name),
     )
 

@@ -1,0 +1,242 @@
+"""Which tool calls are counted, told and looked at by loop limits, whatever became of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import tool
+from strands.hooks import AfterInvocationEvent, BeforeToolCallEvent, BeforeToolsEvent
+
+from otel_limits import Fact, Limits, Stop, ToolCall, enable
+from otel_limits.observers import toollog
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from strands import Agent
+
+    from tests.conftest import MakeAgent, Metric
+
+pytestmark = pytest.mark.usefixtures("source")
+
+
+def told(facts: list[Fact]) -> list[tuple[str, str]]:
+    """Name and status of each tool call that was told."""
+    return [(fact.tool, fact.status) for fact in facts if isinstance(fact, ToolCall)]
+
+
+def counted(facts: list[Fact]) -> list[int]:
+    """Tool calls that each finished invocation counted."""
+    return [fact.tool_calls for fact in facts if isinstance(fact, Stop)]
+
+
+# --- interrupts -----------------------------------------------------------------------------------
+
+
+@tool
+def delete() -> str:
+    """Delete everything."""
+    return "deleted"
+
+
+def careful(make_agent: MakeAgent, *names: str) -> Agent:
+    """Make an agent that uses these tools at once, of which `delete` has to be approved."""
+    agent = make_agent(ScriptedModel([uses(*names), says("done")]))
+    agent.tool_registry.register_tool(delete)
+
+    def ask(event: BeforeToolCallEvent) -> None:
+        if event.tool_use["name"] == "delete":
+            event.interrupt("approval", reason="may I?")
+
+    agent.hooks.add_callback(BeforeToolCallEvent, ask)
+    return agent
+
+
+def approval(result: Any) -> list[Any]:
+    """Approve of everything that a human is asked."""
+    return [
+        {"interruptResponse": {"interruptId": each.id, "response": "yes"}}
+        for each in result.interrupts
+    ]
+
+
+def approve(agent: Agent) -> None:
+    """Let a hook answer in the place of a human, within the same invocation."""
+
+    def resume(event: AfterInvocationEvent) -> None:
+        if event.result is not None and event.result.stop_reason == "interrupt":
+            event.resume = approval(event.result)
+
+    agent.hooks.add_callback(AfterInvocationEvent, resume)
+
+
+def test_a_hook_that_resumes_has_finished_tools_counted_once(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """Two searches and an approved deletion are three calls, which a cap of three permits."""
+    enable(Limits(max_tool_calls=3), observers=[facts.append])
+    agent = careful(make_agent, "search", "search", "delete")
+    approve(agent)
+    assert agent("go").stop_reason == "end_turn"
+    assert told(facts) == [("search", "success"), ("search", "success"), ("delete", "success")]
+    assert counted(facts) == [3]
+
+
+def test_a_hook_that_resumes_has_a_refusal_told_once(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """The approved call runs, and then the agent is halted because of the one that was refused."""
+    enable(Limits(max_tool_calls=2), observers=[facts.append])
+    agent = careful(make_agent, "search", "delete", "search")
+    approve(agent)
+    assert agent("go").stop_reason == "max_tool_calls"
+    assert told(facts) == [("search", "success"), ("search", "refused"), ("delete", "success")]
+    assert counted(facts) == [2]
+
+
+def test_a_caller_that_resumes_has_finished_tools_told_once(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """The invocation that brings the approval has the approved call, and nothing else."""
+    enable(Limits(max_tool_calls=2), observers=[facts.append])
+    agent = careful(make_agent, "search", "delete", "search")
+    asked = agent("go")
+    assert told(facts) == [("search", "success"), ("search", "refused")]
+    facts.clear()
+    assert agent(approval(asked)).stop_reason == "end_turn"
+    assert (told(facts), counted(facts)) == ([("delete", "success")], [1])
+
+
+def test_a_batch_that_has_to_be_approved_is_counted_once(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """A human who is asked before any tool of a turn runs does not use up its calls."""
+    enable(Limits(max_tool_calls=1), observers=[facts.append])
+    agent = make_agent(ScriptedModel([uses("search"), says("done")]))
+    agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.interrupt("ok", reason="may I?"))
+    approve(agent)
+    assert agent("go").stop_reason == "end_turn"
+    assert (told(facts), counted(facts)) == ([("search", "success")], [1])
+
+
+def test_an_interrupt_before_any_result_is_no_turn_without_progress(
+    make_agent: MakeAgent,
+) -> None:
+    """The turn that waits for a human is judged once, when its tools have run."""
+    enable(Limits(max_no_progress_turns=3))
+    model = ScriptedModel(endless(uses("delete")))
+    agent = careful(make_agent)
+    agent.model = model
+    approve(agent)
+    assert (agent("go").stop_reason, model.calls) == ("loop_detected", 4)
+
+
+# --- calls that are denied ------------------------------------------------------------------------
+
+
+def deny(event: BeforeToolCallEvent) -> None:
+    """Let no tool run."""
+    event.cancel_tool = "You may not."
+
+
+def deny_all(event: BeforeToolsEvent) -> None:
+    """Let no tool of a turn run."""
+    event.cancel = "You may not."
+
+
+DENIALS: Any = {"call": (BeforeToolCallEvent, deny), "turn": (BeforeToolsEvent, deny_all)}
+
+
+@pytest.fixture(params=DENIALS)
+def strict(request: pytest.FixtureRequest, make_agent: MakeAgent) -> MakeAgent:
+    """Make agents with a hook that denies every tool, one by one or a turn at once."""
+
+    def make(model: Any, **arguments: Any) -> Agent:
+        agent = make_agent(model, **arguments)
+        agent.hooks.add_callback(*DENIALS[request.param])
+        return agent
+
+    return make
+
+
+def test_asking_for_a_denied_tool_for_ever_is_a_loop(strict: MakeAgent) -> None:
+    """Loop limits look at calls that a hook denies, with what it says for their result."""
+    enable(Limits(max_identical_tool_calls=4, max_turns=9))
+    model = ScriptedModel(endless(uses("search")))
+    assert (strict(model)("go").stop_reason, model.calls) == ("loop_detected", 4)
+
+
+def test_a_denied_call_is_told_as_an_error(strict: MakeAgent, facts: list[Fact]) -> None:
+    """It has the status `error` and no duration, since no tool ran."""
+    enable(Limits(max_turns=9), observers=[facts.append])
+    strict(ScriptedModel([uses("search", "search"), says("done")]))("go")
+    calls = [fact for fact in facts if isinstance(fact, ToolCall)]
+    assert [(call.number, call.status, call.seconds) for call in calls] == [
+        (1, "error", None),
+        (2, "error", None),
+    ]
+
+
+def test_a_denied_call_is_told_and_uses_up_no_call(strict: MakeAgent, facts: list[Fact]) -> None:
+    """A cap of one call is not reached by two that were denied."""
+    enable(Limits(max_tool_calls=1, max_calls_per_tool={"search": 1}), observers=[facts.append])
+    agent = strict(ScriptedModel([uses("search"), uses("search"), says("done")]))
+    assert agent("go").stop_reason == "end_turn"
+    assert (told(facts), counted(facts)) == ([("search", "error")] * 2, [0])
+
+
+def test_a_denied_call_is_in_the_metrics(strict: MakeAgent, metric: Metric) -> None:
+    """It is one of the tools that a model asked for, and ended as an error."""
+    enable()
+    strict(ScriptedModel([uses("search"), says("done")]))("go")
+    labels = {"agent": "tester", "tool": "search", "status": "error"}
+    assert metric("otel_limits_tool_calls_total", **labels) == 1
+
+
+@pytest.mark.parametrize("name", ["search the web!", "x" * 70])
+def test_a_name_that_no_tool_can_have_is_told_as_an_error(
+    name: str, make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """The framework answers such a call itself; it uses up no call."""
+    enable(Limits(max_tool_calls=1), observers=[facts.append])
+    make_agent(ScriptedModel([uses(name), uses(name), says("done")]))("go")
+    assert (told(facts), counted(facts)) == ([(name, "error")] * 2, [0])
+
+
+def test_asking_for_what_can_be_no_tool_for_ever_is_a_loop(make_agent: MakeAgent) -> None:
+    """Loop limits look at calls whose name no tool can have."""
+    enable(Limits(max_identical_tool_calls=4, max_turns=9))
+    model = ScriptedModel(endless(uses("search the web!")))
+    assert (make_agent(model)("go").stop_reason, model.calls) == ("loop_detected", 4)
+
+
+def test_a_long_name_is_cut_before_it_is_told(make_agent: MakeAgent) -> None:
+    """What a model makes up does not flood the message of the halt."""
+    enable(Limits(max_consecutive_same_tool=2, max_turns=3))
+    result = make_agent(ScriptedModel(endless(uses("x" * 10_000))))("go")
+    assert (result.stop_reason, len(str(result)) < 500) == ("loop_detected", True)
+
+
+def test_the_tool_log_keeps_a_denied_call(
+    strict: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A post-mortem of a loop of denied calls finds the one that halted the agent."""
+    monkeypatch.setenv("OTEL_LIMITS_TOOL_LOG_DIR", str(tmp_path / "log"))
+    enable(Limits(max_identical_tool_calls=2))
+    strict(ScriptedModel(endless(uses("search"))))("go")
+    entries = list(toollog.read(tmp_path / "log"))
+    assert [(each.trigger, each.result) for each in entries] == [
+        (False, "You may not."),
+        (True, "You may not."),
+    ]
+
+
+def test_a_turn_of_a_cancelled_agent_is_not_told(make_agent: MakeAgent, facts: list[Fact]) -> None:
+    """Nobody denied the tools that the framework answers for because the agent is cancelled."""
+    enable(Limits(max_turns=9), observers=[facts.append])
+    agent = make_agent(ScriptedModel([uses("search"), says("done")]))
+    agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.agent.cancel())
+    assert agent("go").stop_reason == "cancelled"
+    assert (told(facts), counted(facts)) == ([], [0])
