@@ -362,6 +362,20 @@ class Limits:
             caps["max_calls_per_tool"] = {**base.max_calls_per_tool, **self.max_calls_per_tool}
         return Limits(**caps)
 
+    def beyond(self, tally: Tally, calls_by_tool: Mapping[str, int]) -> Limits:
+        """Add to these caps what has been used already; one that is switched off stays so."""
+        caps = dict(self.items())
+        for kind, _ in self.active:
+            caps[kind.name] += kind.observed(tally)
+        if self.max_tool_calls is not None:
+            caps["max_tool_calls"] += tally.tool_calls
+        if self.max_calls_per_tool is not None:
+            caps["max_calls_per_tool"] = {
+                tool: calls_by_tool.get(tool, 0) + cap
+                for tool, cap in self.max_calls_per_tool.items()
+            }
+        return Limits(**caps)
+
     def levels(self, tally: Tally, prefix: str = "") -> tuple[Level, ...]:
         """How much of each cap `tally` has used."""
         levels = tuple(

@@ -232,9 +232,7 @@ class Run:
         self._tools_told = 0
         self._tools_kept = 0
         self._deadline: int | None = None
-        scopes = (policy.limits,) if tree is None else (policy.limits, tree.limits)
-        self._is_timed = any(each.max_duration_seconds for each in scopes)
-        self._caps_tools = any(each.max_tool_calls or each.max_calls_per_tool for each in scopes)
+        self._look_ahead()
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -247,6 +245,13 @@ class Run:
             self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
         if self.action != "observed":
             self.action, self.verdict = "none", None
+
+    def extend(self, more: Limits) -> None:
+        """Let the invocation use that much more than it has used by now."""
+        limits = more.beyond(self.tally, self.calls_by_tool).over(self.policy.limits)
+        self.policy = replace(self.policy, limits=limits)
+        self._refusals.clear()
+        self._look_ahead()
 
     def recover(self) -> None:
         """The context overflowed and was reduced: iterations start again."""
@@ -523,6 +528,13 @@ class Run:
             self.settle(None, failed=True, aborted=True)
         for call in tuple(self.beside):
             self.settle(None, failed=True, aborted=True, beside=call)
+
+    def _look_ahead(self) -> None:
+        """Note what no limit asks for, so that it is left out at every turn."""
+        own = self.policy.limits
+        scopes = (own,) if self.tree is None else (own, self.tree.limits)
+        self._is_timed = any(each.max_duration_seconds for each in scopes)
+        self._caps_tools = any(each.max_tool_calls or each.max_calls_per_tool for each in scopes)
 
     def _tallies(self) -> tuple[Tally, ...]:
         return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)

@@ -504,6 +504,35 @@ def test_a_human_can_extend(make_agent: MakeAgent, source: str) -> None:
     assert (again.stop_reason, model.calls) == ("interrupt", 4)
 
 
+def answering(agent: Agent, response: object) -> None:
+    """Let a hook answer in a human's place, once and for all."""
+
+    def answer(event: AfterInvocationEvent) -> None:
+        for asked in (event.result and event.result.interrupts) or ():
+            answers: Any = [{"interruptResponse": {"interruptId": asked.id, "response": response}}]
+            event.resume = answers
+
+    agent.hooks.add_callback(AfterInvocationEvent, answer)
+
+
+def test_a_hook_can_extend(make_agent: MakeAgent, source: str) -> None:
+    """Within one invocation, more is counted from what had been used when it was asked."""
+    enable(Limits(max_turns=2, max_calls_per_tool={"search": 50}), action="ask")
+    agent = make_agent(model := ScriptedModel([uses("search")] * 6 + [says("done")]))
+    answering(agent, {"extend": {"max_turns": 3, "max_calls_per_tool": {"search": 50}}})
+    assert (agent("go").stop_reason, model.calls) == ("end_turn", 7)
+
+
+def test_a_hook_that_extends_nothing_halts(make_agent: MakeAgent, source: str) -> None:
+    """The same question is not asked again and again."""
+    enable(Limits(max_turns=2), action="ask")
+    agent = make_agent(model := ScriptedModel(endless(uses("search"))))
+    answering(agent, "no")
+    result = agent("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", 2)
+    assert otel_limits.is_synthetic(result.message)
+
+
 def test_an_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> None:
     """What follows an extension is an ordinary invocation."""
     enable(Limits(max_turns=1), action="ask")

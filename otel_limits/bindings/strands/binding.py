@@ -38,6 +38,7 @@ from otel_limits.bindings.strands.asking import (
     can_be_extended,
     declined_verdict,
     extend,
+    extension_of,
     question,
 )
 from otel_limits.bindings.strands.notes import append_nudge, with_note, without_tools
@@ -320,13 +321,18 @@ class Binding:
     # --- legs, model calls and messages -----------------------------------------------------------
 
     @unfelt("binding")
-    def _before_leg(self, event: BeforeInvocationEvent) -> None:  # noqa: ARG002
+    def _before_leg(self, event: BeforeInvocationEvent) -> None:
+        """Begin a leg; the first one keeps what the invocation began with."""
         live = self._newest
         if live is None:
             return
-        if live.run.tally.cycles:  # the first leg keeps the answer of a human who was asked
-            self._live[-1] = self._newest = Live(live.run)
         live.run.leg()
+        if live.run.tally.cycles:
+            answer = answer_of(event.agent)  # of a hook that resumes our own question
+            more = extension_of(answer.response) if answer is not None else None
+            if more is not None:
+                live.run.extend(more)
+            self._live[-1] = self._newest = Live(live.run, verdict=declined_verdict(answer))
 
     @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
