@@ -241,7 +241,8 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         name="max_duration_seconds",
         reason=MAX_DURATION_STOP_REASON,
         unit="seconds",
-        observed=lambda tally: round(tally.seconds, 3),
+        # upwards, or whoever looks when the time is up, and looks once, may find some left
+        observed=lambda tally: math.ceil(tally.seconds * 1000) / 1000,
     ),
     LimitKind(
         name="max_consecutive_same_tool",

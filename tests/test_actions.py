@@ -14,6 +14,7 @@ from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
 
 import otel_limits
 from otel_limits import Halt, Limits, Stop, Warned, enable, kill
+from otel_limits.limits import Tally
 from otel_limits.runs import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
@@ -356,6 +357,12 @@ def test_a_tool_under_way_is_waited_for_and_no_model_is_called(source: str) -> N
     model = ScriptedModel(endless(uses("slow")))
     result = Agent(model=model, tools=[slow], callback_handler=None)("go")
     assert (result.stop_reason, model.calls, started.is_set()) == ("max_duration", 1, True)
+
+
+@pytest.mark.parametrize("cap", [0.30001, 1 / 3, 250.0004])
+def test_a_cap_finer_than_milliseconds_is_reached_when_its_time_is_up(cap: float) -> None:
+    """What is observed is rounded up: the timer looks once, at that moment."""
+    assert Limits(max_duration_seconds=cap).breaches(Tally(seconds=cap))
 
 
 def test_no_thread_without_a_time_limit(make_agent: MakeAgent) -> None:
