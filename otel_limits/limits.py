@@ -321,7 +321,7 @@ class Limits:
     )
     max_cost_usd: Decimal | None = _cap("USD per invocation, by the price of each model call.")
     max_duration_seconds: float | None = _cap(
-        "Seconds per invocation; a response or a tool under way is cancelled."
+        "Seconds per invocation; a response under way is cancelled, a tool is waited for."
     )
     max_consecutive_same_tool: int | None = _cap(
         "Calls of one tool in a row, per leg; 0 switches it off."
