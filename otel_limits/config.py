@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from decimal import Decimal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -326,10 +325,15 @@ def store_url(name: str, text: str) -> str:
     """Parse the URL of a store for quotas.
 
     Raises:
-        ValueError: No store is known for it, or its client is not installed.
+        ValueError: No store is known for it, or its client is not installed or cannot read it.
     """
-    if require_store_url(name, text) != MEMORY_URL and find_spec("redis") is None:
-        raise ValueError(f"{name} needs a client: pip install 'otel-limits[redis]'")
+    if require_store_url(name, text) == MEMORY_URL:
+        return text
+    try:
+        from otel_limits.quotas.redis_store import require_readable
+    except ImportError:
+        raise ValueError(f"{name} needs a client: pip install 'otel-limits[redis]'") from None
+    require_readable(name, text)
     return text
 
 

@@ -6,12 +6,18 @@ import heapq
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.faults import unfelt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+LONGEST_WAIT_SECONDS: Final = 3600.0
+"""How long the thread sleeps at most; no system waits for centuries at once."""
+
+FEW: Final = 64
+"""Cancelled deadlines that may stay in the queue, with all that they hold, until their time."""
 
 
 class Deadlines:
@@ -35,23 +41,37 @@ class Deadlines:
         with self._changed:
             heapq.heappush(self._queue, (time.monotonic() + seconds, number, callback))
             self._waiting.add(number)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="otel-limits-deadlines", daemon=True
-                )
-                self._thread.start()
             self._changed.notify()
+        self._start()
         return number
 
     def cancel(self, number: int) -> None:
         """Forget a deadline; the thread ends when it was the last."""
         with self._changed:
             self._waiting.discard(number)
+            self._sweep()
             self._changed.notify()
 
     def reset_after_fork(self) -> None:
         """Forget everything in a child, where the thread does not exist."""
         self.__init__()  # type: ignore[misc]
+
+    @unfelt("deadlines")
+    def _start(self) -> None:
+        """Start the thread unless it runs; where that fails, the next deadline tries again."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._work, name="otel-limits-deadlines", daemon=True
+                )
+                thread.start()
+                self._thread = thread
+
+    def _sweep(self) -> None:
+        """Make the queue anew when most of it was cancelled, so that it holds no ended runs."""
+        if len(self._queue) > 2 * len(self._waiting) + FEW:
+            self._queue = [each for each in self._queue if each[1] in self._waiting]
+            heapq.heapify(self._queue)
 
     def _work(self) -> None:
         while (callback := self._next()) is not None:
@@ -70,6 +90,6 @@ class Deadlines:
                     self._waiting.discard(number)
                     return callback
                 else:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, LONGEST_WAIT_SECONDS))
             self._thread = None
             return None

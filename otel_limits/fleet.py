@@ -19,7 +19,7 @@ from otel_limits.addresses import MEMORY_URL
 from otel_limits.facts import QuotaGrant
 from otel_limits.policy import PolicyFile
 from otel_limits.quotas.levels import Level, find_key, read_levels
-from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd, unit_name
+from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, in_words, parts_of_usd, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.store import Count, StoreError
 from otel_limits.runs import LIVE
@@ -284,14 +284,21 @@ def parts(quota: Quota, text: str) -> int:
     Raises:
         Mistake: It is none.
     """
+    is_money = quota.unit == "usd"
     try:
         amount = Decimal(text)
-        counted = parts_of_usd(amount) if quota.unit == "usd" else int(amount)
-    except (InvalidOperation, ValueError, OverflowError):
-        counted = 0
-    if not 0 < counted <= MAX_PARTS or (quota.unit != "usd" and amount != counted):
-        raise Mistake(f"AMOUNT must be a number of {unit_name(quota.unit)} above 0, got {text!r}.")
-    return counted
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if (
+        not amount.is_finite()
+        or amount <= 0
+        or not (is_money or amount == amount.to_integral_value())
+    ):
+        kind = "number" if is_money else "whole number"
+        raise Mistake(f"AMOUNT must be a {kind} of {unit_name(quota.unit)} above 0, got {text!r}.")
+    if amount > in_unit(quota.unit, MAX_PARTS):
+        raise Mistake(f"AMOUNT must be at most {in_words(quota.unit, MAX_PARTS)}, got {text!r}.")
+    return parts_of_usd(amount) if is_money else int(amount)
 
 
 def moment(text: str) -> float:

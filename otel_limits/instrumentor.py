@@ -169,7 +169,7 @@ class Switch:
         """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
         if self._quotas is None and self._policy_file.document.quotas:
-            self._hold_quotas()
+            unfelt("quotas")(self._hold_quotas)()  # which must not cost the agent its limits
         base = self._settings.policy if self._settings is not None else Policy()
         base = self._policy_file.document.effective(agent, base)
         if limits is tree is NO_LIMITS and action is None:

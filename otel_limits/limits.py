@@ -241,7 +241,8 @@ KINDS: Final[tuple[LimitKind, ...]] = (
         name="max_duration_seconds",
         reason=MAX_DURATION_STOP_REASON,
         unit="seconds",
-        observed=lambda tally: round(tally.seconds, 3),
+        # upwards, or whoever looks when the time is up, and looks once, may find some left
+        observed=lambda tally: math.ceil(tally.seconds * 1000) / 1000,
     ),
     LimitKind(
         name="max_consecutive_same_tool",
@@ -320,7 +321,7 @@ class Limits:
     )
     max_cost_usd: Decimal | None = _cap("USD per invocation, by the price of each model call.")
     max_duration_seconds: float | None = _cap(
-        "Seconds per invocation; a response or a tool under way is cancelled."
+        "Seconds per invocation; a response under way is cancelled, a tool is waited for."
     )
     max_consecutive_same_tool: int | None = _cap(
         "Calls of one tool in a row, per leg; 0 switches it off."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +15,9 @@ from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, MessageAddedEvent
 
 import otel_limits
-from otel_limits import Halt, Limits, Stop, Warned, enable, kill
-from otel_limits.runs import LIVE
+from otel_limits import Halt, Limits, LimitsPlugin, Stop, Warned, enable, kill
+from otel_limits.limits import Tally
+from otel_limits.runs import LIVE, Run
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
@@ -356,6 +359,76 @@ def test_a_tool_under_way_is_waited_for_and_no_model_is_called(source: str) -> N
     model = ScriptedModel(endless(uses("slow")))
     result = Agent(model=model, tools=[slow], callback_handler=None)("go")
     assert (result.stop_reason, model.calls, started.is_set()) == ("max_duration", 1, True)
+
+
+@pytest.mark.parametrize("cap", [0.30001, 1 / 3, 250.0004])
+def test_a_cap_finer_than_milliseconds_is_reached_when_its_time_is_up(cap: float) -> None:
+    """What is observed is rounded up: the timer looks once, at that moment."""
+    assert Limits(max_duration_seconds=cap).breaches(Tally(seconds=cap))
+
+
+class Lengthy(Hanging):
+    """Streams for two seconds unless it is cancelled, and then ends."""
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
+        """Stream the beginning of what has no end."""
+        events = super().stream()
+        begun = time.monotonic()
+        async for event in events:
+            yield event
+            if time.monotonic() > begun + 2:
+                break
+        yield {"contentBlockStop": {}}
+        yield {"messageStop": {"stopReason": "end_turn"}}
+
+
+def test_a_time_limit_of_centuries_leaves_those_of_others_in_force(make_agent: MakeAgent) -> None:
+    """No system can wait for so long at once, so that the timer waits again and again."""
+    patient = make_agent(
+        ScriptedModel([says("done")]), plugins=[LimitsPlugin(Limits(max_duration_seconds=1e11))]
+    )
+    patient("go")
+    enable(Limits(max_duration_seconds=0.1))
+    assert make_agent(Lengthy([]))("go").stop_reason == "max_duration"
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_timer_that_cannot_be_started_is_started_for_the_next(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, metric: Metric
+) -> None:
+    """For a moment the system has no thread left: one invocation goes without, and it is told."""
+    start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
+
+    def fail_once(thread: threading.Thread) -> None:
+        failure = next(failures, None) if thread.name == "otel-limits-deadlines" else None
+        if failure is not None:
+            raise failure
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    enable(Limits(max_duration_seconds=0.1))
+    faults = metric("otel_limits_internal_errors_total", component="deadlines")
+    make_agent(ScriptedModel([says("done")]))("go")
+    assert make_agent(Lengthy([]))("go").stop_reason == "max_duration"
+    assert metric("otel_limits_internal_errors_total", component="deadlines") == faults + 1
+
+
+def test_a_long_deadline_keeps_no_ended_invocation_in_memory(make_agent: MakeAgent) -> None:
+    """While one waits for an hour, hundreds come and go."""
+    enable(Limits(max_duration_seconds=3600))
+
+    async def live() -> int:
+        stream: Any = make_agent(ScriptedModel([says("late")])).stream_async("go")
+        await anext(stream)
+        agent = make_agent(ScriptedModel(endless(says("done"))))
+        for _ in range(200):
+            await agent.invoke_async("go")
+        gc.collect()
+        held = sum(isinstance(each, Run) for each in gc.get_objects())
+        await stream.aclose()
+        return held
+
+    assert asyncio.run(live()) < 100
 
 
 def test_no_thread_without_a_time_limit(make_agent: MakeAgent) -> None:

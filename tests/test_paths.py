@@ -516,6 +516,14 @@ SPENT = [
     ),
     http_error(429, '{"error": {"code": "insufficient_quota"}}'),
     http_error(422, "ExceededBudget: over budget"),
+    http_error(429, "Quota exceeded for this key"),
+    http_error(429, "Max budget per minute exceeded: retry after 60 seconds"),
+    http_error(
+        429,
+        "Quota exceeded for metric: generativelanguage.googleapis.com/generate_content_free_tier"
+        "_requests, limit: 20. Please retry in 21.5s. {'quotaId': 'GenerateRequestsPerDayPer"
+        "ProjectPerModel-FreeTier'}, {'retryDelay': '21s'}",
+    ),
 ]
 
 
@@ -536,6 +544,27 @@ def test_a_spent_gateway_is_a_stop(
     "error",
     [
         http_error(429, '{"error": {"message": "Rate limit reached for requests"}}'),
+        http_error(
+            429,
+            "Quota exceeded for metric: generativelanguage.googleapis.com/generate_content_free"
+            "_tier_requests, limit: 10. Please retry in 7s.",
+        ),
+        http_error(
+            429,
+            "Quota exceeded for quota metric 'Generate Content API requests per minute' and limit "
+            "'GenerateContent request limit per minute for a region'",
+        ),
+        http_error(
+            429,
+            "Quota exceeded for aiplatform.googleapis.com/generate_content_requests_per_minute_per"
+            "_project_per_base_model with base model: gemini-2.0-flash.",
+        ),
+        http_error(
+            429,
+            "Quota exceeded for aiplatform.googleapis.com/online_prediction_requests_per_base_model"
+            " with base model: claude",
+        ),
+        http_error(429, "Token quota is exceeded. Retry after 6 seconds."),
         http_error(500, "budget service exceeded its time"),
         OSError("insufficient_quota"),
     ],

@@ -688,6 +688,26 @@ def test_an_invocation_keeps_what_it_began_with(
     assert calls(agent) == 4 + 2
 
 
+def test_quotas_that_cannot_be_held_leave_the_limits_in_force(
+    write: Callable[[str], Path],
+    make_agent: MakeAgent,
+    later: Callable[[], None],
+    metric: Metric,
+    errors: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a new version asks for beside the limits fails as a fault of ours, and is logged."""
+    monkeypatch.setitem(sys.modules, "otel_limits.quotas.setup", None)
+    write("defaults: {limits: {max_turns: 5}}")
+    enable()
+    write("{defaults: {limits: {max_turns: 2}}, quotas: {q: {model_calls: 9, window: day}}}")
+    later()
+    faults = metric("otel_limits_internal_errors_total", component="quotas")
+    assert runaway(make_agent)("go").metrics.cycle_count == 2
+    assert metric("otel_limits_internal_errors_total", component="quotas") == faults + 1
+    assert "quotas failed with ModuleNotFoundError" in errors()[0]
+
+
 def test_the_file_is_looked_at_once_a_second(tmp_path: Path) -> None:
     """Between two looks a change is not seen, whatever is asked."""
     path, now = tmp_path / "limits.yaml", [100.0]

@@ -16,11 +16,21 @@ STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)
 
 BUDGET_SPENT: Final = re.compile(
     r"budget.{0,40}(exceed|exhaust|spent|reached|limit)|(exceed|exhaust|over).{0,40}budget"
-    r"|insufficient[_ ](quota|credit|funds|balance)|quota.{0,20}exceeded|out of credits"
-    r"|spend(ing)?[_ ]limit",
+    r"|insufficient[_ ](quota|credit|funds|balance)|out of credits|spend(ing)?[_ ]limit",
     re.IGNORECASE,
 )
 """How LiteLLM, OpenAI, OpenRouter and others word it. A plain rate limit does not match."""
+
+QUOTA_SPENT: Final = re.compile(r"quota.{0,20}exceeded", re.IGNORECASE)
+"""What means the same, unless it is a rate that is called a quota."""
+
+RATE: Final = re.compile(
+    r"per[_ -]?(min|sec)|retry[_ -]?(in|after|delay|info)|\.googleapis\.com", re.IGNORECASE
+)
+"""How a rate says that it is one. Google calls every rate a quota, some without their time."""
+
+LASTING: Final = re.compile(r"per[_ -]?(day|month)", re.IGNORECASE)
+"""A quota that no retry outlasts. Google gives a delay of seconds even with one of a day."""
 
 
 def budget_refusal(error: BaseException) -> Verdict | None:
@@ -33,9 +43,14 @@ def budget_refusal(error: BaseException) -> Verdict | None:
 
 def _says_spent(error: BaseException) -> bool:
     status = _status_of(error)
-    return status == PAYMENT_REQUIRED or (
-        status in STATUSES and BUDGET_SPENT.search(_text_of(error)) is not None
-    )
+    return status == PAYMENT_REQUIRED or (status in STATUSES and _means_spent(_text_of(error)))
+
+
+def _means_spent(text: str) -> bool:
+    if BUDGET_SPENT.search(text):
+        return True
+    is_rate = RATE.search(text) is not None and LASTING.search(text) is None
+    return QUOTA_SPENT.search(text) is not None and not is_rate
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

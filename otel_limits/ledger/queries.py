@@ -373,7 +373,7 @@ def charges_of(connection: Connection, operations: Sequence[str]) -> dict[str, s
     statement = (
         sa.select(CALLS.quota_operation, CALLS.quota_charges)
         .where(CALLS.quota_operation.in_(operations))
-        .order_by(CALLS.number)  # the last of those that share one has the sum of all
+        .order_by(CALLS.number)  # of old rows that share one the last has the sum
     )
     return {row.quota_operation: row.quota_charges for row in connection.execute(statement)}
 

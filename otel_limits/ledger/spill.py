@@ -30,11 +30,15 @@ class Spill:
 
     A file belongs to whoever holds its lock, and the lock ends with its process. So a file that
     can be locked has nobody left who appends to it.
+
+    Attributes:
+        place: Beginning of the path of the file that rows went to last.
     """
 
     def __init__(self, address: Address) -> None:
         """Write nothing yet."""
         self._prefixes = address.spills
+        self.place = address.spills[0]
         self._lock = threading.RLock()
         self._file: IO[bytes] | None = None
         self._hurried = False
@@ -87,10 +91,16 @@ class Spill:
 
     def _create(self) -> IO[bytes]:
         """Create and lock a file at the first place that permits it."""
-        for prefix in self._prefixes[:-1]:
+        *others, last = self._prefixes
+        for prefix in others:
             with contextlib.suppress(OSError):
-                return _new_file(prefix)
-        return _new_file(self._prefixes[-1])
+                return self._create_at(prefix)
+        return self._create_at(last)
+
+    def _create_at(self, prefix: Path) -> IO[bytes]:
+        file = _new_file(prefix)
+        self.place = prefix
+        return file
 
     def _write(self, file: IO[bytes], lines: bytes) -> None:
         """Append all of `lines`, or leave half a line at most, at the very end of the file."""

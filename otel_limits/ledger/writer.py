@@ -50,6 +50,10 @@ MAX_KEPT: Final = 100_000
 """Rows in memory when even the spill file refuses them; beyond, the oldest are lost and counted."""
 
 
+SPILL: Final = "ledger_spill"
+"""What fails when no spill file takes rows: a component of its own, with a log of its own."""
+
+
 class Writer:
     """Writes rows in the background, and never fails its caller.
 
@@ -61,12 +65,12 @@ class Writer:
         """Start no thread before the first row."""
         self._store = store
         self._spill = spill
-        self.lost = 0
         self._begin()
         atexit.register(self.close)
 
     def _begin(self) -> None:
         """Begin with nothing queued, in a new process."""
+        self.lost = 0
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -133,6 +137,7 @@ class Writer:
             thread.join(CLOSE_SECONDS)
         self._spill_everything(to_disk=True)
         self._spill.seal()
+        self._give_up()
         if thread is None or not thread.is_alive():
             self._store.close()
 
@@ -149,21 +154,40 @@ class Writer:
             self._thread = None
             self._flush()
 
+    def _give_up(self) -> None:
+        """Count what is still in memory at the end as lost, and say how much that is."""
+        with self._changed:
+            self.lost += len(self._queue)
+            self._queue = []
+        if self.lost:
+            FAULTS.tell(SPILL)
+            logger.error(
+                "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill "
+                "file took them.",
+                self.lost,
+                self._store.address,
+            )
+
     # --- the spill file ---------------------------------------------------------------------------
 
-    def _spill_everything(self, *, to_disk: bool) -> None:
-        """Append what is queued and what is being written; a row written twice counts once."""
+    def _spill_everything(self, *, to_disk: bool) -> bool:
+        """Append what is queued and what is being written; a row written twice counts once.
+
+        Returns:
+            False when no file took it, so that it stays in memory.
+        """
         with self._spilling:
             with self._changed:
                 rows = self._in_flight + self._queue
                 mark = self._queued
                 self._queue, self._in_flight = [], []
-            if self._append(rows, to_disk=to_disk):
-                with self._changed:
-                    self._durable = max(self._durable, mark)
-                    self._changed.notify_all()
-            else:
+            if not self._append(rows, to_disk=to_disk):
                 self._keep(rows)
+                return False
+            with self._changed:
+                self._durable = max(self._durable, mark)
+                self._changed.notify_all()
+            return True
 
     def _append(self, rows: Rows, *, to_disk: bool) -> bool:
         if not rows:
@@ -172,10 +196,11 @@ class Writer:
             self._spill.append(rows, to_disk=to_disk)
         except OSError as error:
             FAULTS.report(
-                "ledger",
+                SPILL,
                 error,
-                f"no spill file of the ledger {self._store.address} takes rows; they are kept in "
-                f"memory, {MAX_KEPT} at most",
+                f"no spill file of the ledger {self._store.address} takes rows "
+                f"({reason_of(error)}); they are kept in memory, {MAX_KEPT} at most, and lost when "
+                f"the process ends first",
             )
             return False
         self._take_back_at = 0.0
@@ -221,25 +246,35 @@ class Writer:
             mark = self._queued
         if not rows:
             return
-        if self._is_broken() or not self._write(rows):
+        if self._is_broken():
             self._spill_everything(to_disk=True)
-            return
-        with self._changed:
-            self._in_flight = []
-            self._durable = max(self._durable, mark)
-            self._is_stuck = False
-            self._changed.notify_all()
+        elif self._write(rows):
+            with self._changed:
+                self._in_flight = []
+                self._durable = max(self._durable, mark)
+                self._is_stuck = False
+                self._changed.notify_all()
 
     def _write(self, rows: Rows) -> bool:
-        """Write to the database; one that fails is left alone for a while."""
+        """Write to the database, or else to a spill file; what fails is left alone for a while."""
         try:
             self._store.write(rows)
         except Exception as error:  # noqa: BLE001  whatever it is, no row may be lost by it
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._is_stuck = False
-            FAULTS.report("ledger", error, outage(self._store, error))
+            self._tell_outage(error, spilled=self._spill_everything(to_disk=True))
             return False
         return True
+
+    def _tell_outage(self, error: Exception, *, spilled: bool) -> None:
+        """Say what is wrong with the database, and where the rows are."""
+        place = (
+            f"go to {self._spill.place}{MARK}* and are taken back later"
+            if spilled
+            else f"stay in memory, {MAX_KEPT} at most"
+        )
+        ledger = f"the ledger {self._store.address} cannot be written ({reason_of(error)})"
+        FAULTS.report("ledger", error, f"{ledger}; its rows {place}")
 
     def _is_broken(self) -> bool:
         return time.monotonic() < self._retry_at
@@ -255,7 +290,7 @@ class Writer:
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
             self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
-            FAULTS.report("ledger", error, outage(self._store, error))
+            self._tell_outage(error, spilled=True)
 
 
 def taking_back(store: Store, spill: Spill) -> Iterator[int]:
@@ -284,14 +319,6 @@ def taking_back(store: Store, spill: Spill) -> Iterator[int]:
                 path,
                 path.with_suffix(".damaged").name,
             )
-
-
-def outage(store: Store, error: Exception) -> str:
-    """Say what is wrong with the database, and where the rows are."""
-    return (
-        f"the ledger {store.address} cannot be written ({reason_of(error)}); its rows go to "
-        f"{store.address.spills[0]}{MARK}* and are taken back later"
-    )
 
 
 def reason_of(error: Exception) -> str:

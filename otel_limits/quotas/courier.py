@@ -102,18 +102,25 @@ class Courier:
         """Queue it, or refuse it at once while the store is lost."""
         future: Future[Reply] = Future()
         with self._wake:
-            if self._is_down or self._closing.is_set():
+            if self._is_down or self._closing.is_set() or not self._has_thread():
                 self._keep(operation)
                 future.set_exception(StoreLostError("the store does not answer"))
                 return future
             self._waiting.append((operation, future))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="otel-limits-quotas", daemon=True
-                )
-                self._thread.start()
             self._wake.notify()
         return future
+
+    def _has_thread(self) -> bool:
+        """Start the thread before its first operation; where that fails, the next tries again."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                FAULTS.report("quotas", error)
+                return False
+            self._thread = thread
+        return True
 
     def reset_after_fork(self) -> None:
         """Start afresh in a child: what the parent has to send, the parent sends."""
@@ -138,6 +145,7 @@ class Courier:
 
     @unfelt("quotas")
     def _work(self) -> None:
+        self._send_kept()  # what came while no thread could be started
         while batch := self._take():
             self._carry(batch)
             if self._is_down:

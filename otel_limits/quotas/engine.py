@@ -302,17 +302,21 @@ class Engine:
     # --- after a call -----------------------------------------------------------------------------
 
     def _book(self, call: ModelCall) -> Ticket | None:
-        """Note what a call took on its ticket; `None` when no quota applies."""
+        """Note what a call took on its ticket; `None` when no quota applies.
+
+        A second call on one permission gets a ticket of its own: others may have settled the first
+        by then, and a ticket counts once.
+        """
         guest = self._guests.get(call.invocation.id)
-        if guest is None or guest.ticket is None:
+        if guest is None or guest.ticket is None or guest.ticket.calls:
             return self._book_unasked(call, guest)
         self._note_call(guest.ticket, call)
         return guest.ticket
 
     def _note_call(self, ticket: Ticket, call: ModelCall) -> None:
-        ticket.calls += 1
-        ticket.tokens += call.usage.total
-        ticket.cost += call.price or NO_COST
+        ticket.calls = 1
+        ticket.tokens = call.usage.total
+        ticket.cost = call.price or NO_COST
         if call.kind == "measured":
             self._estimates.learn(ticket.request.model, ticket.request.input, call.usage)
 

@@ -333,6 +333,28 @@ def never_free(inherited: object) -> None:
 # --- where the server is --------------------------------------------------------------------------
 
 
+def require_readable(name: str, url: str) -> None:
+    """Make sure that the client understands a URL of a known kind, without connecting.
+
+    Raises:
+        ValueError: It does not. What it says itself is kept back: it quotes pieces of passwords.
+    """
+    if SENTINEL_URL.fullmatch(url):
+        return
+    plain = _as_redis(url).replace("+cluster", "", 1)
+    try:
+        pool = redis.ConnectionPool.from_url(plain)
+        if PLAIN_URL.fullmatch(url):  # a cluster takes other options, and passes over what is none
+            pool.make_connection()
+    except (ValueError, TypeError, RedisError):
+        raise ValueError(
+            f"{name} must be a URL that the client of Redis can read; it cannot read this one "
+            f"with the scheme {url.partition(':')[0]!r}. The port must be a number up to 65535, "
+            "the options after ? must be known to the client, and in a password write %2F for /, "
+            "%3F for ?, %23 for # and %40 for @."
+        ) from None
+
+
 def link_to(url: str, timeout: float, health_interval: int) -> Link | ClusterLink:
     """Make the link to a server, without connecting.
 

@@ -67,6 +67,7 @@ class Ticket:
     reserved_in: Store | None = None
     """Where it was reserved when the store did not answer."""
     calls: int = 0
+    """1 once it has ended, 0 until then and where it never went out."""
     tokens: int = 0
     cost: Decimal = NO_COST
 
@@ -142,10 +143,8 @@ def taken(unit: Unit, ticket: Ticket) -> int:
     """What a call took, in parts of a unit."""
     if unit == "tokens":
         return ticket.tokens
-    if unit == "model_calls":
+    if unit in ("model_calls", "invocations"):
         return ticket.calls
-    if unit == "invocations":
-        return min(1, ticket.calls)
     return parts_of_usd(ticket.cost)
 
 

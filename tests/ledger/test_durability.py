@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from strands import tool
 
-from otel_limits import Limits, enable
+from otel_limits import Limits, disable, enable
 from otel_limits.instrumentor import SWITCH
 from otel_limits.ledger import store as store_module
 from otel_limits.ledger import writer as writer_module
@@ -582,6 +582,51 @@ def test_memory_is_bounded(
     assert [row["invocation_id"] for _, row in observer.writer._queue] == [
         str(n) for n in range(15, 25)
     ]
+    observer.close()
+
+
+def test_rows_that_nothing_takes_are_counted_at_the_end(
+    faulty: None,
+    make_agent: MakeAgent,
+    tmp_path: Path,
+    metric: Metric,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of both failures is told with its reason, and at last how many rows are lost."""
+    file = tmp_path / "no directory"
+    file.touch()
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(file / "ledger.db"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(file))
+    faults = metric("otel_limits_internal_errors_total", component="ledger_spill")
+    enable()
+    make_agent(ScriptedModel([says("x")]))("go")
+    eventually(lambda: "stay in memory" in caplog.text)
+    assert metric("otel_limits_internal_errors_total", component="ledger_spill") > faults
+    disable()
+    assert "ledger.db takes rows (Not a directory); they are kept in memory" in caplog.text
+    assert re.search(r": [1-9]\d* rows of the ledger \S.*ledger.db are lost", caplog.text)
+    assert "its rows go to" not in caplog.text
+
+
+def test_the_log_names_the_place_where_rows_wait(
+    faulty: None,
+    make_agent: MakeAgent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where nothing can be written beside the ledger, that is the data directory."""
+    file = tmp_path / "no directory"
+    file.touch()
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(file / "ledger.db"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    enable()
+    make_agent(ScriptedModel([says("x")]))("go")
+    eventually(lambda: "its rows" in caplog.text)
+    home = tmp_path / "home" / "otel-limits"
+    assert f"its rows go to {home / 'ledger.db'}.spill-*" in caplog.text
+    assert list(home.glob("ledger.db.spill-*"))
 
 
 def open_nothing() -> Any:

@@ -16,24 +16,32 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import redis
+from strands.middleware import InvokeModelStage
 
 import otel_limits
+from otel_limits.facts import ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import Spill
 from otel_limits.ledger.store import Store
 from otel_limits.ledger.writer import taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.redis_store import EXPIRED_KEY
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Demand, Reserve, Standing
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs import LIVE
+from otel_limits.testing import ScriptedModel, says, tokens
 from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
+    from otel_limits.facts import Fact
     from otel_limits.quotas.redis_store import RedisStore
-    from tests.quotas.conftest import Server
+    from otel_limits.testing import Answer
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
 
 WORKER = Path(__file__).parent / "worker.py"
 PROCESSES = 4
@@ -220,6 +228,37 @@ def test_whoever_lives_settles_for_who_was_killed(
     otel_limits.enable()
     eventually(lambda: standing(store, 1000) == Standing(200, 0, 1000))
     eventually(lambda: store.expired(10) == [])
+
+
+def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
+    hold: Hold, make_agent: MakeAgent, facts: list[Fact], server: Server, store: RedisStore
+) -> None:
+    """Two calls go out on one permission, and its lease ends during the second."""
+    hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [facts.append])
+    gate: Any = LIVE.gate
+    gate._lease = 0.1
+
+    def settled_elsewhere() -> bool:
+        standing(store, 100_000)
+        calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+        found = [(call.quota_operation or "", call.quota_charges or "") for call in calls]
+        return settle_expired(store, lambda _: found) == 1
+
+    def script() -> Iterator[Answer]:
+        yield says("draft", usage=tokens(100))
+        eventually(settled_elsewhere)
+        yield says("better", usage=tokens(50))
+
+    async def twice(given: Any, call: Any) -> AsyncGenerator[Any, None]:
+        async for _ in call(given):
+            pass
+        async for event in call(given):
+            yield event
+
+    agent = make_agent(ScriptedModel(script()))
+    agent.add_middleware(InvokeModelStage, twice)
+    agent("go")
+    eventually(lambda: standing(store, 100_000) == Standing(150, 0, 100_000))
 
 
 def test_what_expired_long_ago_is_left_alone(server: Server, store: RedisStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -327,6 +328,25 @@ def test_a_process_that_never_heard_the_store_uses_the_whole_amount_locally(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     reasons = [agent("go").stop_reason for _ in range(6)]
     assert reasons == ["end_turn"] * 5 + ["quota_exceeded"]
+
+
+def test_a_courier_that_cannot_start_is_started_for_the_next(
+    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the system has no thread left it is as if the store did not answer; all is counted."""
+    start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")] * 2)
+
+    def fail_twice(thread: threading.Thread) -> None:
+        failure = next(failures, None) if thread.name == "otel-limits-quotas" else None
+        if failure is not None:
+            raise failure
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_twice)
+    hold({"calls": CALLS | {"on_backend_error": "allow"}}, place.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert [agent("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
+    eventually(lambda: place.standing() == Standing(3, 0, AMOUNT))
 
 
 def test_settlements_that_wait_are_bounded(

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits import ConfigurationError, disable, enable
+from otel_limits import ConfigurationError, config, disable, enable
 from otel_limits.facts import QuotaUse
 from otel_limits.instrumentor import SWITCH
 from otel_limits.quotas.keys import Template
@@ -409,9 +410,51 @@ def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatc
         enable()
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hush/hush@localhost:6379/0",
+        "rediss://:hush?hush@localhost:6379/0",
+        "redis+cluster://:hush#hush@localhost:6379",
+        "valkey://localhost:hush",
+        "redis://localhost:99999",
+        "redis://[hush",
+        "redis://localhost?socket_timeout=hush",
+        "redis://localhost?hush=1",
+        "rediss://localhost?ssl_cert_reqs=hush",
+    ],
+)
+def test_a_url_that_the_client_cannot_read_is_a_mistake(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence says how a password is written, and nothing of the one that stands there."""
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
+    with pytest.raises(ConfigurationError, match=r"password write %2F for /") as caught:
+        enable()
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:a%2Fb%40c@localhost:1/0?socket_keepalive=true",
+        "valkeys://localhost:1",
+        "unix://:secret@/nowhere/redis.sock?db=1",
+        "redis+cluster://localhost:1?read_from_replicas=true",
+        "redis+sentinel://localhost:1,localhost:2/service",
+    ],
+)
+def test_a_url_that_the_client_can_read_is_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody needs to answer there yet."""
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
+    reading = config.read()
+    assert (reading.settings.quota_store, reading.mistakes) == (url, ())
+
+
 def test_a_store_without_its_client_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says what to install."""
-    monkeypatch.setattr("otel_limits.config.find_spec", lambda _: None)
+    monkeypatch.delitem(sys.modules, "otel_limits.quotas.redis_store")
+    monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://user:secret@host:6379")
     with pytest.raises(ConfigurationError, match=r"pip install 'otel-limits\[redis\]'") as caught:
         enable()
