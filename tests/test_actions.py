@@ -335,7 +335,7 @@ def test_a_response_under_way_is_cancelled(
     make_agent: MakeAgent, source: str, call: Call, facts: list[Fact]
 ) -> None:
     """A stream that does not end is ended by the time limit, and its input is booked."""
-    enable(Limits(max_duration_seconds=0.1), observers=[facts.append])
+    enable(Limits(max_duration_seconds=1), observers=[facts.append])
     agent = make_agent(Hanging([]))
     result = call(agent)
     (booked,) = [fact for fact in facts if isinstance(fact, otel_limits.ModelCall)]
