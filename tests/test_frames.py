@@ -121,7 +121,7 @@ def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) 
     agent("go")  # what is looked up once is not looked up in the depth
     depths = Depths()
     run(agent, depths)
-    expected = {"_answered", "_message_added", "_before_tools", "_after_tools"}
+    expected = {"_book_end", "_message_added", "_before_tools", "_after_tools"}
     expected |= {"on_start", "on_end"} if source == "spans" else set()
     assert expected <= set(depths.deepest)
     too_deep = {

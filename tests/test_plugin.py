@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from prometheus_client import REGISTRY
 from strands import Agent
+from strands.hooks import AfterModelCallEvent
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.multiagent.graph import Graph
 from strands.multiagent.swarm import Swarm
@@ -153,6 +154,32 @@ def test_each_request_of_a_middleware_counts_with_its_tokens(
     agent("go")
     counted = [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
     assert counted == [("failed", 15), ("failed", 15), ("measured", 15)]
+
+
+async def leave(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Read the beginning of an answer, and have enough of it."""
+    events = next_fn(context)
+    yield await anext(events)
+    await events.aclose()
+    raise ConnectionError("enough")
+
+
+def test_a_response_that_a_middleware_leaves_is_booked_there_and_then(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Whoever is told that the call is over finds it counted."""
+    enable(observers=[facts.append])
+    agent = make_agent(ScriptedModel([says("hello")]))
+    agent.add_middleware(InvokeModelStage, leave)
+    booked: list[int] = []
+
+    def count(event: AfterModelCallEvent) -> None:
+        booked.append(len([fact for fact in facts if isinstance(fact, ModelCall)]))
+
+    agent.hooks.add_callback(AfterModelCallEvent, count)
+    with pytest.raises(ConnectionError):
+        agent("go")
+    assert booked == [1]
 
 
 def test_enabling_twice_is_enabling_once(

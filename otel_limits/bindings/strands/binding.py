@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from strands.types.content import Message
 
     from otel_limits.facts import ActionTaken
+    from otel_limits.runs import OpenCall
 
     Next: TypeAlias = MiddlewareNext[Any, Any]
     Hooks: TypeAlias = tuple[tuple[type, Callable[[Any], Any], float], ...]
@@ -704,7 +705,7 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Note what the provider sends, and take its refusal for the stop that it is."""
-    streams, answer = False, None
+    streams, answer, call = False, None, live.run.call
     try:
         async for event in events:
             kind = type(event)
@@ -715,7 +716,7 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
                     if live.run.blind and live.run.invocation.span_id and not streams:
                         note_chat_span(live.run)  # a call has a span where its agent has one
                     streams = True
-                    note_chunk(live.run.call, chunk)
+                    note_chunk(call, chunk)
             elif kind is ModelStopReason:
                 answer = event
             yield event
@@ -724,21 +725,24 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
             raise
         end_cycle_span(trace.get_current_span())
         raise Refused from error
-    finally:
-        if answer is not None:
-            _answered(live, answer)
+    finally:  # at once, also when nobody reads on: what the loop does next may be told of it
+        _book_end(live, call, answer)
 
 
 @unfelt("binding")
-def _answered(live: Live, answer: ModelStopReason) -> None:
-    """Book the call, unless its span did."""
-    live.overflowed = False
-    call = live.run.call
-    if call is not None:
-        usage = call.counted if call.reported else usage_of(answer.usage)
-        known = usage is not None and usage.total
-        estimate = 0 if known else estimate_tokens(answer.message["content"])
-        live.run.settle(usage, output_estimate=estimate)
+def _book_end(live: Live, call: OpenCall | None, answer: ModelStopReason | None) -> None:
+    """Book a call that was answered or broken off, unless its span or its failure was booked."""
+    if answer is not None:
+        live.overflowed = False
+    if call is None or live.run.call is not call:
+        return
+    if answer is None:
+        live.run.settle(None, failed=True, aborted=True)
+        return
+    usage = call.counted if call.reported else usage_of(answer.usage)
+    known = usage is not None and usage.total
+    estimate = 0 if known else estimate_tokens(answer.message["content"])
+    live.run.settle(usage, output_estimate=estimate)
 
 
 @unfelt("binding")
