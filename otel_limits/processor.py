@@ -10,7 +10,7 @@ from opentelemetry.trace import format_span_id
 from otel_limits import semconv
 from otel_limits.faults import unfelt
 from otel_limits.limits import Usage
-from otel_limits.runs import FOLLOWED
+from otel_limits.runs import CURRENT, Run, is_followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,21 +61,30 @@ class LimitsSpanProcessor(SpanProcessor):
         A span of Strands without tokens is left to the hook, which knows more. A span within that
         of another model call is that same call, seen by another instrumentation.
         """
-        run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
+        run, in_chat = self._owner(span)
         if run is None or in_chat:
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
         apart = not _is_strands(span)
-        if usage is None or not usage.total or (apart and FOLLOWED.get()):
+        if usage is None or not usage.total or (apart and is_followed(run)):
             return
-        if apart or run.call is not None:  # else somebody has booked it already
-            run.settle(
-                usage,
-                model=_model_of(attributes),
-                span_id=format_span_id(span.context.span_id),
-                apart=apart,
-            )
+        span_id = format_span_id(span.context.span_id)
+        call = None if apart else run.call_of_span(span_id)
+        if apart or call is not None:  # else somebody has booked it already
+            model = _model_of(attributes)
+            run.settle(usage, model=model, span_id=span_id, apart=apart, call=call)
+
+    def _owner(self, span: ReadableSpan) -> tuple[Run | None, bool]:
+        """Return the run that a span belongs to, and whether it is within a model call's span.
+
+        A direct request has no span of its own that others could hang under.
+        """
+        scope = CURRENT.get()
+        is_direct = isinstance(scope, Run) and scope.is_direct and not scope.finished
+        if is_direct and not _is_strands(span):
+            return cast("Run", scope), False
+        return self._runs.of_span(span.parent.span_id if span.parent else 0)
 
 
 def usage_of(attributes: Mapping[str, Any]) -> Usage | None:

@@ -173,6 +173,7 @@ class Run:
         "_tools_told",
         "_warned",
         "action",
+        "answer",
         "beside",
         "blind",
         "call",
@@ -222,6 +223,8 @@ class Run:
         self.verdict: Verdict | None = None
         """Why it was halted, or would have been."""
         self.killed = False
+        self.answer: object = None
+        """What a hook answered to our last question, taken once."""
         self.wrapped_up = False
         """True when the model was asked for its last answer."""
         self.span_ids: set[int] = set()
@@ -248,10 +251,12 @@ class Run:
 
     def extend(self, more: Limits) -> None:
         """Let the invocation use that much more than it has used by now."""
+        self._measure_time()
         limits = more.beyond(self.tally, self.calls_by_tool).over(self.policy.limits)
         self.policy = replace(self.policy, limits=limits)
         self._refusals.clear()
         self._look_ahead()
+        self.limit_time()
 
     def recover(self) -> None:
         """The context overflowed and was reduced: iterations start again."""
@@ -272,8 +277,8 @@ class Run:
 
     def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> None:
         """A request is about to go out."""
-        if self.call is not None:  # a middleware called the model again and dropped the answer
-            self.settle(None, failed=True)
+        if self.call is not None:  # a middleware has several under way
+            self.beside.add(self.call)
         self.call = OpenCall(model, input_estimate, self._runs.now(), provider)
 
     def open_beside(self, model: str, input_estimate: int, provider: str) -> OpenCall:
@@ -292,7 +297,7 @@ class Run:
         model: str | None = None,
         span_id: str | None = None,
         apart: bool = False,
-        beside: OpenCall | None = None,
+        call: OpenCall | None = None,
     ) -> None:
         """The end of a model call was seen: count it.
 
@@ -304,9 +309,9 @@ class Run:
             model: Model id, where the opened call does not know it.
             span_id: Id of its `chat` span.
             apart: It is a call that nobody opened, seen by its span alone.
-            beside: It is this call, not that of the loop.
+            call: The open call that it is, unless it is the newest of the loop.
         """
-        call = beside or (None if apart else self.call)
+        call = call or (None if apart else self.call)
         if usage is None and call is not None:
             usage = call.counted
         kind = call_kind(usage, call, failed=failed)
@@ -322,10 +327,7 @@ class Run:
         with self._runs.lock:
             for tally in self._tallies():
                 add_call(tally, counted, price, estimated=estimated)
-        if beside is not None:
-            self.beside.discard(beside)
-        elif not apart:  # until here a fault leaves the call open, for whoever sees its end next
-            self.call = None
+        self._shut(call)  # until here a fault leaves it open, for whoever sees its end next
         # long because every field of the fact is known here alone
         self._runs.tell(
             ModelCall(
@@ -347,6 +349,15 @@ class Run:
                 iteration=self.tally.iterations + 1,
             )
         )
+
+    def has_open(self, call: OpenCall) -> bool:
+        """Tell whether a call has not been booked yet."""
+        return call is self.call or call in self.beside
+
+    def call_of_span(self, span_id: str) -> OpenCall | None:
+        """Return the open call whose `chat` span this is, or may be."""
+        calls = [each for each in (self.call, *self.beside) if each is not None]
+        return next((each for each in calls if each.span_id in (span_id, None)), None)
 
     def admit_tool(self, tool: str) -> Breach | None:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
@@ -384,6 +395,11 @@ class Run:
                 fingerprint=fingerprint,
             )
         )
+
+    @property
+    def is_direct(self) -> bool:
+        """True for a request without the loop: alone those that are not blind have no span."""
+        return not self.blind and self.invocation.span_id is None
 
     @property
     def keeps_tools(self) -> bool:
@@ -475,6 +491,7 @@ class Run:
     @unfelt("deadlines")
     def limit_time(self) -> None:
         """Have the invocation cancelled when its time is up."""
+        self._forget_deadline()
         caps = [
             cap - (self._runs.now() - since)
             for cap, since in (
@@ -483,7 +500,7 @@ class Run:
             )
             if cap is not None
         ]
-        if caps and self.policy.action != "observe":
+        if caps and self.policy.action != "observe" and self.cancel is not None:
             self._deadline = self._runs.deadlines.after(max(0.0, min(caps)), self._time_is_up)
 
     def stop(self, reason: str) -> Stop:
@@ -522,12 +539,16 @@ class Run:
     def _close(self) -> None:
         """Settle what is open; a fault here must not keep the stop from being told."""
         FAULTS.catch_up()
-        if self._deadline is not None:
-            self._runs.deadlines.cancel(self._deadline)
+        self._forget_deadline()
         if self.call is not None:
             self.settle(None, failed=True, aborted=True)
         for call in tuple(self.beside):
-            self.settle(None, failed=True, aborted=True, beside=call)
+            self.settle(None, failed=True, aborted=True, call=call)
+
+    def _forget_deadline(self) -> None:
+        deadline, self._deadline = self._deadline, None
+        if deadline is not None:
+            self._runs.deadlines.cancel(deadline)
 
     def _look_ahead(self) -> None:
         """Note what no limit asks for, so that it is left out at every turn."""
@@ -535,6 +556,12 @@ class Run:
         scopes = (own,) if self.tree is None else (own, self.tree.limits)
         self._is_timed = any(each.max_duration_seconds for each in scopes)
         self._caps_tools = any(each.max_tool_calls or each.max_calls_per_tool for each in scopes)
+
+    def _shut(self, call: OpenCall | None) -> None:
+        if call is self.call:
+            self.call = None
+        elif call is not None:
+            self.beside.discard(call)
 
     def _tallies(self) -> tuple[Tally, ...]:
         return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)
@@ -615,10 +642,15 @@ CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.Context
 )
 """The invocation that the present task works for: what it starts belongs to it."""
 
-FOLLOWED: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar(
-    "otel_limits_followed", default=False
+FOLLOWED: Final[contextvars.ContextVar[OpenCall | None]] = contextvars.ContextVar(
+    "otel_limits_followed", default=None
 )
-"""True within a model call beside the loop: what that asks in turn, or traces, is the same call."""
+"""The call beside the loop that we are within: what it asks in turn, or traces, is the same."""
+
+
+def is_followed(run: Run) -> bool:
+    """Tell whether we are within a call of `run` beside its loop that is still open."""
+    return FOLLOWED.get() in run.beside
 
 
 def current() -> Run | Group | None:

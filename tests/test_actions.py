@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent, ToolContext, tool
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, MessageAddedEvent
 
 import otel_limits
@@ -594,6 +594,54 @@ def test_a_hook_can_extend(make_agent: MakeAgent, source: str) -> None:
     agent = make_agent(model := ScriptedModel([uses("search")] * 6 + [says("done")]))
     answering(agent, {"extend": {"max_turns": 3, "max_calls_per_tool": {"search": 50}}})
     assert (agent("go").stop_reason, model.calls) == ("end_turn", 7)
+
+
+def test_more_time_is_counted_from_when_it_was_given(
+    make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no time was limited before, none of what has passed is taken off."""
+    now = [0.0]
+    monkeypatch.setattr(LIVE, "clock", lambda: now[0])
+
+    @tool
+    def work() -> str:
+        """Take time."""
+        now[0] += 400
+        return "done"
+
+    enable(Limits(max_turns=2), action="ask")
+    model = ScriptedModel([uses("work")] * 3 + [says("done")])
+    agent = make_agent(model, tools=[work])
+    answering(agent, {"extend": {"max_turns": 2, "max_duration_seconds": 500}})
+    assert (agent("go").stop_reason, now) == ("end_turn", [1200.0])
+
+
+def test_an_answer_is_taken_once(make_agent: MakeAgent, source: str) -> None:
+    """A question that a tool asks later in the invocation does not bring the extension again."""
+
+    @tool(context=True)
+    def pay(tool_context: ToolContext) -> str:
+        """Ask before paying."""
+        return str(tool_context.interrupt("approve"))
+
+    enable(Limits(max_turns=2), action="ask")
+    agent = make_agent(model := ScriptedModel(endless(uses("pay"))), tools=[pay])
+    answers = iter([{"extend": {"max_turns": 2}}])
+
+    def answer(event: AfterInvocationEvent) -> None:
+        responses: Any = [
+            {
+                "interruptResponse": {
+                    "interruptId": asked.id,
+                    "response": "yes" if asked.name == "approve" else next(answers, "no"),
+                }
+            }
+            for asked in (event.result and event.result.interrupts) or ()
+        ]
+        event.resume = responses or None
+
+    agent.hooks.add_callback(AfterInvocationEvent, answer)
+    assert (agent("go").stop_reason, model.calls) == ("max_turns", 4)
 
 
 def test_a_hook_that_extends_nothing_halts(make_agent: MakeAgent, source: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -302,6 +303,82 @@ def test_a_model_that_no_agent_has_is_debited(source: str, facts: list[Fact]) ->
     assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
 
 
+class Delegating(ScriptedModel):
+    """Hands its stream on without looking at it, as a router does."""
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what another one streams."""
+        return super().stream(*args, **kwargs)
+
+
+class Arranged(ScriptedModel):
+    """Has for its method what is no function."""
+
+    async def _stream(self, cap: int, *args: Any, **kwargs: Any) -> Any:
+        assert cap == 5
+        async for event in super().stream(*args, **kwargs):
+            yield event
+
+    stream = functools.partialmethod(_stream, 5)
+
+
+@pytest.mark.parametrize("kind", [Delegating, Arranged])
+def test_a_direct_request_is_one_however_it_is_passed_on(
+    kind: type[ScriptedModel], source: str, facts: list[Fact]
+) -> None:
+    """It works as it does without us, and counts once."""
+    enable(observers=[facts.append])
+    helper = kind([says("hint")], model_id="helper")
+    thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
+    assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
+
+
+def test_an_agent_within_a_model_counts_for_itself(source: str, facts: list[Fact]) -> None:
+    """What its tools ask is no part of the request that it was started for."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel([says("hint")], model_id="helper")
+
+    class Staffed(ScriptedModel):
+        async def stream(self, *args: Any, **kwargs: Any) -> Any:
+            inner = thinker(helper, ScriptedModel([uses("think"), says("x")]))
+            inner.name = "inner"
+            await inner.invoke_async("go")
+            async for event in super().stream(*args, **kwargs):
+                yield event
+
+    outer = ScriptedModel([uses("think"), says("x")])
+    thinker(Staffed([says("hint")]), outer)("go")
+    counted = {name: stop.model_calls for name, stop in stops(facts).items()}
+    assert counted == {"inner": 3, "thinker": 3}
+
+
+def test_a_direct_stream_that_is_closed_is_closed(source: str) -> None:
+    """Who waits for that finds the provider's stream at its end."""
+    enable()
+    order: list[str] = []
+
+    class Connected(ScriptedModel):
+        async def stream(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                async for event in super().stream(*args, **kwargs):
+                    yield event
+            finally:
+                order.append("disconnected")
+
+    @tool
+    async def glance() -> str:
+        """Read the beginning of an answer."""
+        stream = Connected([says("hint")]).stream([])
+        await anext(stream)
+        await stream.aclose()
+        order.append("closed")
+        return "seen"
+
+    model = ScriptedModel([uses("glance"), says("x")])
+    Agent(model=model, tools=[glance], callback_handler=None)("go")
+    assert order == ["disconnected", "closed"]
+
+
 class ByItself(ScriptedModel):
     """Asks for structured output in a way of its own, as the providers with an own API for it."""
 
@@ -331,6 +408,36 @@ def test_structured_output_that_fails_unseen_is_no_call(source: str, facts: list
     with pytest.raises(TypeError):
         agent.structured_output(int, "go")  # type: ignore[type-var]
     assert (calls(facts), stops(facts)["direct"].reason) == ([], "error")
+
+
+class ByItselfInstrumented(ScriptedModel):
+    """The same, through a client that makes a span."""
+
+    async def structured_output(self, output_model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Answer without a stream."""
+        tracer = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
+        usage = {"gen_ai.usage.input_tokens": 900, "gen_ai.usage.output_tokens": 100}
+        with tracer.start_as_current_span("chat gpt-4o", attributes=usage):
+            yield {"output": output_model()}
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_structured_output_by_an_instrumented_client_is_the_direct_agents(
+    facts: list[Fact],
+) -> None:
+    """Its span counts where the request was made, with its tokens, and nowhere else."""
+    enable(observers=[facts.append])
+
+    @tool
+    async def report() -> str:
+        """Ask another agent."""
+        inner = Agent(model=ByItselfInstrumented([]), name="inner", callback_handler=None)
+        return str(await inner.structured_output_async(Report, "go"))
+
+    model = ScriptedModel([uses("report"), says("x")])
+    Agent(model=model, tools=[report], name="outer", callback_handler=None)("go")
+    spent = {name: stop.usage.total for name, stop in stops(facts).items()}
+    assert spent == {"inner": 1000, "outer": 30}
 
 
 # --- aborts ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from prometheus_client import REGISTRY
 from strands import Agent
-from strands.hooks import AfterModelCallEvent
+from strands.hooks import AfterModelCallEvent, BeforeInvocationEvent
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.multiagent.graph import Graph
 from strands.multiagent.swarm import Swarm
@@ -22,10 +23,10 @@ import otel_limits
 from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
 from otel_limits.processor import LimitsSpanProcessor
 from otel_limits.runs import LIVE
-from otel_limits.testing import ScriptedModel, endless, says, uses
+from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.conftest import MakeAgent, Metric
 
@@ -154,6 +155,62 @@ def test_each_request_of_a_middleware_counts_with_its_tokens(
     agent("go")
     counted = [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
     assert counted == [("failed", 15), ("failed", 15), ("measured", 15)]
+
+
+def test_a_middleware_that_an_invocation_begins_with_is_seen_through(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Each of its requests counts in that very invocation."""
+    enable(observers=[facts.append])
+    agent = make_agent(BreaksOff(endless(says("hello"))))
+
+    def add(event: BeforeInvocationEvent) -> None:
+        agent.add_middleware(InvokeModelStage, again)
+
+    agent.hooks.add_callback(BeforeInvocationEvent, add)
+    agent("go")
+    counted = [fact.usage.total for fact in facts if isinstance(fact, ModelCall)]
+    assert counted == [15, 15, 15]
+
+
+class AsManyAsAsked(ScriptedModel):
+    """Answers nobody before it was asked twice."""
+
+    def __init__(self) -> None:
+        super().__init__([says("first"), says("second", usage=tokens(1000))])
+        self.all_asked = asyncio.Event()
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the other request."""
+        events = [event async for event in super().stream(*args, **kwargs)]
+        if self.calls == 2:
+            self.all_asked.set()
+        await self.all_asked.wait()
+        for event in events:
+            yield event
+
+
+async def twice_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Ask twice and take the first answer."""
+
+    async def ask() -> list[Any]:
+        return [event async for event in next_fn(context)]
+
+    answers: Sequence[list[Any]] = await asyncio.gather(ask(), ask())
+    for event in answers[0]:
+        yield event
+
+
+def test_requests_that_a_middleware_makes_at_once_each_count(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """The one that is not taken was asked for all the same."""
+    enable(observers=[facts.append])
+    agent = make_agent(AsManyAsAsked())
+    agent.add_middleware(InvokeModelStage, twice_at_once)
+    agent("go")
+    counted = [fact.usage.total for fact in facts if isinstance(fact, ModelCall)]
+    assert sorted(counted) == [15, 1000]
 
 
 async def leave(context: InvokeModelContext, next_fn: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -99,6 +100,7 @@ class Engine:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
+        self._lock = threading.RLock()  # threads of one invocation may ask models at once
         self._owner = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._guests: dict[str, Guest] = {}
@@ -111,7 +113,8 @@ class Engine:
     async def admit(self, request: Request) -> Verdict | None:
         """Reserve what the call may take; a verdict when it may not go out."""
         try:
-            ticket = self._open(request)
+            with self._lock:
+                ticket = self._open(request)
             if ticket is None:
                 return None
             return self._leave_unpriced(ticket) or await self._admit(ticket)
@@ -122,7 +125,8 @@ class Engine:
     async def settle(self, invocation_id: str) -> None:
         """Count what the call took; while the store does not answer, the courier keeps it."""
         try:
-            ticket = self._close(invocation_id)
+            with self._lock:
+                ticket = self._close(invocation_id)
             if ticket is not None:
                 operation = Settle(ticket.id, ticket.charges())
                 reply = await self._ask(operation, time.monotonic() + self._timeout)
@@ -136,13 +140,15 @@ class Engine:
     def __call__(self, fact: Fact) -> Fact:
         """Note what an admitted call took; settle what an invocation that is over left open."""
         if isinstance(fact, ModelCall):
-            ticket = self._book(fact)
+            with self._lock:
+                ticket = self._book(fact)
             if ticket is not None and self._carrier.is_shared:
                 charges = as_text(ticket.charges())
                 return replace(fact, quota_operation=ticket.id, quota_charges=charges)
         elif isinstance(fact, Stop):
-            self._settle_later(fact.invocation_id)
-            self._guests.pop(fact.invocation_id, None)
+            with self._lock:
+                self._settle_later(fact.invocation_id)
+                self._guests.pop(fact.invocation_id, None)
         return fact
 
     def reset_after_fork(self) -> None:

@@ -346,7 +346,7 @@ def require_readable(name: str, url: str) -> None:
         pool = redis.ConnectionPool.from_url(plain)
         if PLAIN_URL.fullmatch(url):  # a cluster takes other options, and passes over what is none
             pool.make_connection()
-    except (ValueError, TypeError, RedisError):
+    except (ValueError, TypeError, AttributeError, RedisError):
         raise ValueError(
             f"{name} must be a URL that the client of Redis can read; it cannot read this one "
             f"with the scheme {url.partition(':')[0]!r}. The port must be a number up to 65535, "

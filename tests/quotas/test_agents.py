@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -565,6 +567,40 @@ def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, facts: list[Fa
     agent.hooks.add_callback(AfterModelCallEvent, retry)
     agent("go")
     assert last_use(facts, "calls") == (3, 0)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads that take turns after a few steps, so that what can go wrong between them does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, facts: list[Fact]) -> None:
+    """What a tool asks in threads of its own counts in full."""
+    hold({"calls": {"model_calls": 10_000, "window": "day"}}, observers=[facts.append])
+    helper = ScriptedModel(endless(says("hint")))
+
+    async def ask() -> None:
+        for _ in range(100):
+            async for _event in helper.stream([]):
+                pass
+
+    @tool
+    def think() -> str:
+        """Ask another model, in four threads."""
+        with ThreadPoolExecutor(4) as pool:
+            asked = [
+                pool.submit(contextvars.copy_context().run, asyncio.run, ask()) for _ in range(4)
+            ]
+        return f"{len([each.result() for each in asked])} threads"
+
+    model = ScriptedModel([uses("think"), says("done")])
+    Agent(model=model, tools=[think], callback_handler=None)("go")
+    assert last_use(facts, "calls") == (402, 0)
 
 
 def test_a_resumed_leg_asks_again(hold: Hold, make_agent: MakeAgent) -> None:

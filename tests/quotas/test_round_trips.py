@@ -421,6 +421,7 @@ def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatc
         "redis://[hush",
         "redis://localhost?socket_timeout=hush",
         "redis://localhost?hush=1",
+        "redis://localhost?cache_config=hush",
         "rediss://localhost?ssl_cert_reqs=hush",
     ],
 )

@@ -245,7 +245,6 @@ class Binding:
                 self._begin(agent, trace.INVALID_SPAN, direct=direct)
 
     def _begin(self, agent: Agent, span: trace.Span, *, direct: bool) -> None:
-        _move_inside(agent, self._model_stage)
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
@@ -330,9 +329,11 @@ class Binding:
         live.run.leg()
         if live.run.tally.cycles:
             answer = answer_of(event.agent)  # of a hook that resumes our own question
-            more = extension_of(answer.response) if answer is not None else None
-            if more is not None:
-                live.run.extend(more)
+            if answer is not None and answer is not live.run.answer:  # Strands keeps old ones
+                live.run.answer = answer
+                more = extension_of(answer.response)
+                if more is not None:
+                    live.run.extend(more)
             self._live[-1] = self._newest = Live(live.run, verdict=declined_verdict(answer))
 
     @unfelt("binding")
@@ -436,6 +437,8 @@ class Binding:
     ) -> AsyncGenerator[Any, None]:
         """Put our stop reason in place of the framework's, and raise where that is the action."""
         halted: bool | None = False
+        # here, as the hooks of the invocation may have added another one
+        _move_inside(cast("Agent", context.agent), self._model_stage)
         try:
             async for event in next_fn(context):
                 if type(event) in MILESTONES:
@@ -545,7 +548,7 @@ def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None
     """Book a request that a provider made by itself: of that, nothing is known but the texts."""
     asked = estimate_tokens([agent.messages, prompt])
     call = run.open_beside(model_id(agent.model), asked, provider_of(agent.model))
-    run.settle(None, output_estimate=estimate_tokens(output), beside=call)
+    run.settle(None, output_estimate=estimate_tokens(output), call=call)
 
 
 def _canceller(
@@ -721,7 +724,7 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
                 answer = event
             yield event
     except Exception as error:
-        if not _gives_up(live, error):
+        if not _gives_up(live, call, error):
             raise
         end_cycle_span(trace.get_current_span())
         raise Refused from error
@@ -734,23 +737,23 @@ def _book_end(live: Live, call: OpenCall | None, answer: ModelStopReason | None)
     """Book a call that was answered or broken off, unless its span or its failure was booked."""
     if answer is not None:
         live.overflowed = False
-    if call is None or live.run.call is not call:
+    if call is None or not live.run.has_open(call):
         return
     if answer is None:
-        live.run.settle(None, failed=True, aborted=True)
+        live.run.settle(None, failed=True, aborted=True, call=call)
         return
     usage = call.counted if call.reported else usage_of(answer.usage)
     known = usage is not None and usage.total
     estimate = 0 if known else estimate_tokens(answer.message["content"])
-    live.run.settle(usage, output_estimate=estimate)
+    live.run.settle(usage, output_estimate=estimate, call=call)
 
 
 @unfelt("binding")
-def _gives_up(live: Live, error: Exception) -> bool:
+def _gives_up(live: Live, call: OpenCall | None, error: Exception) -> bool:
     """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
     live.overflowed = isinstance(error, ContextWindowOverflowException)
-    if live.run.call is not None:
-        live.run.settle(None, failed=True)
+    if call is not None and live.run.has_open(call):
+        live.run.settle(None, failed=True, call=call)
     verdict = budget_refusal(error) or live.wrapping
     if verdict is None:
         return False

@@ -9,7 +9,7 @@ import wrapt
 from opentelemetry.trace import INVALID_SPAN
 
 from otel_limits.faults import unfelt
-from otel_limits.runs import CURRENT, FOLLOWED, Run, Runs
+from otel_limits.runs import CURRENT, FOLLOWED, Run, Runs, is_followed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -205,12 +205,15 @@ class Watch:
                 self.watch_class(derived)
 
     def _model_stream(self, original: Any) -> Any:
+        # not always a function: another instrumentation may have put its own thing there
+        bind = getattr(original, "__get__", lambda _, __: original)
+
         @functools.wraps(original)
         def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
             run = CURRENT.get()
-            events = original(model, *args, **kwargs)
-            if not isinstance(run, Run) or run.finished or run.call is not None or FOLLOWED.get():
-                return events  # nobody's, or a call that is followed already
+            events = bind(model, type(model))(*args, **kwargs)
+            if not isinstance(run, Run) or run.finished or run.call is not None:
+                return events  # nobody's, or a call that the agent loop has opened
             return follow_direct(run, model, args, events)
 
         return stream
@@ -235,11 +238,15 @@ async def follow_direct(
         provider_of,
     )
 
+    if is_followed(run):  # this is what a call that is followed asks in its turn
+        async for chunk in events:
+            yield chunk
+        return
     call = run.open_beside(
         model_id(model), estimate_tokens(args[0] if args else ""), provider_of(model)
     )
     try:
-        async for chunk in inside(events):
+        async for chunk in inside(call, events):
             note_chunk(call, chunk)
             yield chunk
     except Exception:
@@ -247,20 +254,22 @@ async def follow_direct(
         raise
     finally:
         _settle(run, call, failed=False)
+        if (close := getattr(events, "aclose", None)) is not None:
+            await close()
 
 
 @unfelt("binding")
 def _settle(run: Run, call: OpenCall, *, failed: bool) -> None:
     """Book a call that has not been booked yet."""
     if call in run.beside:
-        run.settle(None, failed=failed, beside=call)
+        run.settle(None, failed=failed, call=call)
 
 
-async def inside(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+async def inside(call: OpenCall, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Pass events on, and say to whatever is called for each of them that it is followed."""
     chunks = aiter(events)
     while True:
-        token = FOLLOWED.set(True)
+        token = FOLLOWED.set(call)
         try:
             chunk = await anext(chunks)
         except StopAsyncIteration:
