@@ -61,12 +61,14 @@ class LimitsSpanProcessor(SpanProcessor):
         A span of Strands without tokens is left to the hook, which knows more. A span within that
         of another model call is that same call, seen by another instrumentation.
         """
-        run, in_chat = self._owner(span)
+        run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
+        apart = not _is_strands(span)
+        if apart and (direct := direct_request()) is not None:
+            run, in_chat = direct, False  # it has no span of its own that others could hang under
         if run is None or in_chat:
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
-        apart = not _is_strands(span)
         if usage is None or not usage.total or (apart and is_followed(run)):
             return
         span_id = format_span_id(span.context.span_id)
@@ -75,16 +77,12 @@ class LimitsSpanProcessor(SpanProcessor):
             model = _model_of(attributes)
             run.settle(usage, model=model, span_id=span_id, apart=apart, call=call)
 
-    def _owner(self, span: ReadableSpan) -> tuple[Run | None, bool]:
-        """Return the run that a span belongs to, and whether it is within a model call's span.
 
-        A direct request has no span of its own that others could hang under.
-        """
-        scope = CURRENT.get()
-        is_direct = isinstance(scope, Run) and scope.is_direct and not scope.finished
-        if is_direct and not _is_strands(span):
-            return cast("Run", scope), False
-        return self._runs.of_span(span.parent.span_id if span.parent else 0)
+def direct_request() -> Run | None:
+    """Return the direct request that the present task works for, if it is one."""
+    scope = CURRENT.get()
+    is_direct = isinstance(scope, Run) and scope.is_direct and not scope.finished
+    return cast("Run", scope) if is_direct else None
 
 
 def usage_of(attributes: Mapping[str, Any]) -> Usage | None:

@@ -356,8 +356,9 @@ class Run:
 
     def call_of_span(self, span_id: str) -> OpenCall | None:
         """Return the open call whose `chat` span this is, or may be."""
-        calls = [each for each in (self.call, *self.beside) if each is not None]
-        return next((each for each in calls if each.span_id in (span_id, None)), None)
+        if self.call is not None and self.call.span_id in (span_id, None):
+            return self.call
+        return next((each for each in tuple(self.beside) if each.span_id == span_id), None)
 
     def admit_tool(self, tool: str) -> Breach | None:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
