@@ -173,7 +173,6 @@ class Run:
         "_tools_told",
         "_warned",
         "action",
-        "answer",
         "beside",
         "blind",
         "call",
@@ -223,8 +222,6 @@ class Run:
         self.verdict: Verdict | None = None
         """Why it was halted, or would have been."""
         self.killed = False
-        self.answer: object = None
-        """What a hook answered to our last question, taken once."""
         self.wrapped_up = False
         """True when the model was asked for its last answer."""
         self.span_ids: set[int] = set()

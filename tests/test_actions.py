@@ -644,6 +644,30 @@ def test_an_answer_is_taken_once(make_agent: MakeAgent, source: str) -> None:
     assert (agent("go").stop_reason, model.calls) == ("max_turns", 4)
 
 
+def test_the_answer_of_a_human_is_taken_once(make_agent: MakeAgent, source: str) -> None:
+    """Nor does it come again when a hook answers a tool in the invocation that it began."""
+
+    @tool(context=True)
+    def pay(tool_context: ToolContext) -> str:
+        """Ask before paying."""
+        return str(tool_context.interrupt("approve"))
+
+    def approve(event: AfterInvocationEvent) -> None:
+        interrupts = (event.result and event.result.interrupts) or ()
+        responses: Any = [
+            {"interruptResponse": {"interruptId": asked.id, "response": "yes"}}
+            for asked in interrupts
+            if asked.name == "approve"
+        ]
+        event.resume = responses or None
+
+    enable(Limits(max_turns=2), action="ask")
+    agent = make_agent(model := ScriptedModel(endless(uses("pay"))), tools=[pay])
+    agent.hooks.add_callback(AfterInvocationEvent, approve)
+    again = extended(agent, agent("go"), {"extend": {"max_turns": 2}})
+    assert (again.stop_reason, model.calls) == ("interrupt", 4)
+
+
 def test_a_hook_that_extends_nothing_halts(make_agent: MakeAgent, source: str) -> None:
     """The same question is not asked again and again."""
     enable(Limits(max_turns=2), action="ask")

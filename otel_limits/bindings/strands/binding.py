@@ -146,6 +146,8 @@ class Live:
     """The halt under way."""
     wrapping: Verdict | None = None
     """The halt before which the model gives a last answer."""
+    answer: Interrupt | None = None
+    """Our last question that was answered: Strands keeps it, and it is taken once."""
     against: Verdict | None = None
     """What a quota has against the next model call."""
     marked: Message | None = None
@@ -264,7 +266,7 @@ class Binding:
             session_id=agent.session_id,
             attributes=audit_attributes(agent, self._runs.audit_keys),
         )
-        self._newest = Live(run, verdict=declined)
+        self._newest = Live(run, verdict=declined, answer=answer)
         self._live.append(self._newest)
         CURRENT.set(run)
         if not direct:  # nothing breaks that off: the signal would hit the next invocation
@@ -329,12 +331,12 @@ class Binding:
         live.run.leg()
         if live.run.tally.cycles:
             answer = answer_of(event.agent)  # of a hook that resumes our own question
-            if answer is not None and answer is not live.run.answer:  # Strands keeps old ones
-                live.run.answer = answer
+            if answer is not None and answer is not live.answer:
                 more = extension_of(answer.response)
                 if more is not None:
                     live.run.extend(more)
-            self._live[-1] = self._newest = Live(live.run, verdict=declined_verdict(answer))
+            verdict, answer = declined_verdict(answer), answer or live.answer
+            self._live[-1] = self._newest = Live(live.run, verdict=verdict, answer=answer)
 
     @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
