@@ -444,7 +444,10 @@ def test_a_file_that_vanishes_is_made_anew(
 def test_a_file_that_vanishes_takes_no_later_row_with_it(
     ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    """Of an invocation under way, what follows the deletion is in the new file."""
+    """Of an invocation under way, what follows the deletion is in the new file.
+
+    So is what came before it, where the writer was not done with that yet.
+    """
 
     @tool
     def delete() -> str:
@@ -462,7 +465,7 @@ def test_a_file_that_vanishes_takes_no_later_row_with_it(
     make_agent(ScriptedModel(endless(uses("delete"))), tools=[delete])("go")
     (invocation,) = ledger.invocations()
     assert (invocation["reason"], invocation["model_calls"]) == ("max_turns", 3)
-    assert [call["number"] for call in ledger.calls()] == [2, 3]
+    assert [call["number"] for call in ledger.calls()] in ([2, 3], [1, 2, 3])
 
 
 def test_a_directory_that_vanishes_is_made_anew(
