@@ -53,6 +53,7 @@ ENTRANCES = {
     "_newest",
     "_agent_stage",
     "_model_stage",
+    "invoke",
     "_follow",
     "_pass",
     "_stop",

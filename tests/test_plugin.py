@@ -307,7 +307,8 @@ def seen_from_outside(agent: Agent) -> dict[str, Any]:
             event: [(entry.callback, entry.order) for entry in entries]
             for event, entries in agent.hooks._registered_callbacks.items()
         },
-        "stages": {
+        "stages": agent._middleware_registry,
+        "middleware": {
             stage: [tagged.handler for tagged in handlers]
             for stage, handlers in agent._middleware_registry._handlers.items()
         },
@@ -327,7 +328,7 @@ def test_disable_undoes_completely(make_agent: MakeAgent) -> None:
     enable(Limits(max_turns=2), observers=[lambda _: None])
     calls(agent)
     during = seen_from_outside(agent)
-    assert [name for name in before if before[name] == during[name]] == ["agent"]
+    assert [name for name in before if before[name] == during[name]] == ["middleware", "agent"]
     disable()
     assert seen_from_outside(agent) == before
 

@@ -64,18 +64,29 @@ def test_messages_are_appended_one_by_one() -> None:
     assert parameters(Agent._append_messages) == ["self", "messages"]
 
 
-def test_hooks_and_stages_can_be_taken_away() -> None:
-    """`Binding.detach` filters both lists by the callback and the handler."""
+def test_hooks_can_be_taken_away() -> None:
+    """`Binding.detach` filters them by the callback."""
     fields = {field.name for field in dataclasses.fields(hooks._CallbackEntry)}
     assert fields == {"callback", "order"}
-    assert "handler" in {field.name for field in dataclasses.fields(middleware._TaggedHandler)}
+    assert isinstance(fresh().hooks._registered_callbacks, dict)
+
+
+@pytest.mark.parametrize("owner", [Agent._run_loop, event_loop._handle_model_execution])
+def test_a_stage_is_run_by_the_registry_of_the_agent(owner: Any) -> None:
+    """`stages.Stages` stands in for it."""
+    assert "_middleware_registry.invoke(" in inspect.getsource(owner)
+    assert parameters(middleware.MiddlewareRegistry.invoke)[1:] == ["stage", "context", "terminal"]
+
+
+def test_a_registry_is_its_handlers() -> None:
+    """`stages.Stages` shares them with the registry that it stands in for, and nothing else."""
     agent = fresh()
-    assert isinstance(agent.hooks._registered_callbacks, dict)
-    assert isinstance(agent._middleware_registry._handlers, dict)
+    assert type(agent._middleware_registry) is middleware.MiddlewareRegistry
+    assert list(vars(agent._middleware_registry)) == ["_handlers"]
 
 
 def test_the_agent_stream_has_a_stage() -> None:
-    """`Binding._agent_stage` wraps it, and gets the agent and its state."""
+    """`Binding._agent_stage` follows it, and gets the agent and its state."""
     fields = {field.name for field in dataclasses.fields(_agent_stream.AgentStreamContext)}
     assert {"agent", "invocation_state"} <= fields
 

@@ -21,8 +21,6 @@ from strands.hooks import (
     MessageAddedEvent,
 )
 from strands.interrupt import Interrupt, InterruptException
-from strands.middleware import InvokeModelStage
-from strands.middleware._agent_stream import AgentStreamContext, AgentStreamStage
 from strands.types._events import (
     EventLoopStopEvent,
     ModelStopReason,
@@ -59,6 +57,7 @@ from otel_limits.bindings.strands.reading import (
     usage_of,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
+from otel_limits.bindings.strands.stages import stand_in, step_back
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import FAULTS, unfelt, unfelt_async
 from otel_limits.limits import (
@@ -88,6 +87,7 @@ if TYPE_CHECKING:
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
+    from strands.middleware._agent_stream import AgentStreamContext
     from strands.types.content import Message
 
     from otel_limits.facts import ActionTaken
@@ -211,8 +211,7 @@ class Binding:
     def attach(self, agent: Agent) -> None:
         """Add the hooks and the two stages to `agent`."""
         _add(agent, self._hooks())
-        agent.add_middleware(AgentStreamStage, self._agent_stage)
-        agent.add_middleware(InvokeModelStage, self._model_stage)
+        stand_in(agent, self._agent_stage, self._model_stage)
 
     def _attach_also(self, agent: Agent, hooks: Hooks) -> None:
         """Add hooks that few agents ever need: each one costs every agent that has it."""
@@ -224,11 +223,10 @@ class Binding:
         """Take away what `attach` added, and nothing else; what is live is followed no further."""
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
-        ours: list[Any] = [self._agent_stage, self._model_stage]
-        ours += [callback for hooks in (self._hooks(), *self._further) for _, callback, _ in hooks]
+        hooks = (self._hooks(), *self._further)
         self._further.clear()
-        _without(agent.hooks._registered_callbacks, lambda entry: entry.callback in ours)
-        _without(agent._middleware_registry._handlers, lambda tagged: tagged.handler in ours)
+        _remove(agent, [callback for each in hooks for _, callback, _ in each])
+        step_back(agent)
 
     # --- begin and end of an invocation -----------------------------------------------------------
 
@@ -435,20 +433,21 @@ class Binding:
     # --- stages -----------------------------------------------------------------------------------
 
     async def _agent_stage(
-        self, context: AgentStreamContext, next_fn: Next
+        self, next_fn: Next, context: AgentStreamContext
     ) -> AsyncGenerator[Any, None]:
         """Put our stop reason in place of the framework's, and raise where that is the action."""
         halted: bool | None = False
-        # here, as the hooks of the invocation may have added another one
-        _move_inside(cast("Agent", context.agent), self._model_stage)
+        events = next_fn(context)
         try:
-            async for event in next_fn(context):
+            async for event in events:
                 if type(event) in MILESTONES:
                     halted = self._pass(cast("Agent", context.agent), event)
                 yield event
         except Refused:
             halted = True
             yield await self._answer(context)
+        finally:
+            await events.aclose()
         run = self._newest and self._newest.run
         if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
@@ -506,7 +505,7 @@ class Binding:
         live.refused = True
         return stop
 
-    def _model_stage(self, context: InvokeModelContext, next_fn: Next) -> AsyncGenerator[Any, None]:
+    def _model_stage(self, next_fn: Next, context: InvokeModelContext) -> AsyncGenerator[Any, None]:
         """Let a model call out, or refuse it before it costs anything."""
         live = self._newest
         if live is None:
@@ -527,22 +526,13 @@ def _add(agent: Agent, hooks: Hooks) -> None:
         agent.hooks.add_callback(cast("Any", event), callback, order=order)
 
 
-@unfelt("binding")
-def _move_inside(agent: Agent, stage: Callable[..., Any]) -> None:
-    """Put our stage next to the model: what another one does with a call may be several calls."""
-    handlers = agent._middleware_registry._handlers
-    tagged = handlers.get(InvokeModelStage, [])
-    if tagged and tagged[-1].handler != stage:
-        ours = [each for each in tagged if each.handler == stage]
-        handlers[InvokeModelStage] = [each for each in tagged if each.handler != stage] + ours
-
-
-def _without(registered: dict[Any, list[Any]], is_ours: Callable[[Any], bool]) -> None:
-    """Take entries out of a registry, in copies: it may be in use at this moment."""
-    for key, entries in list(registered.items()):
-        registered[key] = [entry for entry in entries if not is_ours(entry)]
-        if not registered[key]:
-            del registered[key]
+def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
+    """Take hooks out of the agent's, in copies: they may be in use at this moment."""
+    registered = agent.hooks._registered_callbacks
+    for event, entries in list(registered.items()):
+        registered[event] = [entry for entry in entries if entry.callback not in callbacks]
+        if not registered[event]:
+            del registered[event]
 
 
 @unfelt("binding")
@@ -732,6 +722,7 @@ async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerat
         raise Refused from error
     finally:  # at once, also when nobody reads on: what the loop does next may be told of it
         _book_end(live, call, answer)
+        await events.aclose()
 
 
 @unfelt("binding")
