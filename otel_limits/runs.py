@@ -169,6 +169,7 @@ class Run:
         "_nudged",
         "_refusals",
         "_runs",
+        "_tallies",
         "_tools_kept",
         "_tools_told",
         "_warned",
@@ -206,6 +207,7 @@ class Run:
         self.tree = tree
         self.blind = blind
         self.tally = Tally()
+        self._tallies = (self.tally,) if tree is None else (self.tally, tree.tally)
         self.calls_by_tool: dict[str, int] = {}
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
         self.call: OpenCall | None = None
@@ -268,7 +270,7 @@ class Run:
         """A model response was taken into the conversation."""
         self.tally.iterations += 1
         with self._runs.lock:
-            for tally in self._tallies():
+            for tally in self._tallies:
                 tally.turns += 1
         self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
@@ -322,7 +324,7 @@ class Run:
         source, version = self._runs.origin_of(price)
         seconds = self._runs.now() - call.started if call else None
         with self._runs.lock:
-            for tally in self._tallies():
+            for tally in self._tallies:
                 add_call(tally, counted, price, estimated=estimated)
         self._shut(call)  # until here a fault leaves it open, for whoever sees its end next
         # long because every field of the fact is known here alone
@@ -561,9 +563,6 @@ class Run:
         elif call is not None:
             self.beside.discard(call)
 
-    def _tallies(self) -> tuple[Tally, ...]:
-        return (self.tally,) if self.tree is None else (self.tally, self.tree.tally)
-
     def _measure_time(self) -> None:
         now = self._runs.now()
         self.tally.seconds = now - self.started
@@ -589,7 +588,7 @@ class Run:
 
     def _count_tool(self, tool: str, change: int) -> None:
         self.calls_by_tool[tool] = self.calls_by_tool.get(tool, 0) + change
-        for tally in self._tallies():
+        for tally in self._tallies:
             tally.tool_calls += change
 
     def _with_subject(self, breach: Breach) -> Breach:

@@ -54,6 +54,7 @@ ENTRANCES = {
     "_agent_stage",
     "_model_stage",
     "invoke",
+    "invoke_callbacks_async",
     "_follow",
     "_pass",
     "_stop",

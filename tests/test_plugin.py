@@ -307,7 +307,7 @@ def seen_from_outside(agent: Agent) -> dict[str, Any]:
             event: [(entry.callback, entry.order) for entry in entries]
             for event, entries in agent.hooks._registered_callbacks.items()
         },
-        "stages": agent._middleware_registry,
+        "registries": (agent.hooks, agent._middleware_registry),
         "middleware": {
             stage: [tagged.handler for tagged in handlers]
             for stage, handlers in agent._middleware_registry._handlers.items()
@@ -322,13 +322,17 @@ def seen_from_outside(agent: Agent) -> dict[str, Any]:
 
 
 def test_disable_undoes_completely(make_agent: MakeAgent) -> None:
-    """Hooks, stages, processors, classes and metrics are what they were before."""
+    """Registries, processors, classes and metrics are what they were before."""
     agent = make_agent(runaway())
     before = seen_from_outside(agent)
     enable(Limits(max_turns=2), observers=[lambda _: None])
     calls(agent)
     during = seen_from_outside(agent)
-    assert [name for name in before if before[name] == during[name]] == ["middleware", "agent"]
+    assert [name for name in before if before[name] == during[name]] == [
+        "hooks",
+        "middleware",
+        "agent",
+    ]
     disable()
     assert seen_from_outside(agent) == before
 

@@ -7,6 +7,7 @@ streams say whether the replacement does what the old one did.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from strands import Agent
 from strands.event_loop import event_loop
+from strands.hooks import BeforeInvocationEvent
 from strands.hooks import registry as hooks
 from strands.interrupt import InterruptException, PendingToolExecution
 from strands.middleware import _agent_stream
@@ -68,18 +70,37 @@ def test_hooks_can_be_taken_away() -> None:
     """`Binding.detach` filters them by the callback."""
     fields = {field.name for field in dataclasses.fields(hooks._CallbackEntry)}
     assert fields == {"callback", "order"}
-    assert isinstance(fresh().hooks._registered_callbacks, dict)
+
+
+def test_a_registry_of_hooks_is_its_callbacks() -> None:
+    """`registries.Hooks` shares them with the registry that it stands in for, and nothing else."""
+    agent = fresh()
+    assert type(agent.hooks) is hooks.HookRegistry
+    assert list(vars(agent.hooks)) == ["_registered_callbacks"]
+    assert isinstance(agent.hooks._registered_callbacks, dict)
+
+
+def test_an_event_that_nobody_waits_for_goes_back_as_it_is() -> None:
+    """`registries.Hooks` answers for Strands there; a callback is looked up by the exact type."""
+
+    class Unheard(BeforeInvocationEvent):
+        pass
+
+    agent = fresh()
+    agent.hooks.add_callback(BeforeInvocationEvent, lambda _: pytest.fail("called"))
+    event = Unheard(agent=agent)
+    assert asyncio.run(agent.hooks.invoke_callbacks_async(event)) == (event, [])
 
 
 @pytest.mark.parametrize("owner", [Agent._run_loop, event_loop._handle_model_execution])
 def test_a_stage_is_run_by_the_registry_of_the_agent(owner: Any) -> None:
-    """`stages.Stages` stands in for it."""
+    """`registries.Stages` stands in for it."""
     assert "_middleware_registry.invoke(" in inspect.getsource(owner)
     assert parameters(middleware.MiddlewareRegistry.invoke)[1:] == ["stage", "context", "terminal"]
 
 
-def test_a_registry_is_its_handlers() -> None:
-    """`stages.Stages` shares them with the registry that it stands in for, and nothing else."""
+def test_a_registry_of_middleware_is_its_handlers() -> None:
+    """`registries.Stages` shares them with the registry that it stands in for, and nothing else."""
     agent = fresh()
     assert type(agent._middleware_registry) is middleware.MiddlewareRegistry
     assert list(vars(agent._middleware_registry)) == ["_handlers"]

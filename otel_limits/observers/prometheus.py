@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from otel_limits.facts import Cycle, Dropped, Fact, ModelCall, Stop, ToolCall, Turn
-from otel_limits.faults import unfelt
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.names import MAX_AGENTS
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
@@ -132,13 +132,15 @@ class PrometheusObserver(CountingObserver):
         """Count what waits; one that cannot be counted does not keep the others from it."""
         with self._lock:
             while self._pending:
-                if not self._count(self._pending.popleft()):
-                    self._count(Dropped(observer=self.component))
+                try:
+                    self(self._pending.popleft())
+                except Exception as error:  # noqa: BLE001, PERF203  an agent may be waiting for it
+                    self._lost(error)
 
     @unfelt(component)
-    def _count(self, fact: Fact) -> bool:
-        self._handlers[type(fact)](fact)
-        return True
+    def _lost(self, error: Exception) -> None:
+        FAULTS.report(self.component, error)
+        self(Dropped(observer=self.component))
 
     def _stop(self, fact: Stop) -> None:
         self.catch_up()

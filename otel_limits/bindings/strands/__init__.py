@@ -8,9 +8,9 @@ What is private in Strands and used here, each held by `tests/test_strands_priva
 - `Agent._deferred_cancel`, `Agent._checkpointing`: the loop is going to end by itself.
 - `Agent._interrupt_state`: holds the answer of the human who was asked, and the results of the
   tools that were done before the question.
-- `HookRegistry._registered_callbacks`: to undo a binding.
-- `Agent._middleware_registry`, `MiddlewareRegistry.invoke`, `MiddlewareRegistry._handlers`: to
-  have what follows a stage next to what Strands does in it.
+- `Agent.hooks`, `HookRegistry._registered_callbacks`: to be told of an event at less cost.
+- `Agent._middleware_registry`, `MiddlewareRegistry.invoke`, `MiddlewareRegistry._handlers`: the
+  same for its stages, next to what Strands does in them.
 - `strands.middleware._agent_stream.AgentStreamStage`: the only place to change a stop reason.
 - `strands.types._events`: the events that pass there.
 - `strands.telemetry.metrics._total_prompt_tokens`: how Strands counts cached tokens as input.

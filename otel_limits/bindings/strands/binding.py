@@ -56,8 +56,8 @@ from otel_limits.bindings.strands.reading import (
     tool_uses,
     usage_of,
 )
+from otel_limits.bindings.strands.registries import stand_in, step_back
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
-from otel_limits.bindings.strands.stages import stand_in, step_back
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import FAULTS, unfelt, unfelt_async
 from otel_limits.limits import (
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from strands.middleware._agent_stream import AgentStreamContext
     from strands.types.content import Message
 
+    from otel_limits.bindings.strands.registries import Callbacks
     from otel_limits.facts import ActionTaken
     from otel_limits.runs import OpenCall
 
@@ -189,16 +190,6 @@ class Binding:
 
     # --- what is attached -------------------------------------------------------------------------
 
-    def _hooks(self) -> Hooks:
-        return (
-            (BeforeInvocationEvent, self._before_leg, HookOrder.SDK_FIRST),
-            (MessageAddedEvent, self._message_added, HookOrder.SDK_FIRST),
-            (BeforeToolsEvent, self._before_tools, VERY_LAST),
-            (AfterToolCallEvent, self._after_tool, HookOrder.SDK_FIRST),
-            (AfterToolsEvent, self._after_tools, VERY_LAST),
-            (AfterInvocationEvent, self._after_leg, VERY_LAST),
-        )
-
     def _tool_hooks(self) -> Hooks:
         return ((BeforeToolCallEvent, self._before_tool, VERY_LAST),)
 
@@ -209,9 +200,18 @@ class Binding:
         )
 
     def attach(self, agent: Agent) -> None:
-        """Add the hooks and the two stages to `agent`."""
-        _add(agent, self._hooks())
-        stand_in(agent, self._agent_stage, self._model_stage)
+        """Be told what `agent` does, and follow both of its stages."""
+        first: Callbacks = {
+            BeforeInvocationEvent: self._before_leg,
+            MessageAddedEvent: self._message_added,
+            AfterToolCallEvent: self._after_tool,
+        }
+        last: Callbacks = {
+            BeforeToolsEvent: self._before_tools,
+            AfterToolsEvent: self._after_tools,
+            AfterInvocationEvent: self._after_leg,
+        }
+        stand_in(agent, first, last, self._agent_stage, self._model_stage)
 
     def _attach_also(self, agent: Agent, hooks: Hooks) -> None:
         """Add hooks that few agents ever need: each one costs every agent that has it."""
@@ -223,9 +223,8 @@ class Binding:
         """Take away what `attach` added, and nothing else; what is live is followed no further."""
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
-        hooks = (self._hooks(), *self._further)
+        _remove(agent, [callback for hooks in self._further for _, callback, _ in hooks])
         self._further.clear()
-        _remove(agent, [callback for each in hooks for _, callback, _ in each])
         step_back(agent)
 
     # --- begin and end of an invocation -----------------------------------------------------------
@@ -437,11 +436,12 @@ class Binding:
     ) -> AsyncGenerator[Any, None]:
         """Put our stop reason in place of the framework's, and raise where that is the action."""
         halted: bool | None = False
+        agent = cast("Agent", context.agent)
         events = next_fn(context)
         try:
             async for event in events:
                 if type(event) in MILESTONES:
-                    halted = self._pass(cast("Agent", context.agent), event)
+                    halted = self._pass(agent, event)
                 yield event
         except Refused:
             halted = True
@@ -651,11 +651,13 @@ def _ends_loop(live: Live, verdict: Verdict) -> bool:
 def _refusal(live: Live, context: InvokeModelContext) -> InterruptException | None:
     """Return what keeps this call from going out, or `None`."""
     against, live.against = live.against, None
-    for verdict in (live.verdict or _unless_forced(live.run.judge(), context), against):
-        refusal = _objection(live, verdict, context) if verdict is not None else None
-        if refusal is not None:
-            return refusal
-    return None
+    verdict = live.verdict
+    if verdict is None and (judged := live.run.judge()) is not None:
+        verdict = _unless_forced(judged, context)
+    refusal = _objection(live, verdict, context) if verdict is not None else None
+    if refusal is None and against is not None:
+        refusal = _objection(live, against, context)
+    return refusal
 
 
 def _objection(
@@ -781,9 +783,9 @@ def _taken(live: Live) -> ActionTaken:
     return "raised" if action == "raise" else "halted"
 
 
-def _unless_forced(verdict: Verdict | None, context: InvokeModelContext) -> Verdict | None:
+def _unless_forced(verdict: Verdict, context: InvokeModelContext) -> Verdict | None:
     """Let the call that only forces structured output pass the limits that yield to it."""
-    if verdict is None or context.structured_output_model is None:
+    if context.structured_output_model is None:
         return verdict
     return verdict_of(
         tuple(

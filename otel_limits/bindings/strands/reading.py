@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from opentelemetry import baggage, trace
 from strands.telemetry.metrics import _total_prompt_tokens
@@ -35,7 +35,7 @@ OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens"
 def usage_of(usage: Mapping[str, Any]) -> Usage | None:
     """Return what the provider reported for a message, in the sense of `Usage`."""
     counted = (
-        token_count(_total_prompt_tokens(cast("Any", usage))),
+        token_count(_total_prompt_tokens(usage)),  # type: ignore[arg-type]  # whatever came
         token_count(usage.get("outputTokens")),
     )
     if counted[0] is None or counted[1] is None:
@@ -95,14 +95,21 @@ def note_chunk(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
 def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
     """Keep what the provider sent, so that a wrong rule of counting can be undone later."""
     call.counted = usage_of(usage)
-    call.usage = Usage(
+    call.usage = _reported(usage, call.counted)
+    call.usage_total = token_count(usage.get("totalTokens"))
+    call.reported = True  # from here on nobody has to look again
+
+
+def _reported(usage: Mapping[str, Any], counted: Usage | None) -> Usage:
+    """Return what the provider sent as it is: as a rule, what counts."""
+    if counted is not None and counted.input == usage["inputTokens"]:
+        return counted
+    return Usage(
         input=token_count(usage.get("inputTokens")) or 0,
         output=token_count(usage.get("outputTokens")) or 0,
         cache_read=token_count(usage.get("cacheReadInputTokens", 0)) or 0,
         cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
     )
-    call.usage_total = token_count(usage.get("totalTokens"))
-    call.reported = True  # from here on nobody has to look again
 
 
 @unfelt("binding")

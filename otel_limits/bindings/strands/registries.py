@@ -1,0 +1,98 @@
+"""Stands in for an agent's registries, so that being told of everything costs it a call at most.
+
+What is registered the usual way, Strands asks again for every event whether it is a coroutine
+function, which takes longer than what we do then; and around a stage it lays two generators that
+all events of the agent pass. What the agent's own hooks and middleware are stays where it was.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from strands.hooks import HookRegistry
+from strands.middleware import InvokeModelStage
+from strands.middleware._agent_stream import AgentStreamStage
+from strands.middleware._registry import MiddlewareRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from strands.agent.agent import Agent
+    from strands.interrupt import Interrupt
+    from strands.middleware import MiddlewareNext, MiddlewareStage
+
+    Callbacks: TypeAlias = Mapping[type, Callable[[Any], None]]
+    """What is called, by the type of the event. It never raises."""
+    Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
+    """Called with what Strands does in a stage, and the context to do it with."""
+
+
+class Hooks(HookRegistry):
+    """Calls ours before every other hook, or after every other, so that what they said is known."""
+
+    def __init__(self, former: HookRegistry, first: Callbacks, last: Callbacks) -> None:
+        """Stand in for `former`."""
+        self.former = former
+        self._registered_callbacks = former._registered_callbacks
+        self._first = first
+        self._last = last
+
+    async def invoke_callbacks_async(self, event: Any) -> tuple[Any, list[Interrupt]]:
+        """Call whoever waits for this event."""
+        kind = type(event)
+        interrupts: list[Interrupt] = []
+        if kind in self._first:
+            self._first[kind](event)
+        if kind in self._registered_callbacks:
+            event, interrupts = await super().invoke_callbacks_async(event)
+        if kind in self._last:
+            self._last[kind](event)
+        return event, interrupts
+
+
+class Stages(MiddlewareRegistry):
+    """Calls ours inside of every middleware, next to what Strands itself does in a stage.
+
+    Of a middleware that calls the model several times, only what is inside of it sees each call.
+    """
+
+    def __init__(self, former: MiddlewareRegistry, agent_stage: Stage, model_stage: Stage) -> None:
+        """Stand in for `former`."""
+        self.former = former
+        self._handlers = former._handlers
+        self._agent_stage = agent_stage
+        self._model_stage = model_stage
+
+    def invoke(
+        self,
+        stage: MiddlewareStage[Any, Any, Any],
+        context: Any,
+        terminal: MiddlewareNext[Any, Any],
+    ) -> AsyncGenerator[Any, None]:
+        """Run a stage: the middleware of the agent, then ours, then Strands' own part."""
+        if stage is InvokeModelStage:
+            terminal = functools.partial(self._model_stage, terminal)
+        elif stage is AgentStreamStage:
+            terminal = functools.partial(self._agent_stage, terminal)
+        else:
+            return super().invoke(stage, context, terminal)
+        if not self._handlers.get(stage):
+            return terminal(context)
+        return super().invoke(stage, context, terminal)
+
+
+def stand_in(
+    agent: Agent, first: Callbacks, last: Callbacks, agent_stage: Stage, model_stage: Stage
+) -> None:
+    """Have all of these called for `agent` from now on."""
+    agent.hooks = Hooks(agent.hooks, first, last)
+    agent._middleware_registry = Stages(agent._middleware_registry, agent_stage, model_stage)
+
+
+def step_back(agent: Agent) -> None:
+    """Undo `stand_in`."""
+    if isinstance(agent.hooks, Hooks):
+        agent.hooks = agent.hooks.former
+    if isinstance(agent._middleware_registry, Stages):
+        agent._middleware_registry = agent._middleware_registry.former
