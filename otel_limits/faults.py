@@ -78,7 +78,7 @@ def unfelt(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  the agent must not feel any of them
-                _note(component, error)
+                note(component, error)
                 return None
 
         return guarded
@@ -97,7 +97,7 @@ def unfelt_async(
             try:
                 return await function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  the agent must not feel any of them
-                _note(component, error)
+                note(component, error)
                 return None
 
         return guarded
@@ -105,7 +105,8 @@ def unfelt_async(
     return decorate
 
 
-def _note(component: str, error: Exception) -> None:
+def note(component: str, error: Exception) -> None:
+    """Report a failure that was kept away from the agent, however deep down it was."""
     try:
         FAULTS.report(component, error)
     except RecursionError:  # no frame left even to report: a runaway, deep down

@@ -70,17 +70,25 @@ class Depths:
 
     def _note(self, frames: list[FrameType]) -> None:
         names = [frame.f_code.co_name for frame in frames]
-        name = names[1] + (" price" if "price_of" in names else "")
+        name = next(name for name in names if name != "guarded")
+        name += " price" if "price_of" in names else ""
         if len(names) > self.deepest.get(name, (0, []))[0]:
             self.deepest[name] = (len(names), names)
 
 
+PASSAGES = {"_follow", "_agent_stage", "invoke", "invoke_callbacks_async"}
+"""What of ours stands between Strands and the rest, and is gone through at every event."""
+
+AROUND = {"start", "end", "stream"}
+"""What is wrapped around methods of Strands."""
+
+
 def is_entrance(frame: FrameType) -> bool:
-    """Tell whether the framework or the SDK, or a response that ends, has just called us."""
-    if not is_ours(frame) or frame.f_code.co_name != "guarded":
+    """Tell whether the framework, the SDK or a passage between it and us has called us."""
+    if not is_ours(frame) or frame.f_code.co_name in PASSAGES | AROUND:
         return False
     caller = frame.f_back
-    return caller is None or not is_ours(caller) or caller.f_code.co_name == "_follow"
+    return caller is None or not is_ours(caller) or caller.f_code.co_name in PASSAGES
 
 
 def run(agent: Agent, depths: Depths) -> None:

@@ -59,7 +59,7 @@ from otel_limits.bindings.strands.reading import (
 from otel_limits.bindings.strands.registries import stand_in, step_back
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
-from otel_limits.faults import FAULTS, unfelt, unfelt_async
+from otel_limits.faults import FAULTS, note, unfelt, unfelt_async
 from otel_limits.limits import (
     KILLED_STOP_REASON,
     KIND,
@@ -319,7 +319,6 @@ class Binding:
 
     # --- legs, model calls and messages -----------------------------------------------------------
 
-    @unfelt("binding")
     def _before_leg(self, event: BeforeInvocationEvent) -> None:
         """Begin a leg; the first one keeps what the invocation began with."""
         live = self._newest
@@ -335,7 +334,6 @@ class Binding:
             verdict, answer = declined_verdict(answer), answer or live.answer
             self._live[-1] = self._newest = Live(live.run, verdict=verdict, answer=answer)
 
-    @unfelt("binding")
     def _after_leg(self, event: AfterInvocationEvent) -> None:
         """A refused leg is not resumed again: nothing would ever come of it."""
         live = self._newest
@@ -363,7 +361,6 @@ class Binding:
         if gate is not None and live is not None:
             await gate.settle(live.run.invocation.id)
 
-    @unfelt("binding")
     def _message_added(self, event: MessageAddedEvent) -> None:
         """Count a turn, or tag the message that a halt left."""
         live, message = self._newest, event.message
@@ -376,7 +373,6 @@ class Binding:
 
     # --- tools ------------------------------------------------------------------------------------
 
-    @unfelt("binding")
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         """Decide in request order which calls may run, before any of them does."""
         live = self._newest
@@ -403,14 +399,12 @@ class Binding:
             if breach is not None:
                 event.cancel_tool = refusal_note(breach)
 
-    @unfelt("binding")
     def _after_tool(self, event: AfterToolCallEvent) -> None:
         """Keep the final attempt: a retry comes by here again."""
         live = self._newest
         if live is not None and live.batch is not None:
             live.batch.results[event.tool_use["toolUseId"]] = event
 
-    @unfelt("binding")
     def _after_tools(self, event: AfterToolsEvent) -> None:
         """End the loop when a limit was reached and the loop would go on."""
         live = self._newest
@@ -435,13 +429,16 @@ class Binding:
         self, next_fn: Next, context: AgentStreamContext
     ) -> AsyncGenerator[Any, None]:
         """Put our stop reason in place of the framework's, and raise where that is the action."""
-        halted: bool | None = False
+        halted = False
         agent = cast("Agent", context.agent)
         events = next_fn(context)
         try:
             async for event in events:
                 if type(event) in MILESTONES:
-                    halted = self._pass(agent, event)
+                    try:
+                        halted = self._pass(agent, event)
+                    except Exception as error:  # noqa: BLE001  the agent must not feel it
+                        note("binding", error)
                 yield event
         except Refused:
             halted = True
@@ -452,17 +449,16 @@ class Binding:
         if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
-    def _pass(self, agent: Agent, event: object) -> bool | None:
+    def _pass(self, agent: Agent, event: object) -> bool:
         """Follow the leg past one of its milestones; True when it is the end, and our halt."""
         if isinstance(event, EventLoopStopEvent):
-            return self._stop(agent, event)
+            return bool(self._stop(agent, event))
         if isinstance(event, StartEventLoopEvent):
             self._cycle()
         elif self._newest is not None:
             self._newest.has_output = True
         return False
 
-    @unfelt("binding")
     def _cycle(self) -> None:
         """A cycle begins; after an overflow that nobody retried, it is the recovery."""
         live = self._newest

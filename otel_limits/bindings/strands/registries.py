@@ -15,6 +15,8 @@ from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamStage
 from strands.middleware._registry import MiddlewareRegistry
 
+from otel_limits.faults import note
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from strands.middleware import MiddlewareNext, MiddlewareStage
 
     Callbacks: TypeAlias = Mapping[type, Callable[[Any], None]]
-    """What is called, by the type of the event. It never raises."""
+    """What is called, by the type of the event; a failure of it is never felt."""
     Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
     """Called with what Strands does in a stage, and the context to do it with."""
 
@@ -43,11 +45,17 @@ class Hooks(HookRegistry):
         kind = type(event)
         interrupts: list[Interrupt] = []
         if kind in self._first:
-            self._first[kind](event)
+            try:
+                self._first[kind](event)
+            except Exception as error:  # noqa: BLE001  the agent must not feel it
+                note("binding", error)
         if kind in self._registered_callbacks:
             event, interrupts = await super().invoke_callbacks_async(event)
         if kind in self._last:
-            self._last[kind](event)
+            try:
+                self._last[kind](event)
+            except Exception as error:  # noqa: BLE001  the agent must not feel it
+                note("binding", error)
         return event, interrupts
 
 
