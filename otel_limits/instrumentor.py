@@ -42,7 +42,6 @@ from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from decimal import Decimal
 
     from opentelemetry._logs import LoggerProvider
     from opentelemetry.metrics import MeterProvider
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.strands.binding import Binding
     from otel_limits.facts import Observer
-    from otel_limits.limits import Usage
     from otel_limits.observers.counting import CountingObserver
     from otel_limits.observers.events import EventObserver
     from otel_limits.observers.ledger import LedgerObserver
@@ -133,7 +131,7 @@ class Switch:
             self._watch.stop()
             self._attachment.detach()
             LIVE.observers = ()
-            LIVE.prices = LIVE.price_origin = LIVE.tool_log = None
+            LIVE.prices = LIVE.tool_log = None
             self._record(config.Settings())
             for way in list(self._counting):
                 self._stop_counting(way)
@@ -168,6 +166,7 @@ class Switch:
     ) -> Policy:
         """What applies now to an agent of this name that sets these itself."""
         self._policy_file.refresh()
+        self._set_prices()
         if self._quotas is None and self._policy_file.document.quotas:
             unfelt("quotas")(self._hold_quotas)()  # which must not cost the agent its limits
         base = self._settings.policy if self._settings is not None else Policy()
@@ -204,7 +203,7 @@ class Switch:
         self._record(settings)
         recording = () if self._ledger is None else (self._ledger,)
         LIVE.observers = (log, *counting, self._events, *self._observers, *recording)
-        LIVE.prices, LIVE.price_origin = self._price_of, self._price_origin
+        LIVE.prices = self._current_prices()
         LIVE.tool_log = _make_tool_log(self._settings)
 
     def _record(self, settings: config.Settings) -> None:
@@ -262,12 +261,9 @@ class Switch:
                 )
                 LIVE.tell_fault("prometheus")
 
-    def _price_of(self, model: str, usage: Usage) -> Decimal | None:
-        return self._current_prices().price(model, usage)
-
-    def _price_origin(self) -> tuple[str, str]:
-        prices = self._current_prices()
-        return prices.source, prices.version
+    @unfelt("prices")
+    def _set_prices(self) -> None:
+        LIVE.prices = self._current_prices()
 
     def _current_prices(self) -> Prices:
         """Return the prices by the policy file that is in force."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from otel_limits.gate import Gate
+    from otel_limits.pricing import Prices
 
 FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
 """The count from which on something has been repeated: one call is not."""
@@ -85,9 +86,6 @@ CHARACTERS_PER_TOKEN: Final = 4
 
 Told: TypeAlias = tuple[Observer, Callable[[Any], None]]
 """An observer, and which part of it takes facts of one kind."""
-
-PriceOf = Callable[[str, Usage], "Decimal | None"]
-"""Model id and usage → USD, or `None` when the price is unknown."""
 
 
 class OpenCall:
@@ -673,9 +671,7 @@ class Runs:
         self.observers = ()
         self.gate: Gate | None = None
         """Asked before every model call, where quotas are set."""
-        self.prices: PriceOf | None = None
-        self.price_origin: Callable[[], tuple[str, str]] | None = None
-        """Where prices come from, and the version of that source."""
+        self.prices: Prices | None = None
         self.tool_log: ToolLog | None = None
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
@@ -713,13 +709,13 @@ class Runs:
     @unfelt("prices")
     def price_of(self, model: str, usage: Usage) -> Decimal | None:
         """USD of a model call, or `None` when nobody knows."""
-        return self.prices(model, usage) if self.prices is not None and usage.total else None
+        return self.prices.price(model, usage) if self.prices and usage.total else None
 
     def origin_of(self, price: Decimal | None) -> tuple[str | None, str | None]:
         """Source of a price, and its version; neither for a price that is unknown."""
-        if price is None or self.price_origin is None:
+        if price is None or self.prices is None:
             return None, None
-        return self.price_origin()
+        return self.prices.source, self.prices.version
 
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to whoever wants it; one that fails does not keep it from the others."""

@@ -12,7 +12,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import LimitReachedError, Limits, enable
-from otel_limits.instrumentor import SWITCH
+from otel_limits.pricing import Prices
 from otel_limits.runs import LIVE
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
@@ -67,7 +67,7 @@ def priced_and_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {'*': {price: {input: 1, output: 1}}}", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))  # or there are no prices on Python 3.10
-    monkeypatch.setattr(SWITCH, "_price_of", lambda _model, _usage: Decimal("0.01"))
+    monkeypatch.setattr(Prices, "price", lambda *_: Decimal("0.01"))
     CLOCK.now = 1000.0
     monkeypatch.setattr(LIVE, "clock", lambda: CLOCK.now)
 
