@@ -162,6 +162,7 @@ class Run:
     __slots__ = (
         "__weakref__",
         "_caps_tools",
+        "_cleared",
         "_deadline",
         "_is_timed",
         "_nudged",
@@ -240,6 +241,7 @@ class Run:
         """A pass of the agent loop begins: iterations start again."""
         self.recover()
         self.reason = None
+        self._cleared = False
         if self.loops is not None:
             self.loops.leg()
             self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
@@ -270,6 +272,7 @@ class Run:
         with self._runs.lock:
             for tally in self._tallies:
                 tally.turns += 1
+        self._cleared = False
         self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
     def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> None:
@@ -324,6 +327,7 @@ class Run:
         with self._runs.lock:
             for tally in self._tallies:
                 add_call(tally, counted, price, estimated=estimated)
+        self._cleared = False
         self._shut(call)  # until here a fault leaves it open, for whoever sees its end next
         # long because every field of the fact is known here alone
         self._runs.tell(
@@ -363,6 +367,7 @@ class Run:
             breach = self._refusal(tool) if self._caps_tools else None
             if breach is not None:
                 self._refusals[breach.limit] = breach
+                self._cleared = False
                 if self.policy.action != "observe":
                     self.tally.refused_tool_calls += 1
                     return breach
@@ -416,6 +421,7 @@ class Run:
         """A turn is over: look whether it repeats earlier ones."""
         if self.loops is None:
             return
+        self._cleared = False
         self.loops.turn(calls, text)
         self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
         self.tally.identical_tool_calls = self.loops.identical_tool_calls
@@ -428,13 +434,18 @@ class Run:
         """Decide whether the agent may go on; `None` when it may."""
         if self.killed:
             return KILLED
+        if self._cleared:
+            return None
         if self._is_timed:
             self._measure_time()
+        # where others count as well, or time does, the next answer may be another
+        self._cleared = self.tree is None and not self._is_timed
         breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
         if self.tree is not None:
             breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
         if not breaches:
             return None
+        self._cleared = False
         return verdict_of(tuple(self._with_subject(breach) for breach in breaches))
 
     def levels(self) -> tuple[Level, ...]:
@@ -550,6 +561,7 @@ class Run:
 
     def _look_ahead(self) -> None:
         """Note what no limit asks for, so that it is left out at every turn."""
+        self._cleared = False  # true while nothing was counted since the agent was let go on
         own = self.policy.limits
         scopes = (own,) if self.tree is None else (own, self.tree.limits)
         self._is_timed = any(each.max_duration_seconds for each in scopes)
@@ -588,6 +600,7 @@ class Run:
         self.calls_by_tool[tool] = self.calls_by_tool.get(tool, 0) + change
         for tally in self._tallies:
             tally.tool_calls += change
+        self._cleared = False
 
     def _with_subject(self, breach: Breach) -> Breach:
         if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:

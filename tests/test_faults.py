@@ -21,6 +21,7 @@ import otel_limits
 from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
 from otel_limits.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, unfelt
 from otel_limits.observers.prometheus import PrometheusObserver
+from otel_limits.pricing import Prices
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
@@ -308,7 +309,7 @@ def test_prices_that_always_fail(
     """A call without a price is unpriced: it counts with its tokens, and is not free."""
     facts: list[Fact] = []
     enable(Limits(max_turns=3), observers=[facts.append])
-    monkeypatch.setattr(LIVE, "prices", failing)
+    monkeypatch.setattr(Prices, "price", failing)
     assert halted(make_agent(runaway()))
     assert internal_errors(metric, "prices") == 3
     calls = [fact for fact in facts if isinstance(fact, ModelCall)]

@@ -133,7 +133,8 @@ class PrometheusObserver(CountingObserver):
         with self._lock:
             while self._pending:
                 try:
-                    self(self._pending.popleft())
+                    fact = self._pending.popleft()
+                    self._handlers[type(fact)](fact)
                 except Exception as error:  # noqa: BLE001, PERF203  an agent may be waiting for it
                     self._lost(error)
 

@@ -698,17 +698,17 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Note what the provider sends, and take its refusal for the stop that it is."""
-    streams, answer, call = False, None, live.run.call
+    answer, call = None, live.run.call
     try:
         async for event in events:
             kind = type(event)
             # Of the many chunks, the first and that with the usage say all that there is to note.
             if kind is ModelStreamChunkEvent:
-                chunk = event["event"]
-                if not streams or "metadata" in chunk:
-                    if live.run.blind and live.run.invocation.span_id and not streams:
+                if call is not None and not call.streamed:
+                    call.streamed = True
+                    if live.run.blind and live.run.invocation.span_id:
                         note_chat_span(live.run)  # a call has a span where its agent has one
-                    streams = True
+                if "metadata" in (chunk := event["event"]):
                     note_chunk(call, chunk)
             elif kind is ModelStopReason:
                 answer = event
