@@ -130,25 +130,28 @@ def test_what_waits_is_counted_when_there_is_much_of_it() -> None:
 
 
 @pytest.mark.usefixtures("faulty")
-def test_what_cannot_be_counted_later_is_a_loss_of_one(
+def test_what_cannot_be_counted_later_is_a_loss_of_that(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are counted all the same, and the loss can be seen."""
+    """What is counted in other series is counted all the same, and how much is lost can be seen."""
     failures = iter([RuntimeError("thrown in a turn")])
     count = CountingObserver._turn
 
-    def fail_once(observer: CountingObserver, fact: Turn) -> None:
+    def fail_once(observer: CountingObserver, *facts: Turn) -> None:
         for failure in failures:
             raise failure
-        count(observer, fact)
+        count(observer, *facts)
 
     monkeypatch.setattr(CountingObserver, "_turn", fail_once)
     enable(Limits(max_turns=3))
-    make_agent(ScriptedModel(endless(uses("search"))))("go")
-    assert metric("otel_limits_turns_total", agent="tester") == 2
+    agent = make_agent(ScriptedModel(endless(uses("search"))))
+    agent("go")
+    assert metric("otel_limits_turns_total", agent="tester") == 0
     assert metric("otel_limits_cycles_total", agent="tester") == 3
-    assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 1
+    assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 3
     assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
+    agent("go")
+    assert metric("otel_limits_turns_total", agent="tester") == 3
 
 
 def a_call(number: int) -> ModelCall:

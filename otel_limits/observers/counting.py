@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, get_args
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from otel_limits.facts import (
     CallKind,
@@ -37,7 +39,7 @@ from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, Metr
 from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from otel_limits.facts import Invocation
 
@@ -66,6 +68,14 @@ CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured
 TOOL_STATUSES: Final = ("success", "error", "refused")
 DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
+
+ALIKE: Final[Mapping[type, Callable[[Any], object]]] = {
+    Cycle: attrgetter("invocation.agent"),
+    Turn: attrgetter("invocation.agent"),
+    ModelCall: attrgetter("invocation.agent", "model", "kind"),
+    ToolCall: attrgetter("invocation.agent", "tool", "status"),
+}
+"""Facts of every turn: those that have this in common can be counted together."""
 
 MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
@@ -249,29 +259,33 @@ class CountingObserver(ABC):
             if name in KIND:
                 self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
 
-    def _cycle(self, fact: Cycle) -> None:
-        self._of(fact.invocation.agent).cycles(1)
+    # These take one fact, or any number of them that are `ALIKE`.
 
-    def _turn(self, fact: Turn) -> None:
-        self._of(fact.invocation.agent).turns(1)
+    def _cycle(self, *facts: Cycle) -> None:
+        self._of(facts[0].invocation.agent).cycles(len(facts))
 
-    def _model_call(self, fact: ModelCall) -> None:
-        calls, usage = self._calls_of(self._of(fact.invocation.agent), fact.model), fact.usage
-        calls.kinds[fact.kind](1, _exemplar(fact.invocation, fact.span_id))
-        if usage.input:
-            calls.input(usage.input)
-        if usage.output:
-            calls.output(usage.output)
-        if usage.cache_read:
-            calls.cache_read(usage.cache_read)
-        if usage.cache_write:
-            calls.cache_write(usage.cache_write)
-        _count_price(calls, fact)
+    def _turn(self, *facts: Turn) -> None:
+        self._of(facts[0].invocation.agent).turns(len(facts))
 
-    def _tool_call(self, fact: ToolCall) -> None:
-        agent = self._of(fact.invocation.agent)
-        tool = agent.tools.get(fact.tool) or self._make_tool(agent, fact.tool)
-        tool[fact.status](1)
+    def _model_call(self, *facts: ModelCall) -> None:
+        calls = self._calls_of(self._of(facts[0].invocation.agent), facts[0].model)
+        examples = [_exemplar(fact.invocation, fact.span_id) for fact in facts]
+        calls.kinds[facts[0].kind](len(facts), next(filter(None, reversed(examples)), None))
+        usages = [fact.usage for fact in facts]
+        for series, tokens in (
+            (calls.input, sum([usage.input for usage in usages])),
+            (calls.output, sum([usage.output for usage in usages])),
+            (calls.cache_read, sum([usage.cache_read for usage in usages])),
+            (calls.cache_write, sum([usage.cache_write for usage in usages])),
+        ):
+            if tokens:
+                series(tokens)
+        _count_prices(calls, facts)
+
+    def _tool_call(self, *facts: ToolCall) -> None:
+        agent, tool = self._of(facts[0].invocation.agent), facts[0].tool
+        series = agent.tools.get(tool) or self._make_tool(agent, tool)
+        series[facts[0].status](len(facts))
 
     def _make_tool(self, agent: AgentSeries, tool: str) -> dict[str, Series]:
         """Make what calls of a tool count in at 0, or the first failure has no rate."""
@@ -355,12 +369,18 @@ class CountingObserver(ABC):
             self.series(spec, quota, key)(float(value))
 
 
-def _count_price(calls: CallSeries, fact: ModelCall) -> None:
-    """Count the price, or the tokens that have none: NaN would poison the counter for ever."""
-    if fact.price is not None and fact.price.is_finite() and fact.price >= 0:
-        calls.cost(float(fact.price))
-    elif fact.usage.total:
-        calls.unpriced(fact.usage.total)
+def _count_prices(calls: CallSeries, facts: Sequence[ModelCall]) -> None:
+    """Count prices, or tokens that have none: NaN would poison the counter for ever."""
+    prices = [fact.price for fact in facts if _is_priced(fact)]
+    if prices:
+        calls.cost(sum(map(float, cast("list[Decimal]", prices))))
+    unpriced = sum([fact.usage.total for fact in facts if not _is_priced(fact)])
+    if unpriced:
+        calls.unpriced(unpriced)
+
+
+def _is_priced(fact: ModelCall) -> bool:
+    return fact.price is not None and fact.price.is_finite() and fact.price >= 0
 
 
 def kept_as(name: str, label: str) -> str:

@@ -19,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from otel_limits.facts import Cycle, Dropped, Fact, ModelCall, Stop, ToolCall, Turn
 from otel_limits.faults import FAULTS, unfelt
 from otel_limits.names import MAX_AGENTS
-from otel_limits.observers.counting import CountingObserver
+from otel_limits.observers.counting import ALIKE, CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
 if TYPE_CHECKING:
@@ -129,19 +129,27 @@ class PrometheusObserver(CountingObserver):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Count what waits; one that cannot be counted does not keep the others from it."""
+        """Count what waits; what cannot be counted does not keep the rest from it."""
         with self._lock:
-            while self._pending:
+            for kind, facts in self._take_pending():
                 try:
-                    fact = self._pending.popleft()
-                    self._handlers[type(fact)](fact)
+                    self._handlers[kind](*facts)
                 except Exception as error:  # noqa: BLE001, PERF203  an agent may be waiting for it
-                    self._lost(error)
+                    self._lose(len(facts), error)
+
+    def _take_pending(self) -> Iterator[tuple[type, list[Fact]]]:
+        """Take out what waits, together where it counts in the same series."""
+        alike: dict[tuple[type, object], list[Fact]] = {}
+        while self._pending:
+            fact = self._pending.popleft()
+            kind = type(fact)
+            alike.setdefault((kind, ALIKE[kind](fact)), []).append(fact)
+        return ((kind, facts) for (kind, _), facts in alike.items())
 
     @unfelt(component)
-    def _lost(self, error: Exception) -> None:
+    def _lose(self, facts: int, error: Exception) -> None:
         FAULTS.report(self.component, error)
-        self(Dropped(observer=self.component))
+        self(Dropped(observer=self.component, facts=facts))
 
     def _stop(self, fact: Stop) -> None:
         self.catch_up()
