@@ -81,6 +81,9 @@ class ToolLog(Protocol):
         """Keep one finished call; `trigger` is the one that caused the halt."""
 
 
+NO_ORIGIN: Final = (None, None)
+"""Where no price comes from."""
+
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""
 
@@ -322,7 +325,7 @@ class Run:
         model = model or (call.model if call else "unknown")
         counted = usage or NO_USAGE
         price = self._runs.price_of(model, counted)
-        source, version = self._runs.origin_of(price)
+        source, version = NO_ORIGIN if price is None else self._runs.price_origin()
         seconds = self._runs.now() - call.started if call else None
         with self._runs.lock:
             for tally in self._tallies:
@@ -724,11 +727,9 @@ class Runs:
         """USD of a model call, or `None` when nobody knows."""
         return self.prices.price(model, usage) if self.prices and usage.total else None
 
-    def origin_of(self, price: Decimal | None) -> tuple[str | None, str | None]:
-        """Source of a price, and its version; neither for a price that is unknown."""
-        if price is None or self.prices is None:
-            return None, None
-        return self.prices.source, self.prices.version
+    def price_origin(self) -> tuple[str | None, str | None]:
+        """Source of the prices, and its version."""
+        return NO_ORIGIN if self.prices is None else (self.prices.source, self.prices.version)
 
     def tell(self, fact: Fact) -> None:
         """Hand `fact` to whoever wants it; one that fails does not keep it from the others."""

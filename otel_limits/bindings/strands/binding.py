@@ -535,7 +535,7 @@ def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
 def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
     """Book a request that a provider made by itself: of that, nothing is known but the texts."""
     asked = estimate_tokens([agent.messages, prompt])
-    call = run.open_beside(model_id(agent.model), asked, provider_of(agent.model))
+    call = run.open_beside(model_id(agent.model), asked, provider_of(type(agent.model)))
     run.settle(None, output_estimate=estimate_tokens(output), call=call)
 
 
@@ -680,7 +680,7 @@ def _open_call(live: Live, context: InvokeModelContext) -> None:
     live.run.open_call(
         model_id(context.model),
         estimate_tokens(context.messages) if projected is None else projected,
-        provider_of(context.model),
+        provider_of(type(context.model)),
     )
 
 

@@ -242,9 +242,8 @@ async def follow_direct(
         async for chunk in events:
             yield chunk
         return
-    call = run.open_beside(
-        model_id(model), estimate_tokens(args[0] if args else ""), provider_of(model)
-    )
+    asked = estimate_tokens(args[0] if args else "")
+    call = run.open_beside(model_id(model), asked, provider_of(model.__class__))
     try:
         async for chunk in inside(call, events):
             note_chunk(call, chunk)

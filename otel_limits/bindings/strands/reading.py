@@ -11,7 +11,7 @@ from opentelemetry import baggage, trace
 from strands.telemetry.metrics import _total_prompt_tokens
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
-from otel_limits.faults import unfelt
+from otel_limits.faults import note, unfelt
 from otel_limits.gate import Request
 from otel_limits.limits import Usage
 from otel_limits.loops import Call, fingerprint
@@ -60,24 +60,19 @@ def _characters(content: object) -> int:
 
 def model_id(model: object) -> str:
     """Return the id under which the provider knows a model, or `unknown`."""
-    return _model_id(model) or "unknown"
-
-
-@unfelt("binding")
-def _model_id(model: object) -> str | None:
-    config = getattr(model, "config", None)
-    # a dict, as good as always: asking whether it is a `Mapping` takes ten times as long
-    known = config.get("model_id") if isinstance(config, (dict, Mapping)) else None
-    return known if isinstance(known, str) else None
-
-
-def provider_of(model: object) -> str:
-    """Who serves `model`: Strands names the module of each model class after its provider."""
-    return _provider_of(type(model))  # type: ignore[arg-type]  # every class can be hashed
+    try:
+        config = getattr(model, "config", None)
+        # a dict, as good as always: asking whether it is a `Mapping` takes ten times as long
+        known = config.get("model_id") if isinstance(config, (dict, Mapping)) else None
+    except Exception as error:  # noqa: BLE001  a model may be anything
+        note("binding", error)
+        return "unknown"
+    return known if isinstance(known, str) else "unknown"
 
 
 @functools.lru_cache(MODEL_CLASSES)
-def _provider_of(model: type[Any]) -> str:
+def provider_of(model: type[object]) -> str:
+    """Who serves models of a class: Strands names its module after their provider."""
     package, _, module = model.__module__.rpartition(".")
     return module if package == "strands.models" else model.__qualname__
 
@@ -136,7 +131,7 @@ def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
 
 def tool_uses(agent: Agent, message: Message) -> tuple[Mapping[str, Any], ...]:
     """Return the tool calls that a message asks for, but for those that an earlier leg finished."""
-    finished = _finished(agent)
+    finished = _finished(agent) if agent._interrupt_state.activated else ()
     return tuple(
         block["toolUse"]
         for block in message["content"]
@@ -148,9 +143,8 @@ def tool_uses(agent: Agent, message: Message) -> tuple[Mapping[str, Any], ...]:
 
 def _finished(agent: Agent) -> Collection[str]:
     """Ids of the calls that ended before an interrupt that is being resumed: none runs again."""
-    state = agent._interrupt_state
-    pending = state.pending_tool_execution
-    if pending is None or not state.activated:
+    pending = agent._interrupt_state.pending_tool_execution
+    if pending is None:
         return ()
     return {result["toolUseId"] for result in pending.completed_tool_results}
 
