@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from tests.benchmarks import table
-from tests.benchmarks.loops import LOOPS
+from tests.benchmarks.loops import FAMILIES, LOOPS
 from tests.benchmarks.rounds import Distance, apart, ratio, run_round
 
 
@@ -11,7 +13,7 @@ def test_laps_time_every_loop_on_both_clocks() -> None:
     """Each lap has the seconds of each loop, and each is a process of its own."""
     loops, distances = ("strands", "strands_limited"), (Distance(turns=2, laps=2),)
 
-    laps = list(run_round(loops, distances, seed=0))
+    laps = list(run_round([loops], distances, seed=0))
 
     assert [turns for turns, _ in laps] == [2, 2]
     assert all(lap[loop][clock] > 0 for _, lap in laps for loop in loops for clock in lap[loop])
@@ -31,6 +33,13 @@ def test_a_ratio_pairs_the_runs_of_a_lap() -> None:
 def test_every_pair_of_the_table_is_a_loop() -> None:
     """The table asks for no loop that does not exist."""
     assert {name for pair in table.PAIRS for name in (pair.loop, pair.bare)} == set(LOOPS)
+    assert set(chain(*FAMILIES)) == set(LOOPS)
+
+
+def test_what_is_compared_is_of_one_family() -> None:
+    """The runs of a ratio follow each other."""
+    families = [{pair.loop, pair.bare} for pair in table.PAIRS]
+    assert all(any(pair <= set(family) for family in FAMILIES) for pair in families)
 
 
 def test_a_loop_that_was_not_run_says_so() -> None:

@@ -7,10 +7,11 @@ import platform
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from tests.benchmarks import table
-from tests.benchmarks.loops import LOOPS, has_langchain
+from tests.benchmarks.loops import FAMILIES, has_langchain
 from tests.benchmarks.rounds import Distance, Lap, apart, run_round
 
 
@@ -24,7 +25,7 @@ class Plan:
 
 
 FULL: Final = Plan(
-    distances=(Distance(turns=50, laps=20), Distance(turns=200, laps=3)),
+    distances=(Distance(turns=50, laps=10), Distance(turns=200, laps=2)),
     live=(1, 10_000),
     finished=100_000,
 )
@@ -44,17 +45,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few turns and laps: a smoke test")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of fresh processes")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of fresh processes")
     return parser.parse_args(arguments)
 
 
 def loops(plan: Plan, rounds: int) -> str:
     """Time the agent loops against each other."""
-    names = [name for name in LOOPS if has_langchain() or not name.startswith("langchain")]
+    families = [family for family in FAMILIES if has_langchain() or "langchain" not in family]
     laps: dict[int, list[Lap]] = defaultdict(list)
     for number in range(rounds):
-        say(f"round {number + 1} of {rounds}: {', '.join(names)}")
-        for turns, lap in run_round(names, plan.distances, seed=number):
+        say(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
+        for turns, lap in run_round(families, plan.distances, seed=number):
             laps[turns].append(lap)
     return table.markdown(table.LOOP_HEADER, table.loop_rows(laps))
 

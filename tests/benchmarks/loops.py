@@ -151,6 +151,13 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
 }
 """Each prepares its process and returns what is to be timed."""
 
+FAMILIES: Final = (
+    ("strands", "strands_native", "strands_limited"),
+    ("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
+    ("langchain", "langchain_limited"),
+)
+"""Loops that are compared with each other."""
+
 
 def has_langchain() -> bool:
     """Tell whether the extra `bench` is installed."""

@@ -1,7 +1,7 @@
 """Times loops against each other on a noisy machine: interleaved, shuffled, and paired.
 
-A round gives every loop a fresh process. A lap runs every loop once, one directly after the other
-in a new random order, so that a ratio within a lap compares neighbours in time.
+A round gives every loop a fresh process. A lap runs every loop once, in a new random order in
+which those of one family follow each other, so that a ratio compares neighbours in time.
 """
 
 from __future__ import annotations
@@ -84,15 +84,19 @@ def start(loop: str) -> Iterator[Worker]:
 
 
 def run_round(
-    loops: Sequence[str], distances: Sequence[Distance], seed: int
+    families: Sequence[Sequence[str]], distances: Sequence[Distance], seed: int
 ) -> Iterator[tuple[int, Lap]]:
-    """Run one round; yields each lap with its number of turns."""
+    """Run one round of families of loops; yields each lap with its number of turns."""
     shuffle = random.Random(seed)  # noqa: S311  an order, no secret
     with ExitStack() as stack:
-        workers = {loop: stack.enter_context(start(loop)) for loop in loops}
+        workers = {loop: stack.enter_context(start(loop)) for family in families for loop in family}
         for distance in distances:
             for _ in range(distance.laps):
-                order = shuffle.sample(list(loops), len(loops))
+                order = [
+                    loop
+                    for family in shuffle.sample(families, len(families))
+                    for loop in shuffle.sample(family, len(family))
+                ]
                 yield distance.turns, {loop: workers[loop].time(distance.turns) for loop in order}
 
 
