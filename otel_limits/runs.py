@@ -278,11 +278,12 @@ class Run:
         self._cleared = False
         self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
-    def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> None:
+    def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> OpenCall:
         """A request is about to go out."""
         if self.call is not None:  # a middleware has several under way
             self.beside.add(self.call)
         self.call = OpenCall(model, input_estimate, self._runs.now(), provider)
+        return self.call
 
     def open_beside(self, model: str, input_estimate: int, provider: str) -> OpenCall:
         """A request that is none of the loop's is about to go out."""

@@ -57,6 +57,7 @@ ENTRANCES = {
     "invoke",
     "invoke_callbacks_async",
     "_follow",
+    "_let_out",
     "_pass",
     "_stop",
 }

@@ -56,7 +56,7 @@ from otel_limits.bindings.strands.reading import (
     tool_uses,
     usage_of,
 )
-from otel_limits.bindings.strands.registries import stand_in, step_back
+from otel_limits.bindings.strands.registries import follow_stages, hear_hooks, step_back
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import FAULTS, note, unfelt, unfelt_async
@@ -211,7 +211,9 @@ class Binding:
             AfterToolsEvent: self._after_tools,
             AfterInvocationEvent: self._after_leg,
         }
-        stand_in(agent, first, last, self._agent_stage, self._model_stage)
+        if not hear_hooks(agent, first, last):
+            self._attach_also(agent, (*_hooks_of(first, HookOrder.SDK_FIRST), *_hooks_of(last)))
+        follow_stages(agent, self._agent_stage, self._model_stage)
 
     def _attach_also(self, agent: Agent, hooks: Hooks) -> None:
         """Add hooks that few agents ever need: each one costs every agent that has it."""
@@ -502,19 +504,14 @@ class Binding:
         return stop
 
     def _model_stage(self, next_fn: Next, context: InvokeModelContext) -> AsyncGenerator[Any, None]:
-        """Let a model call out, or refuse it before it costs anything."""
+        """Follow a model call of a live invocation."""
         live = self._newest
-        if live is None:
-            return next_fn(context)
-        refusal = _refusal(live, context)
-        if refusal is not None:
-            end_cycle_span(trace.get_current_span())
-            raise refusal
-        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
-        _open_call(live, context)
-        if live.wrapping is not None or live.run.policy.tell_model:
-            context = _with_notes(live, context) or context
-        return _follow(live, next_fn(context))
+        return next_fn(context) if live is None else _follow(live, next_fn, context)
+
+
+def _hooks_of(callbacks: Callbacks, order: float = VERY_LAST) -> Hooks:
+    """Return what has to be added where nothing stands in for the registry."""
+    return tuple((event, unfelt("binding")(call), order) for event, call in callbacks.items())
 
 
 def _add(agent: Agent, hooks: Hooks) -> None:
@@ -643,7 +640,18 @@ def _ends_loop(live: Live, verdict: Verdict) -> bool:
     return action != "ask" and not (action == "wrap_up" and not live.wrapped_up)
 
 
-@unfelt("binding")
+def _let_out(live: Live, context: InvokeModelContext) -> None:
+    """Raise what keeps a call from going out, if anything does."""
+    try:
+        refusal = _refusal(live, context)
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        note("binding", error)
+        return
+    if refusal is not None:
+        end_cycle_span(trace.get_current_span())
+        raise refusal
+
+
 def _refusal(live: Live, context: InvokeModelContext) -> InterruptException | None:
     """Return what keeps this call from going out, or `None`."""
     against, live.against = live.against, None
@@ -675,9 +683,9 @@ def _objection(
 
 
 @unfelt("binding")
-def _open_call(live: Live, context: InvokeModelContext) -> None:
+def _open_call(live: Live, context: InvokeModelContext) -> OpenCall:
     projected = context.projected_input_tokens
-    live.run.open_call(
+    return live.run.open_call(
         model_id(context.model),
         estimate_tokens(context.messages) if projected is None else projected,
         provider_of(type(context.model)),
@@ -696,9 +704,20 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
     return None
 
 
-async def _follow(live: Live, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Note what the provider sends, and take its refusal for the stop that it is."""
-    answer, call = None, live.run.call
+async def _follow(
+    live: Live, next_fn: Next, context: InvokeModelContext
+) -> AsyncGenerator[Any, None]:
+    """Let a model call out and note what the provider sends, or refuse it before it costs anything.
+
+    A refusal of the provider is taken for the stop that it is. All of it waits until somebody asks
+    for the response: a middleware may prepare several calls, and make none of them.
+    """
+    _let_out(live, context)
+    CURRENT.set(live.run)  # one task may read the streams of several agents in turns
+    answer, call = None, _open_call(live, context)
+    if live.wrapping is not None or live.run.policy.tell_model:
+        context = _with_notes(live, context) or context
+    events = next_fn(context)
     try:
         async for event in events:
             kind = type(event)

@@ -8,7 +8,8 @@ all events of the agent pass. What the agent's own hooks and middleware are stay
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from strands.hooks import HookRegistry
 from strands.middleware import InvokeModelStage
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 
 class Hooks(HookRegistry):
-    """Calls ours before every other hook, or after every other, so that what they said is known."""
+    """Calls ours before every other hook, or after every other, so that what they said is known.
+
+    It stands in for a plain registry alone, and so answers for it where nobody else waits.
+    """
 
     def __init__(self, former: HookRegistry, first: Callbacks, last: Callbacks) -> None:
         """Stand in for `former`."""
@@ -71,6 +75,7 @@ class Stages(MiddlewareRegistry):
         self._handlers = former._handlers
         self._agent_stage = agent_stage
         self._model_stage = model_stage
+        self._is_plain = is_plain(former, MiddlewareRegistry, "invoke")
 
     def invoke(
         self,
@@ -84,23 +89,45 @@ class Stages(MiddlewareRegistry):
         elif stage is AgentStreamStage:
             terminal = functools.partial(self._agent_stage, terminal)
         else:
-            return super().invoke(stage, context, terminal)
-        if not self._handlers.get(stage):
+            return self.former.invoke(stage, context, terminal)
+        if self._is_plain and not self._handlers.get(stage):
             return terminal(context)
-        return super().invoke(stage, context, terminal)
+        return self.former.invoke(stage, context, terminal)
 
 
-def stand_in(
-    agent: Agent, first: Callbacks, last: Callbacks, agent_stage: Stage, model_stage: Stage
-) -> None:
-    """Have all of these called for `agent` from now on."""
-    agent.hooks = Hooks(agent.hooks, first, last)
-    agent._middleware_registry = Stages(agent._middleware_registry, agent_stage, model_stage)
+def follow_stages(agent: Agent, agent_stage: Stage, model_stage: Stage) -> None:
+    """Have both stages called for `agent` from now on."""
+    former = agent._middleware_registry
+    if isinstance(former, Stages):  # of the agent that this one is a copy of
+        former = former.former
+    agent._middleware_registry = Stages(former, agent_stage, model_stage)
+
+
+def hear_hooks(agent: Agent, first: Callbacks, last: Callbacks) -> bool:
+    """Have these called for `agent` from now on; false where its hooks are not Strands' own."""
+    former = vars(agent).get("hooks")
+    if isinstance(former, Hooks):  # of the agent that this one is a copy of
+        former = former.former
+    if not is_plain(former, HookRegistry, "invoke_callbacks_async"):
+        return False
+    agent.hooks = Hooks(cast("HookRegistry", former), first, last)
+    return True
 
 
 def step_back(agent: Agent) -> None:
-    """Undo `stand_in`."""
+    """Undo both."""
     if isinstance(agent.hooks, Hooks):
         agent.hooks = agent.hooks.former
     if isinstance(agent._middleware_registry, Stages):
         agent._middleware_registry = agent._middleware_registry.former
+
+
+def is_plain(registry: object, owner: type, method: str) -> bool:
+    """Tell whether a registry does what it does in Strands: an application may have its own."""
+    function = vars(owner)[method]
+    return (
+        type(registry) is owner
+        and method not in vars(registry)
+        and isinstance(function, FunctionType)
+        and function.__globals__["__name__"] == owner.__module__
+    )

@@ -1,0 +1,207 @@
+"""Standing in for an agent's registries changes nothing for who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent
+from strands.hooks import HookRegistry
+from strands.middleware import InvokeModelContext, InvokeModelStage
+from strands.middleware._registry import MiddlewareRegistry
+
+from otel_limits import Fact, Limits, ModelCall, disable, enable
+from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import MakeAgent
+
+
+def runaway() -> ScriptedModel:
+    """A model that asks for one more search for ever."""
+    return ScriptedModel(endless(uses("search")))
+
+
+def counted(facts: list[Fact]) -> list[tuple[str, int]]:
+    """How each model call ended, and with how many tokens."""
+    return [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
+
+
+async def prepares_three(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Prepare three requests, and make one after the other."""
+    for prepared in [next_fn(context) for _ in range(3)]:
+        async for event in prepared:
+            last = event
+    yield last
+
+
+async def has_a_fallback(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Prepare a request for the case that the first one fails, and never make it."""
+    first, _fallback = next_fn(context), next_fn(context)
+    async for event in first:
+        yield event
+
+
+async def prepares_two_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Prepare two requests, and make both at once."""
+
+    async def read(events: Any) -> list[Any]:
+        return [event async for event in events]
+
+    answers = await asyncio.gather(
+        *[read(events) for events in (next_fn(context), next_fn(context))]
+    )
+    for event in answers[0]:
+        yield event
+
+
+def test_a_request_that_was_prepared_is_judged_when_it_is_made(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """The budget is spent by the first one, so that the others are not let out."""
+    enable(Limits(max_token_budget=15), observers=[facts.append])
+    agent = make_agent(ScriptedModel(endless(says("hello"))))
+    agent.add_middleware(InvokeModelStage, prepares_three)
+    assert str(agent("go").stop_reason) == "max_token_budget"
+    assert counted(facts) == [("measured", 15)]
+
+
+def test_a_request_that_was_prepared_and_never_made_is_none(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """It is not booked as one that failed."""
+    enable(observers=[facts.append])
+    agent = make_agent(ScriptedModel([says("hello")]))
+    agent.add_middleware(InvokeModelStage, has_a_fallback)
+    agent("go")
+    assert counted(facts) == [("measured", 15)]
+
+
+def test_requests_that_were_prepared_each_count_with_their_own_tokens(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Neither takes the other's place."""
+    enable(observers=[facts.append])
+    answers = [says("first"), says("second", usage=tokens(7000))]
+    agent = make_agent(ScriptedModel(answers))
+    agent.add_middleware(InvokeModelStage, prepares_two_at_once)
+    agent("go")
+    assert sorted(counted(facts)) == [("measured", 15), ("measured", 7000)]
+
+
+class Own(HookRegistry):
+    """A registry of an application."""
+
+    def __init__(self, callbacks: Any) -> None:
+        super().__init__()
+        self._registered_callbacks = callbacks
+        self.seen: list[str] = []
+
+    async def invoke_callbacks_async(self, event: Any) -> Any:
+        """Note every event."""
+        self.seen.append(type(event).__name__)
+        return await super().invoke_callbacks_async(event)
+
+
+def own_class(agent: Agent, _: pytest.MonkeyPatch) -> list[str]:
+    """Give the agent a registry of an own class."""
+    agent.hooks = registry = Own(agent.hooks._registered_callbacks)
+    return registry.seen
+
+
+def own_method(agent: Agent, _: pytest.MonkeyPatch) -> list[str]:
+    """Put a function in the place of the method of the agent's registry."""
+    seen, original = [], agent.hooks.invoke_callbacks_async
+
+    async def invoke(event: Any) -> Any:
+        seen.append(type(event).__name__)
+        return await original(event)
+
+    agent.hooks.invoke_callbacks_async = invoke  # type: ignore[method-assign]
+    return seen
+
+
+def wrapped_class(_: Agent, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Instrument the class of registries."""
+    seen, original = [], HookRegistry.invoke_callbacks_async
+
+    async def invoke(registry: HookRegistry, event: Any) -> Any:
+        seen.append(type(event).__name__)
+        return await original(registry, event)
+
+    monkeypatch.setattr(HookRegistry, "invoke_callbacks_async", invoke)
+    return seen
+
+
+@pytest.mark.parametrize("change", [own_class, own_method, wrapped_class])
+def test_hooks_that_are_not_strands_own_stay_as_they_are(
+    change: Callable[[Agent, pytest.MonkeyPatch], list[str]],
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They see every event, limits hold, and nothing is left behind."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    seen, hooks = change(agent, monkeypatch), agent.hooks
+    before = {event: list(entries) for event, entries in hooks._registered_callbacks.items()}
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert seen.count("BeforeModelCallEvent") == 2
+    assert seen.count("AfterToolsEvent") == 2
+    assert agent.hooks is hooks
+    disable()
+    assert hooks._registered_callbacks == before
+
+
+def test_an_instrumented_registry_of_middleware_sees_every_stage(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the agent has no middleware."""
+    seen, original = [], MiddlewareRegistry.invoke
+
+    def invoke(registry: MiddlewareRegistry, stage: Any, *how: Any) -> Any:
+        seen.append(stage)
+        return original(registry, stage, *how)
+
+    monkeypatch.setattr(MiddlewareRegistry, "invoke", invoke)
+    enable(Limits(max_turns=2))
+    assert str(make_agent(runaway())("go").stop_reason) == "max_turns"
+    assert seen.count(InvokeModelStage) == 2
+
+
+class Fixed(Agent):
+    """Its hooks are set once and for all."""
+
+    @property
+    def hooks(self) -> HookRegistry:
+        """The one registry."""
+        registry: HookRegistry = vars(self)["_fixed"]
+        return registry
+
+    @hooks.setter
+    def hooks(self, registry: HookRegistry) -> None:
+        if "_fixed" in vars(self):
+            raise AttributeError("hooks are set")
+        vars(self)["_fixed"] = registry
+
+
+def test_hooks_that_cannot_be_replaced_are_added_to() -> None:
+    """Such an agent is limited like any other."""
+    enable(Limits(max_turns=2))
+    assert str(Fixed(model=runaway(), callback_handler=None)("go").stop_reason) == "max_turns"
+
+
+def test_a_copy_of_an_agent_has_registries_of_its_own(make_agent: MakeAgent) -> None:
+    """Each is counted for itself, and both are as before afterwards."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    hooks, middleware = agent.hooks, agent._middleware_registry
+    agent("go")
+    other = copy.copy(agent)
+    assert [str(each("go").stop_reason) for each in (other, agent)] == ["max_turns"] * 2
+    disable()
+    assert [each.hooks for each in (agent, other)] == [hooks] * 2
+    assert [each._middleware_registry for each in (agent, other)] == [middleware] * 2
