@@ -440,17 +440,27 @@ class Run:
             return KILLED
         if self._cleared:
             return None
-        if self._is_timed:
-            self._measure_time()
-        # where others count as well, or time does, the next answer may be another
+        # Before anything is read, so that what is counted meanwhile takes it back; and not where
+        # others count as well, or time does.
         self._cleared = self.tree is None and not self._is_timed
-        breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
-        if self.tree is not None:
-            breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
+        try:
+            breaches = self._breaches()
+        except BaseException:
+            self._cleared = False
+            raise
         if not breaches:
             return None
         self._cleared = False
         return verdict_of(tuple(self._with_subject(breach) for breach in breaches))
+
+    def _breaches(self) -> tuple[Breach, ...]:
+        """Every limit that was reached, of the invocation and of its budget tree."""
+        if self._is_timed:
+            self._measure_time()
+        breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
+        if self.tree is not None:
+            breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
+        return breaches
 
     def levels(self) -> tuple[Level, ...]:
         """How much of each limit has been used."""

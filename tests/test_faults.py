@@ -8,6 +8,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from strands.types.exceptions import EventLoopException
 import otel_limits
 from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
 from otel_limits.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, unfelt
+from otel_limits.limits import Breach, Policy, Tally
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.pricing import Prices
 from otel_limits.runs import LIVE
@@ -302,6 +304,23 @@ def test_a_span_that_cannot_be_written_to(
     assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
     assert internal_errors(metric, "span") > 0
     assert len(errors_logged()) == 1
+
+
+@pytest.mark.usefixtures("source")
+def test_a_judgement_that_fails_is_made_again(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails after the tools of the last turn, and is right before the next model call."""
+    judge, numbers = Policy.breaches, count(1)
+
+    def fail_once(policy: Policy, tally: Tally) -> tuple[Breach, ...]:
+        if next(numbers) == 2:
+            raise RuntimeError("out of order")
+        return judge(policy, tally)
+
+    monkeypatch.setattr(Policy, "breaches", fail_once)
+    enable(Limits(max_turns=1))
+    assert halted(make_agent(runaway()), cap=1)
 
 
 def test_prices_that_always_fail(
