@@ -447,17 +447,25 @@ def depth_of_a_runaway(make_agent: MakeAgent) -> tuple[int, int]:
 def test_a_runaway_without_limits_dies_of_recursion_and_is_booked(
     make_agent: MakeAgent, metric: Metric
 ) -> None:
-    """Every call of it is counted, and no callback of ours was the one that went too deep."""
+    """Every call of it is counted, and no callback of ours was the one that went too deep.
+
+    The last one may break off before the provider reports anything, or hears of it at all.
+    """
     bare, _ = depth_of_a_runaway(make_agent)
     facts: list[Fact] = []
     enable(Limits(max_no_progress_turns=10**6), observers=[facts.append])
     calls, _ = depth_of_a_runaway(make_agent)
     assert bare - 4 <= calls <= bare
     assert [fact for fact in facts if isinstance(fact, Fault)] == []
-    measured = [f for f in facts if isinstance(f, ModelCall) and f.kind == "measured"]
-    assert sum(call.usage.total for call in measured) == 15 * calls
+    booked = [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
+    measured, failed = ("measured", 15), ("failed", 0)
+    assert booked in (
+        [measured] * calls,
+        [*[measured] * calls, failed],
+        [*[measured] * (calls - 1), failed],
+    )
     (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
-    assert (stop.reason, stop.usage.total) == ("error", 15 * calls)
+    assert (stop.reason, stop.usage.total) == ("error", sum(tokens for _, tokens in booked))
 
 
 @pytest.mark.usefixtures("source")
