@@ -231,7 +231,9 @@ def test_a_child_that_is_forked_while_a_client_is_locked_counts_and_ends(
 PROGRAM = """
 import asyncio, otel_limits
 from strands import Agent
+from otel_limits.quotas import setup
 from otel_limits.testing import ScriptedModel, says
+setup.TIMEOUT_SECONDS = 60  # a crowded machine may take its time
 otel_limits.enable()
 agent = Agent(model=ScriptedModel([says("a long answer")]), callback_handler=None)
 async def leave():
