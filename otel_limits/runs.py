@@ -244,7 +244,6 @@ class Run:
         """A pass of the agent loop begins: iterations start again."""
         self.recover()
         self.reason = None
-        self._cleared = False
         if self.loops is not None:
             self.loops.leg()
             self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
@@ -614,7 +613,6 @@ class Run:
         self.calls_by_tool[tool] = self.calls_by_tool.get(tool, 0) + change
         for tally in self._tallies:
             tally.tool_calls += change
-        self._cleared = False
 
     def _with_subject(self, breach: Breach) -> Breach:
         if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:
