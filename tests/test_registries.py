@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from strands import Agent
-from strands.hooks import HookRegistry
+from strands.hooks import BeforeToolCallEvent, HookRegistry
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
@@ -156,10 +156,27 @@ def test_hooks_that_are_not_strands_own_stay_as_they_are(
     assert hooks._registered_callbacks == before
 
 
-def test_an_instrumented_registry_of_middleware_sees_every_stage(
+def test_a_class_of_registries_instrumented_later_sees_every_event(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the agent has no middleware."""
+    """Also those that nobody waits for, as before our agent ran."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    agent("go")
+    seen = wrapped_class(agent, monkeypatch)
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert seen.count("MessageAddedEvent") == 6  # asked, two turns with results, and the halt
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_an_instrumented_registry_of_middleware_sees_every_stage(
+    runs_before: int, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the agent has no middleware, and where it has run before."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    for _ in range(runs_before):
+        agent("go")
     seen, original = [], MiddlewareRegistry.invoke
 
     def invoke(registry: MiddlewareRegistry, stage: Any, *how: Any) -> Any:
@@ -167,8 +184,7 @@ def test_an_instrumented_registry_of_middleware_sees_every_stage(
         return original(registry, stage, *how)
 
     monkeypatch.setattr(MiddlewareRegistry, "invoke", invoke)
-    enable(Limits(max_turns=2))
-    assert str(make_agent(runaway())("go").stop_reason) == "max_turns"
+    assert str(agent("go").stop_reason) == "max_turns"
     assert seen.count(InvokeModelStage) == 2
 
 
@@ -205,3 +221,25 @@ def test_a_copy_of_an_agent_has_registries_of_its_own(make_agent: MakeAgent) -> 
     disable()
     assert [each.hooks for each in (agent, other)] == [hooks] * 2
     assert [each._middleware_registry for each in (agent, other)] == [middleware] * 2
+
+
+def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:
+    """And what they ask a human for is collected from all of them, as Strands does."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    seen = []
+
+    async def asks(event: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append("asks")
+        event.interrupt("first", "may I?")
+
+    def also_asks(event: Any) -> None:
+        seen.append("also asks")
+        event.interrupt("second", "may I as well?")
+
+    agent.hooks.add_callback(BeforeToolCallEvent, asks)
+    agent.hooks.add_callback(BeforeToolCallEvent, also_asks)
+    result = agent("go")
+    assert seen == ["asks", "also asks"]
+    assert [each.name for each in result.interrupts or ()] == ["first", "second"]

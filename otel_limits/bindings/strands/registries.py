@@ -41,6 +41,7 @@ class Hooks(HookRegistry):
         """Stand in for `former`."""
         self.former = former
         self._registered_callbacks = former._registered_callbacks
+        self._plain = HookRegistry.invoke_callbacks_async
         self._first = first
         self._last = last
 
@@ -53,7 +54,9 @@ class Hooks(HookRegistry):
                 self._first[kind](event)
             except Exception as error:  # noqa: BLE001  the agent must not feel it
                 note("binding", error)
-        if kind in self._registered_callbacks:
+        # a class that was instrumented meanwhile sees what nobody waits for, too
+        unchanged = HookRegistry.invoke_callbacks_async is self._plain
+        if kind in self._registered_callbacks or not unchanged:
             event, interrupts = await super().invoke_callbacks_async(event)
         if kind in self._last:
             try:
@@ -75,7 +78,8 @@ class Stages(MiddlewareRegistry):
         self._handlers = former._handlers
         self._agent_stage = agent_stage
         self._model_stage = model_stage
-        self._is_plain = is_plain(former, MiddlewareRegistry, "invoke")
+        plain = is_plain(former, MiddlewareRegistry, "invoke")
+        self._plain = MiddlewareRegistry.invoke if plain else None
 
     def invoke(
         self,
@@ -90,7 +94,7 @@ class Stages(MiddlewareRegistry):
             terminal = functools.partial(self._agent_stage, terminal)
         else:
             return self.former.invoke(stage, context, terminal)
-        if self._is_plain and not self._handlers.get(stage):
+        if MiddlewareRegistry.invoke is self._plain and not self._handlers.get(stage):
             return terminal(context)
         return self.former.invoke(stage, context, terminal)
 
