@@ -139,6 +139,9 @@ def _locked(path: Path) -> IO[bytes] | None:
     except OSError:
         file.close()
         return None
+    if not path.exists():  # whoever had it was done with it before we had it
+        file.close()
+        return None
     return file
 
 

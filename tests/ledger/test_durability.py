@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -741,6 +742,24 @@ def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
     spill.seal()
     subprocess.run(ask, check=True, capture_output=True)
     assert ledger.attributes() == {("i", "k"): "v"}
+
+
+def test_a_spill_that_is_gone_by_now_is_nobodys(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever held it was done with it between our looking at it and our turn."""
+    spill = Spill(ledger.address)
+    spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
+    spill.seal()
+    (path,) = ledger.spills()
+    lock = fcntl.flock
+
+    def wait_for_it(file: Any, how: int) -> None:
+        path.unlink(missing_ok=True)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", wait_for_it)
+    assert list(writer_module.taking_back(store_module.Store(ledger.address), spill)) == []
 
 
 def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
