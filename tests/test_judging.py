@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from otel_limits.limits import Limits, Policy, Usage
 from otel_limits.loops import Call
-from otel_limits.runs import Run, Runs
+from otel_limits.runs import CURRENT, Run, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +39,10 @@ class Invocation:
         self.now = 0.0
         runs = Runs(lambda: self.now)
         self.run: Run = runs.start("agent", policy)
-        self.child: Run = runs.start("child", policy)  # counts for the same tree, if there is one
+        token = CURRENT.set(self.run)
+        self.child: Run = runs.start("child", policy)
+        """Counts for the same tree, if there is one."""
+        CURRENT.reset(token)
 
     def wait(self) -> None:
         """Let two seconds pass."""
