@@ -58,6 +58,7 @@ ENTRANCES = {
     "_model_stage",
     "invoke",
     "invoke_callbacks_async",
+    "_call_others",
     "_follow",
     "_let_out",
     "_pass",

@@ -7,8 +7,19 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from strands import Agent
-from strands.hooks import BeforeToolCallEvent, HookRegistry
+from hypothesis import example, given
+from hypothesis import strategies as st
+from strands import Agent, tool
+from strands.hooks import (
+    AfterModelCallEvent,
+    AfterToolCallEvent,
+    AfterToolsEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+    HookRegistry,
+    MessageAddedEvent,
+)
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
@@ -19,6 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import MakeAgent
+
+
+@tool
+def search() -> str:
+    """Search for nothing."""
+    return "nothing found"
 
 
 def runaway() -> ScriptedModel:
@@ -243,3 +260,77 @@ def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:
     result = agent("go")
     assert seen == ["asks", "also asks"]
     assert [each.name for each in result.interrupts or ()] == ["first", "second"]
+
+
+EVENTS = (
+    BeforeModelCallEvent,
+    AfterModelCallEvent,
+    MessageAddedEvent,
+    BeforeToolsEvent,
+    BeforeToolCallEvent,
+    AfterToolCallEvent,
+    AfterToolsEvent,
+)
+"""Types of events, in and against the order of registration."""
+
+INTERRUPTIBLE = (BeforeToolsEvent, BeforeToolCallEvent)
+"""Those in which a human can be asked."""
+
+HOOKS = st.lists(
+    st.tuples(
+        st.sampled_from(EVENTS),
+        st.sampled_from([-50, 0, 0, 50]),
+        st.sampled_from(["notes", "waits", "asks", "asks again", "fails", "registers"]),
+    ),
+    max_size=6,
+)
+"""Hooks of an application: of which event, in which order, and what they do."""
+
+
+def hook(seen: list[str], agent: Agent, place: int, behaviour: str) -> Any:
+    """Make a hook that notes that it was called, and does something."""
+
+    def notes(event: Any) -> None:
+        seen.append(f"{place} {type(event).__name__}")
+        if behaviour.startswith("asks") and isinstance(event, INTERRUPTIBLE):
+            event.interrupt(behaviour if behaviour == "asks again" else f"asks {place}", "?")
+        if behaviour == "fails" and len(seen) > 10:
+            raise ValueError(str(place))
+        if behaviour == "registers" and not event.should_reverse_callbacks and len(seen) < 30:
+            newcomer = hook(seen, agent, place + 100, "notes")
+            agent.hooks.add_callback(type(event), newcomer, order=(place % 3 - 1) * 50)
+
+    async def waits(event: Any) -> None:
+        await asyncio.sleep(0)
+        notes(event)
+
+    return waits if behaviour == "waits" else notes
+
+
+def heard(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
+    """Which hooks an agent of two turns calls, twice, and how it ends."""
+    seen: list[str] = []
+    model = ScriptedModel([uses("search"), says("one"), uses("search"), says("two")])
+    agent = Agent(model=model, tools=[search], callback_handler=None)
+    for place, (event, order, behaviour) in enumerate(hooks):
+        agent.hooks.add_callback(event, hook(seen, agent, place, behaviour), order=order)
+    try:
+        results = [agent("go") for _ in range(2)]
+    except Exception as error:  # noqa: BLE001  whatever it is: it is compared
+        return seen, repr(error)
+    asked = [[each.name for each in result.interrupts or ()] for result in results]
+    return seen, repr((asked, [str(each.stop_reason) for each in results]))
+
+
+@given(HOOKS)
+@example([(BeforeToolCallEvent, 0, "asks again")] * 2)
+def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> None:
+    """In the same order and number, whatever they do, with the same interrupts and errors.
+
+    But for what is registered within an event that goes against the order: that waits for the next
+    one, where Strands may call it at once, or somebody else twice.
+    """
+    disable()
+    expected = heard(hooks)
+    enable()
+    assert heard(hooks) == expected

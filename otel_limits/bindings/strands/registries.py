@@ -8,15 +8,20 @@ all events of the agent pass. What the agent's own hooks and middleware are stay
 from __future__ import annotations
 
 import functools
+import logging
+from inspect import iscoroutinefunction
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from strands.hooks import HookRegistry
+from strands.interrupt import InterruptException
 from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits.faults import note
+from otel_limits.faults import note, unfelt
+
+strands_logger: Final = logging.getLogger(HookRegistry.__module__)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -29,12 +34,17 @@ if TYPE_CHECKING:
     """What is called, by the type of the event; a failure of it is never felt."""
     Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
     """Called with what Strands does in a stage, and the context to do it with."""
+    Asked: TypeAlias = tuple[Callable[[Any], Any], bool]
+    """A hook, and whether it is a coroutine function."""
+
+NOBODY: Final[tuple[list[Any], list[Asked]]] = ([], [])
+"""Before anybody was asked."""
 
 
 class Hooks(HookRegistry):
     """Calls ours before every other hook, or after every other, so that what they said is known.
 
-    It stands in for a plain registry alone, and so answers for it where nobody else waits.
+    It stands in for a plain registry alone, and so answers for it: it calls whom that would call.
     """
 
     def __init__(self, former: HookRegistry, first: Callbacks, last: Callbacks) -> None:
@@ -44,6 +54,8 @@ class Hooks(HookRegistry):
         self._plain = HookRegistry.invoke_callbacks_async
         self._first = first
         self._last = last
+        self._asked: dict[type, tuple[list[Any], list[Asked]]] = {}
+        """By the type of the event: what was registered, and what followed from it."""
 
     async def invoke_callbacks_async(self, event: Any) -> tuple[Any, list[Interrupt]]:
         """Call whoever waits for this event."""
@@ -55,15 +67,64 @@ class Hooks(HookRegistry):
             except Exception as error:  # noqa: BLE001  the agent must not feel it
                 note("binding", error)
         # a class that was instrumented meanwhile sees what nobody waits for, too
-        unchanged = HookRegistry.invoke_callbacks_async is self._plain
-        if kind in self._registered_callbacks or not unchanged:
+        if HookRegistry.invoke_callbacks_async is not self._plain:
             event, interrupts = await super().invoke_callbacks_async(event)
+        elif kind in self._registered_callbacks:
+            interrupts = await self._call_others(event)
         if kind in self._last:
             try:
                 self._last[kind](event)
             except Exception as error:  # noqa: BLE001  the agent must not feel it
                 note("binding", error)
         return event, interrupts
+
+    async def _call_others(self, event: Any) -> list[Interrupt]:
+        """Call the agent's own hooks, and collect their interrupts, as Strands does."""
+        kind = type(event)
+        entries, (known, callbacks) = (
+            self._registered_callbacks[kind],
+            self._asked.get(kind, NOBODY),
+        )
+        if known != entries:
+            callbacks = self._ask(event) or []
+        if len(callbacks) != len(entries):  # our own fault
+            return (await super().invoke_callbacks_async(event))[1]
+        interrupts: list[Interrupt] = []
+        for callback, is_coroutine in callbacks:
+            try:
+                if is_coroutine:
+                    await callback(event)
+                else:
+                    callback(event)
+            except InterruptException as exception:  # the others are called all the same
+                add_interrupt(interrupts, exception)
+            if len(callbacks) != len(entries) and not event.should_reverse_callbacks:
+                callbacks[:] = self._ask(event) or callbacks  # what was just added is called, too
+        return interrupts
+
+    @unfelt("binding")
+    def _ask(self, event: Any) -> list[Asked]:
+        """Ask, once while they are the same, whom Strands calls in which order, and how."""
+        entries = self._registered_callbacks[type(event)].copy()
+        asked: list[Asked] = [
+            (each, iscoroutinefunction(each)) for each in self.get_callbacks_for(event)
+        ]
+        self._asked[type(event)] = entries, asked
+        return asked
+
+
+def add_interrupt(interrupts: list[Interrupt], raised: InterruptException) -> None:
+    """Keep one more interrupt.
+
+    Raises:
+        ValueError: There is one of that name; Strands has the same sentence for it.
+    """
+    name = raised.interrupt.name
+    if any(each.name == name for each in interrupts):
+        message = f"interrupt_name=<{name}> | interrupt name used more than once"
+        strands_logger.error(message)
+        raise ValueError(message) from raised
+    interrupts.append(raised.interrupt)
 
 
 class Stages(MiddlewareRegistry):
