@@ -126,7 +126,7 @@ def test_what_waits_is_counted_when_there_is_much_of_it() -> None:
     observer = PrometheusObserver(CollectorRegistry())
     for number in range(MAX_PENDING + 1):
         observer.wants[ModelCall](a_call(number))
-    assert len(observer._pending) == 1
+    assert len(observer._pending[ModelCall]) == 1
 
 
 @pytest.mark.usefixtures("faulty")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from otel_limits.facts import (
     CallKind,
@@ -70,10 +70,10 @@ DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 
 ALIKE: Final[Mapping[type, Callable[[Any], object]]] = {
-    Cycle: attrgetter("invocation.agent"),
-    Turn: attrgetter("invocation.agent"),
-    ModelCall: attrgetter("invocation.agent", "model", "kind"),
-    ToolCall: attrgetter("invocation.agent", "tool", "status"),
+    Cycle: attrgetter("invocation.id"),
+    Turn: attrgetter("invocation.id"),
+    ModelCall: attrgetter("invocation.id", "model", "kind"),
+    ToolCall: attrgetter("invocation.id", "tool", "status"),
 }
 """Facts of every turn: those that have this in common can be counted together."""
 
@@ -269,8 +269,7 @@ class CountingObserver(ABC):
 
     def _model_call(self, *facts: ModelCall) -> None:
         calls = self._calls_of(self._of(facts[0].invocation.agent), facts[0].model)
-        examples = [_exemplar(fact.invocation, fact.span_id) for fact in facts]
-        calls.kinds[facts[0].kind](len(facts), next(filter(None, reversed(examples)), None))
+        calls.kinds[facts[0].kind](len(facts), _exemplar(facts[-1].invocation, facts[-1].span_id))
         usages = [fact.usage for fact in facts]
         for series, tokens in (
             (calls.input, sum([usage.input for usage in usages])),
@@ -371,16 +370,18 @@ class CountingObserver(ABC):
 
 def _count_prices(calls: CallSeries, facts: Sequence[ModelCall]) -> None:
     """Count prices, or tokens that have none: NaN would poison the counter for ever."""
-    prices = [fact.price for fact in facts if _is_priced(fact)]
-    if prices:
-        calls.cost(sum(map(float, cast("list[Decimal]", prices))))
-    unpriced = sum([fact.usage.total for fact in facts if not _is_priced(fact)])
-    if unpriced:
-        calls.unpriced(unpriced)
+    prices = [_amount(fact.price) if fact.price is not None else None for fact in facts]
+    known = [price for price in prices if price is not None]
+    if known:
+        calls.cost(sum(known))
+    if len(known) < len(facts):
+        unknown = [fact for fact, price in zip(facts, prices, strict=True) if price is None]
+        calls.unpriced(sum([fact.usage.total for fact in unknown]))
 
 
-def _is_priced(fact: ModelCall) -> bool:
-    return fact.price is not None and fact.price.is_finite() and fact.price >= 0
+def _amount(price: Decimal) -> float | None:
+    """Return a price as what a counter can be increased by, if it can."""
+    return float(price) if price.is_finite() and price >= 0 else None
 
 
 def kept_as(name: str, label: str) -> str:

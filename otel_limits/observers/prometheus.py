@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -16,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.facts import Cycle, Dropped, Fact, ModelCall, Stop, ToolCall, Turn
+from otel_limits.facts import Dropped, Fact, ModelCall, Stop
 from otel_limits.faults import FAULTS, unfelt
 from otel_limits.names import MAX_AGENTS
 from otel_limits.observers.counting import ALIKE, CountingObserver
@@ -35,8 +36,8 @@ TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": 
 """How a series of each kind takes a value."""
 
 
-MAX_PENDING: Final = 1000
-"""Facts that wait to be counted, until they are counted whether anybody asks or not."""
+MAX_PENDING: Final = 250
+"""Model calls that wait to be counted, with what their turns had, whether anybody asks or not."""
 
 
 class Uncreated(MetricWrapperBase):
@@ -96,7 +97,8 @@ class PrometheusObserver(CountingObserver):
         self._registry = registry
         self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
-        self._pending: deque[Fact] = deque()
+        self._pending: dict[type, deque[Fact]] = {kind: deque() for kind in ALIKE}
+        self._calls = self._pending[ModelCall]
         self._lock = threading.RLock()
         if not is_shared():
             self._wait()
@@ -111,21 +113,16 @@ class PrometheusObserver(CountingObserver):
         return lambda value, exemplar=None: taker(value)  # noqa: ARG005  gauges have no exemplar
 
     def _wait(self) -> None:
-        later = self._pending.append
-        self.wants = self.wants | {
-            Cycle: later,
-            Turn: later,
-            ToolCall: later,
-            ModelCall: self._keep,
-        }
+        later = {kind: waiting.append for kind, waiting in self._pending.items()}
+        self.wants = self.wants | later | {ModelCall: self._keep}
         for metric in self._metrics.values():
             if isinstance(metric, Uncreated):  # the others show what is never kept waiting
                 metric.catch_up = self.catch_up
 
     def _keep(self, fact: ModelCall) -> None:
         """Let a model call wait; as nothing happens without one, the bound is looked at here."""
-        self._pending.append(fact)
-        if len(self._pending) >= MAX_PENDING:
+        self._calls.append(fact)
+        if len(self._calls) >= MAX_PENDING:
             self.catch_up()
 
     def catch_up(self) -> None:
@@ -139,12 +136,13 @@ class PrometheusObserver(CountingObserver):
 
     def _take_pending(self) -> Iterator[tuple[type, list[Fact]]]:
         """Take out what waits, together where it counts in the same series."""
-        alike: dict[tuple[type, object], list[Fact]] = {}
-        while self._pending:
-            fact = self._pending.popleft()
-            kind = type(fact)
-            alike.setdefault((kind, ALIKE[kind](fact)), []).append(fact)
-        return ((kind, facts) for (kind, _), facts in alike.items())
+        for kind, waiting in self._pending.items():
+            alike: dict[object, list[Fact]] = {}
+            taken = [waiting.popleft() for _ in range(len(waiting))]
+            for key, facts in groupby(taken, ALIKE[kind]):
+                alike.setdefault(key, []).extend(facts)
+            for together in alike.values():
+                yield kind, together
 
     @unfelt(component)
     def _lose(self, facts: int, error: Exception) -> None:
@@ -185,7 +183,8 @@ class PrometheusObserver(CountingObserver):
         hence the private names.
         """
         super().reset_after_fork()
-        self._pending.clear()
+        for waiting in self._pending.values():
+            waiting.clear()
         self._lock = threading.RLock()
         server, self._server = self._server, None
         if server is not None:
