@@ -14,7 +14,7 @@ from decimal import Context, Decimal, localcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.faults import unfelt
+from otel_limits.faults import note, unfelt
 from otel_limits.globs import best_match
 from otel_limits.limits import NO_COST, Usage
 from otel_limits.loops import fingerprint
@@ -159,7 +159,6 @@ class Prices:
         if self._catalogue is not None:
             self._catalogue.info("gpt-4o")
 
-    @unfelt("pricing")
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
         """USD for one model call.
 
@@ -174,13 +173,16 @@ class Prices:
         Returns:
             The exact amount, or `None` when it is unknown.
         """
-        price = self._override(model)
-        info = None
-        if price is None and self._catalogue is not None:
-            info = self._catalogue.info(model)
-        if info is not None:
-            price = price_of(info, usage, when or datetime.now(timezone.utc))
-        return price.of(usage) if price is not None else None
+        try:
+            price = self._override(model)
+            if price is None and self._catalogue is not None:
+                info = self._catalogue.info(model)
+                if info is not None:
+                    price = price_of(info, usage, when or datetime.now(timezone.utc))
+            return price.of(usage) if price is not None else None
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            note("pricing", error)
+            return None
 
     def _find_override(self, model: str) -> Price | None:
         glob = best_match(self._overrides, model)

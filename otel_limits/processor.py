@@ -8,9 +8,9 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import format_span_id
 
 from otel_limits import semconv
-from otel_limits.faults import unfelt
+from otel_limits.faults import note
 from otel_limits.limits import Usage
-from otel_limits.runs import CURRENT, Run, is_followed
+from otel_limits.runs import CURRENT, OpenCall, Run, is_followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,59 +23,58 @@ if TYPE_CHECKING:
 
 
 class LimitsSpanProcessor(SpanProcessor):
-    """Turns agent, cycle and chat spans into facts.
+    """Turns agent and cycle spans into facts, and the chat spans of other instrumentations.
 
     It never raises, never blocks and does no I/O. Only the name, the parent and the scope of a
-    span are known when Strands starts it: its attributes are set afterwards.
+    span are known when Strands starts it: its attributes are set afterwards. A model call of the
+    agent loop is booked where its response passes, which every sampler lets us see; its span says
+    under which id it can be looked up.
     """
 
     def __init__(self, runs: Runs) -> None:
         """Follow spans into `runs`."""
         self._runs = runs
 
-    @unfelt("processor")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Note the agent spans that reach us, and which run everything below them belongs to."""
-        name, span_id = span.name, span.context.span_id
-        is_ours = _is_strands(span)
-        if is_ours and name.startswith(semconv.AGENT_SPAN_PREFIX):
-            self._runs.sight(span_id)
-        elif span.parent is not None:
-            is_chat = name.startswith(semconv.MODEL_CALL_PREFIXES)
-            run = self._runs.begin_span(span_id, span.parent.span_id, is_chat=is_chat)
-            if run is not None and is_ours and name == semconv.CYCLE_SPAN:
-                run.cycle()
-            elif run is not None and is_ours and is_chat and run.call is not None:
-                run.call.span_id = format_span_id(span_id)
+        try:
+            name, span_id = span.name, span.context.span_id
+            is_ours = _is_strands(span)
+            if is_ours and name.startswith(semconv.AGENT_SPAN_PREFIX):
+                self._runs.sight(span_id)
+            elif span.parent is not None:
+                is_chat = name.startswith(semconv.MODEL_CALL_PREFIXES)
+                run = self._runs.begin_span(span_id, span.parent.span_id, is_chat=is_chat)
+                if run is not None and is_ours and name == semconv.CYCLE_SPAN:
+                    run.cycle()
+                elif run is not None and is_ours and is_chat and run.call is not None:
+                    run.call.span_id = format_span_id(span_id)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            note("processor", error)
 
-    @unfelt("processor")
     def on_end(self, span: ReadableSpan) -> None:
-        """Book the tokens of a model call's span that carries some."""
-        if span.name.startswith(semconv.MODEL_CALL_PREFIXES):
-            self._book(span)
-        self._runs.end_span(span.context.span_id)
+        """Book a model call that another instrumentation saw."""
+        try:
+            if span.name.startswith(semconv.MODEL_CALL_PREFIXES) and not _is_strands(span):
+                self._book(span)
+            self._runs.end_span(span.context.span_id)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            note("processor", error)
 
     def _book(self, span: ReadableSpan) -> None:
-        """Settle a measured call.
-
-        A span of Strands without tokens is left to the hook, which knows more. A span within that
-        of another model call is that same call, seen by another instrumentation.
-        """
+        """Settle such a call, but for one within the span of a model call: it is that same call."""
         run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
-        apart = not _is_strands(span)
-        if apart and (direct := direct_request()) is not None:
+        if (direct := direct_request()) is not None:
             run, in_chat = direct, False  # it has no span of its own that others could hang under
         if run is None or in_chat:
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
-        if usage is None or not usage.total or (apart and is_followed(run)):
+        if usage is None or not usage.total or is_followed(run):
             return
-        span_id = format_span_id(span.context.span_id)
-        call = None if apart else run.call_of_span(span_id)
-        if apart or call is not None:  # else somebody has booked it already
-            model = _model_of(attributes)
-            run.settle(usage, model=model, span_id=span_id, apart=apart, call=call)
+        call = OpenCall(_model_of(attributes) or "unknown")
+        call.span_id = format_span_id(span.context.span_id)
+        run.settle(call, usage)
 
 
 def direct_request() -> Run | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, get_
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
 from otel_limits.facts import ActionTaken, Fact, Invocation, ModelCall, Observer, Stop, ToolCall
-from otel_limits.faults import FAULTS, unfelt
+from otel_limits.faults import FAULTS, note, unfelt
 from otel_limits.limits import (
     KILLED,
     LOOP_DETECTED_STOP_REASON,
@@ -97,6 +97,7 @@ class OpenCall:
     __slots__ = (
         "counted",
         "input_estimate",
+        "is_open",
         "model",
         "provider",
         "reported",
@@ -108,13 +109,19 @@ class OpenCall:
     )
 
     def __init__(
-        self, model: str, input_estimate: int, started: float, provider: str = "unknown"
+        self,
+        model: str,
+        input_estimate: int = 0,
+        started: float | None = None,
+        provider: str = "unknown",
     ) -> None:
-        """Remember what is known before the answer comes."""
+        """Remember what is known before the answer comes, if anybody looked by then."""
         self.model = model
         self.provider = provider
         self.input_estimate = input_estimate
         self.started = started
+        self.is_open = True
+        """False once it has been booked."""
         self.span_id: str | None = None
         """Its `chat` span, as soon as that has begun."""
         self.streamed = False
@@ -158,8 +165,7 @@ class Run:
     """One live invocation: its tally, and how it is going to end.
 
     Its methods are the only way in which anything is counted. A model call is opened before it
-    goes out and is settled by whoever sees its end first, its span or its hook, so that it counts
-    once whatever reaches us.
+    goes out and settled once, by whoever sees its end first, so that it counts whatever reaches us.
     """
 
     __slots__ = (
@@ -290,43 +296,35 @@ class Run:
         self.beside.add(call)
         return call
 
-    def settle(  # noqa: PLR0913  every one is a different fact about the call
+    def settle(
         self,
-        usage: Usage | None,
+        call: OpenCall,
+        usage: Usage | None = None,
         *,
         failed: bool = False,
         aborted: bool = False,
         output_estimate: int = 0,
-        model: str | None = None,
-        span_id: str | None = None,
-        apart: bool = False,
-        call: OpenCall | None = None,
     ) -> None:
         """The end of a model call was seen: count it.
 
         Args:
+            call: The call that was opened.
             usage: What the provider reported; `None` for what was noted of the call, if anything.
             failed: The call ended without a response.
             aborted: Nobody waited for the response, so that it is billed all the same.
             output_estimate: Tokens that the response is estimated to have, if any.
-            model: Model id, where the opened call does not know it.
-            span_id: Id of its `chat` span.
-            apart: It is a call that nobody opened, seen by its span alone.
-            call: The open call that it is, unless it is the newest of the loop.
         """
-        call = call or (None if apart else self.call)
-        if usage is None and call is not None:
+        if usage is None:
             usage = call.counted
         kind = call_kind(usage, call, failed=failed)
-        billed = aborted or (call is not None and call.streamed)
+        billed = aborted or call.streamed
         estimated = kind == "unmeasured" or (kind == "failed" and billed and usage is None)
         if estimated and self.policy.unmeasured != "ignore":
-            usage = Usage(input=call.input_estimate if call else 0, output=output_estimate)
-        model = model or (call.model if call else "unknown")
+            usage = Usage(input=call.input_estimate, output=output_estimate)
         counted = usage or NO_USAGE
-        price = self._runs.price_of(model, counted)
+        price = self._runs.price_of(call.model, counted)
         source, version = NO_ORIGIN if price is None else self._runs.price_origin()
-        seconds = self._runs.now() - call.started if call else None
+        seconds = None if call.started is None else self._runs.now() - call.started
         with self._runs.lock:
             for tally in self._tallies:
                 add_call(tally, counted, price, estimated=estimated)
@@ -337,32 +335,22 @@ class Run:
             ModelCall(
                 invocation=self.invocation,
                 number=self.tally.model_calls,
-                model=model,
+                model=call.model,
                 kind=kind,
                 usage=counted,
                 estimated=estimated,
-                span_id=span_id or (call.span_id if call else None),
+                span_id=call.span_id,
                 seconds=seconds,
                 price=price,
                 price_source=source,
                 price_version=version,
-                provider=call.provider if call else "unknown",
-                reported=call.usage if call else None,
-                reported_total=call.usage_total if call else None,
+                provider=call.provider,
+                reported=call.usage,
+                reported_total=call.usage_total,
                 turn=self.tally.turns + 1,
                 iteration=self.tally.iterations + 1,
             )
         )
-
-    def has_open(self, call: OpenCall) -> bool:
-        """Tell whether a call has not been booked yet."""
-        return call is self.call or call in self.beside
-
-    def call_of_span(self, span_id: str) -> OpenCall | None:
-        """Return the open call whose `chat` span this is, or may be."""
-        if self.call is not None and self.call.span_id in (span_id, None):
-            return self.call
-        return next((each for each in tuple(self.beside) if each.span_id == span_id), None)
 
     def admit_tool(self, tool: str) -> Breach | None:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
@@ -406,11 +394,6 @@ class Run:
     def is_direct(self) -> bool:
         """True for a request without the loop: alone those that are not blind have no span."""
         return not self.blind and self.invocation.span_id is None
-
-    @property
-    def keeps_tools(self) -> bool:
-        """True when a user asked for calls to be kept with their contents."""
-        return self._runs.tool_log is not None
 
     def keep_tool(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
         """Keep a call that was answered with its contents."""
@@ -563,9 +546,9 @@ class Run:
         FAULTS.catch_up()
         self._forget_deadline()
         if self.call is not None:
-            self.settle(None, failed=True, aborted=True)
+            self.settle(self.call, failed=True, aborted=True)
         for call in tuple(self.beside):
-            self.settle(None, failed=True, aborted=True, call=call)
+            self.settle(call, failed=True, aborted=True)
 
     def _forget_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
@@ -580,10 +563,11 @@ class Run:
         self._is_timed = any(each.max_duration_seconds for each in scopes)
         self._caps_tools = any(each.max_tool_calls or each.max_calls_per_tool for each in scopes)
 
-    def _shut(self, call: OpenCall | None) -> None:
+    def _shut(self, call: OpenCall) -> None:
+        call.is_open = False
         if call is self.call:
             self.call = None
-        elif call is not None:
+        else:
             self.beside.discard(call)
 
     def _measure_time(self) -> None:
@@ -644,17 +628,17 @@ def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bo
     tally.unmeasured_calls += estimated
     if price is not None:
         tally.cost += price
-    elif usage.total:
+    elif usage.input or usage.output:
         tally.unpriced_calls += 1
 
 
-def call_kind(usage: Usage | None, call: OpenCall | None, *, failed: bool) -> facts.CallKind:
+def call_kind(usage: Usage | None, call: OpenCall, *, failed: bool) -> facts.CallKind:
     """Tell a failed, a measured, a real zero-token and an unmeasured call apart."""
     if failed:
         return "failed"
-    if usage is not None and usage.total:
+    if usage is not None and (usage.input or usage.output):
         return "measured"
-    return "zero_token" if call is not None and call.reported else "unmeasured"
+    return "zero_token" if call.reported else "unmeasured"
 
 
 CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.ContextVar(
@@ -731,10 +715,15 @@ class Runs:
             FAULTS.report("clock", error)
         return self._last_time
 
-    @unfelt("prices")
     def price_of(self, model: str, usage: Usage) -> Decimal | None:
         """USD of a model call, or `None` when nobody knows."""
-        return self.prices.price(model, usage) if self.prices and usage.total else None
+        if self.prices is None or not (usage.input or usage.output):
+            return None
+        try:
+            return self.prices.price(model, usage)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            note("prices", error)
+            return None
 
     def price_origin(self) -> tuple[str | None, str | None]:
         """Source of the prices, and its version."""
@@ -848,7 +837,8 @@ class Runs:
         run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
         with self.lock:
             if not blind and span_id:
-                self._adopt(span_id, run, in_chat=False)
+                self._by_span[span_id] = (run, False)
+                run.span_ids.add(span_id)
             self._live[identity] = run
         self._began(run, model, session_id, attributes or {})
         return run
@@ -865,7 +855,8 @@ class Runs:
             return None
         run, in_chat = owner
         with self.lock:
-            self._adopt(span_id, run, in_chat=in_chat or is_chat)
+            self._by_span[span_id] = (run, in_chat or is_chat)
+            run.span_ids.add(span_id)
         return run
 
     def end_span(self, span_id: int) -> None:
@@ -905,10 +896,6 @@ class Runs:
         if parent is not None and parent.tree is not None:
             return parent.tree
         return Tree(policy.tree, self.now()) if any(policy.tree.items()) else None
-
-    def _adopt(self, span_id: int, run: Run, *, in_chat: bool) -> None:
-        self._by_span[span_id] = (run, in_chat)
-        run.span_ids.add(span_id)
 
     @unfelt("runs")
     def _began(

@@ -60,12 +60,17 @@ ENTRANCES = {
     "invoke_callbacks_async",
     "_call_others",
     "_follow",
+    "on_start",
+    "on_end",
     "_let_out",
+    "_open_call",
+    "note_chunk",
+    "_book_end",
     "_pass",
     "_stop",
 }
-"""Functions on the way in and out, which do nothing that can fail but call the next, and the one
-that replaces the stop reason: a fault in it leaves the framework's own."""
+"""Functions on the way in and out, which do nothing that can fail but call the next or what they
+guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""
 
 
 def is_ours(frame: FrameType) -> bool:

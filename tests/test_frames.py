@@ -129,8 +129,8 @@ def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) 
     agent("go")  # what is looked up once is not looked up in the depth
     depths = Depths()
     run(agent, depths)
-    expected = {"_book_end", "_message_added", "_before_tools", "_after_tools"}
-    expected |= {"on_start", "on_end"} if source == "spans" else set()
+    expected = {"_message_added", "_before_tools", "_after_tools"}
+    expected |= {"on_start", "on_end"} if source == "spans" else {"_book_end"}
     assert expected <= set(depths.deepest)
     too_deep = {
         name: names for name, (depth, names) in depths.deepest.items() if depth > most(name)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from otel_limits.limits import Limits, Policy, Usage
 from otel_limits.loops import Call
-from otel_limits.runs import CURRENT, Run, Runs
+from otel_limits.runs import CURRENT, OpenCall, Run, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,15 +57,15 @@ def come_back(each: Invocation) -> None:
 
 STEPS: Final[dict[str, Step]] = {
     "turn": lambda each: each.run.turn(),
-    "call": lambda each: each.run.settle(USED, apart=True),
-    "unmeasured call": lambda each: each.run.settle(None, apart=True),
+    "call": lambda each: each.run.settle(OpenCall("m"), USED),
+    "unmeasured call": lambda each: each.run.settle(OpenCall("m")),
     "tool": lambda each: each.run.admit_tool("search"),
     "tool that did not run": come_back,
     "repetition": lambda each: each.run.repeat([REPEATED], None),
     "leg": lambda each: each.run.leg(),
     "recovery": lambda each: each.run.recover(),
     "more": lambda each: each.run.extend(Limits(max_turns=1, max_tool_calls=1)),
-    "child": lambda each: each.child.settle(USED, apart=True),
+    "child": lambda each: each.child.settle(OpenCall("m"), USED),
     "time": Invocation.wait,
 }
 

@@ -259,8 +259,7 @@ def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
     enable()
     for name in names:
         run = LIVE.start(name, Policy())
-        run.open_call(model, 1)
-        run.settle(otel_limits.Usage(input=1))
+        run.settle(run.open_call(model, 1), otel_limits.Usage(input=1))
         run.finish("end_turn")
     samples = exposed()
     assert sum(len(each) for each in samples.values()) > 0
@@ -274,8 +273,7 @@ def test_a_flood_of_names_is_folded() -> None:
     enable()
     for number in range(1000):
         run = LIVE.start(f"agent-{number}", Policy())
-        run.open_call(f"model-{number}", 1)
-        run.settle(otel_limits.Usage(input=1))
+        run.settle(run.open_call(f"model-{number}", 1), otel_limits.Usage(input=1))
         run.finish("end_turn")
     (tokens,) = (each for each in REGISTRY.collect() if each.name == "otel_limits_tokens")
     counted = [sample for sample in tokens.samples if sample.name.endswith("_total")]

@@ -23,8 +23,9 @@ def invoke(number: int) -> Run:
     LIVE.sight(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
     LIVE.begin_span(cycle, agent, is_chat=False)
-    run.open_call("scripted", 10)
-    run.settle(Usage(input=10, output=5), span_id=f"{cycle:016x}")
+    call = run.open_call("scripted", 10)
+    call.span_id = f"{cycle:016x}"
+    run.settle(call, Usage(input=10, output=5))
     run.turn()
     run.open_call("scripted", 25)
     return run

@@ -128,7 +128,7 @@ class Refused(InterruptException):
 class Batch:
     """The tool calls of one turn, as they come and go."""
 
-    requests: tuple[Mapping[str, Any], ...]
+    requests: list[Mapping[str, Any]]
     """Tool uses, in the order in which the model asked."""
     refusals: dict[str, Breach]
     """By tool use id."""
@@ -368,10 +368,13 @@ class Binding:
         live, message = self._newest, event.message
         if live is None or message["role"] != "assistant":
             return
-        if "usage" in (message.get("metadata") or ()):
-            _turn(event.agent, live, message)
-        else:
+        if "usage" not in (message.get("metadata") or ()):
             _perform_if_due(event.agent, live, message)
+            return
+        run = live.run
+        run.turn()
+        if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
+            _look_at_turn(event.agent, live, message)
 
     # --- tools ------------------------------------------------------------------------------------
 
@@ -417,7 +420,7 @@ class Binding:
         if run.policy.warn_at:
             write_warnings(event.agent.trace_span, run.warn())
         verdict = live.wrapping or run.judge()
-        if run.keeps_tools:
+        if self._runs.tool_log is not None:
             _keep(run, answered, halts=verdict is not None)
         if verdict is None or _ends_anyway(live, event):
             return
@@ -436,9 +439,13 @@ class Binding:
         events = next_fn(context)
         try:
             async for event in events:
-                if type(event) in MILESTONES:
+                kind = type(event)
+                if kind in MILESTONES:
                     try:
-                        halted = self._pass(agent, event)
+                        if kind is StartEventLoopEvent:
+                            self._cycle()
+                        else:
+                            halted = self._pass(agent, event)
                     except Exception as error:  # noqa: BLE001  the agent must not feel it
                         note("binding", error)
                 yield event
@@ -452,12 +459,10 @@ class Binding:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
     def _pass(self, agent: Agent, event: object) -> bool:
-        """Follow the leg past one of its milestones; True when it is the end, and our halt."""
+        """Note that the leg has its output, or its end; True when that is our halt."""
         if isinstance(event, EventLoopStopEvent):
             return bool(self._stop(agent, event))
-        if isinstance(event, StartEventLoopEvent):
-            self._cycle()
-        elif self._newest is not None:
+        if self._newest is not None:
             self._newest.has_output = True
         return False
 
@@ -533,7 +538,7 @@ def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None
     """Book a request that a provider made by itself: of that, nothing is known but the texts."""
     asked = estimate_tokens([agent.messages, prompt])
     call = run.open_beside(model_id(agent.model), asked, provider_of(type(agent.model)))
-    run.settle(None, output_estimate=estimate_tokens(output), call=call)
+    run.settle(call, output_estimate=estimate_tokens(output))
 
 
 def _canceller(
@@ -549,9 +554,8 @@ def _canceller(
     return cancel
 
 
-def _turn(agent: Agent, live: Live, message: Message) -> None:
-    """Count a response that was taken into the conversation."""
-    live.run.turn()
+def _look_at_turn(agent: Agent, live: Live, message: Message) -> None:
+    """Do what some limits ask for after each response that was taken into the conversation."""
     if live.run.policy.warn_at:
         write_warnings(agent.trace_span, live.run.warn())
     if live.run.loops is not None:
@@ -643,7 +647,10 @@ def _ends_loop(live: Live, verdict: Verdict) -> bool:
 def _let_out(live: Live, context: InvokeModelContext) -> None:
     """Raise what keeps a call from going out, if anything does."""
     try:
-        refusal = _refusal(live, context)
+        judged = live.run.judge() if live.verdict is None else None
+        if judged is live.verdict is live.against is None:
+            return
+        refusal = _refusal(live, judged, context)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         note("binding", error)
         return
@@ -652,12 +659,12 @@ def _let_out(live: Live, context: InvokeModelContext) -> None:
         raise refusal
 
 
-def _refusal(live: Live, context: InvokeModelContext) -> InterruptException | None:
+def _refusal(
+    live: Live, judged: Verdict | None, context: InvokeModelContext
+) -> InterruptException | None:
     """Return what keeps this call from going out, or `None`."""
     against, live.against = live.against, None
-    verdict = live.verdict
-    if verdict is None and (judged := live.run.judge()) is not None:
-        verdict = _unless_forced(judged, context)
+    verdict = live.verdict if judged is None else _unless_forced(judged, context)
     refusal = _objection(live, verdict, context) if verdict is not None else None
     if refusal is None and against is not None:
         refusal = _objection(live, against, context)
@@ -682,14 +689,17 @@ def _objection(
     return Refused()
 
 
-@unfelt("binding")
-def _open_call(live: Live, context: InvokeModelContext) -> OpenCall:
-    projected = context.projected_input_tokens
-    return live.run.open_call(
-        model_id(context.model),
-        estimate_tokens(context.messages) if projected is None else projected,
-        provider_of(type(context.model)),
-    )
+def _open_call(live: Live, context: InvokeModelContext) -> OpenCall | None:
+    try:
+        model, projected = context.model, context.projected_input_tokens
+        return live.run.open_call(
+            model_id(model),
+            estimate_tokens(context.messages) if projected is None else projected,
+            provider_of(type(model)),
+        )
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        note("binding", error)
+        return None
 
 
 @unfelt("binding")
@@ -742,28 +752,30 @@ async def _follow(
         await events.aclose()
 
 
-@unfelt("binding")
 def _book_end(live: Live, call: OpenCall | None, answer: ModelStopReason | None) -> None:
     """Book a call that was answered or broken off, unless its span or its failure was booked."""
     if answer is not None:
         live.overflowed = False
-    if call is None or not live.run.has_open(call):
+    if call is None or not call.is_open:
         return
-    if answer is None:
-        live.run.settle(None, failed=True, aborted=True, call=call)
-        return
-    usage = call.counted if call.reported else usage_of(answer.usage)
-    known = usage is not None and usage.total
-    estimate = 0 if known else estimate_tokens(answer.message["content"])
-    live.run.settle(usage, output_estimate=estimate, call=call)
+    try:
+        if answer is None:
+            live.run.settle(call, failed=True, aborted=True)
+            return
+        usage = call.counted if call.reported else usage_of(answer.usage)
+        known = usage is not None and (usage.input or usage.output)
+        estimate = 0 if known else estimate_tokens(answer.message["content"])
+        live.run.settle(call, usage, output_estimate=estimate)
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        note("binding", error)
 
 
 @unfelt("binding")
 def _gives_up(live: Live, call: OpenCall | None, error: Exception) -> bool:
     """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
     live.overflowed = isinstance(error, ContextWindowOverflowException)
-    if call is not None and live.run.has_open(call):
-        live.run.settle(None, failed=True, call=call)
+    if call is not None and call.is_open:
+        live.run.settle(call, failed=True)
     verdict = budget_refusal(error) or live.wrapping
     if verdict is None:
         return False

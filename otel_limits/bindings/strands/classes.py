@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import wrapt
@@ -206,17 +207,23 @@ class Watch:
 
     def _model_stream(self, original: Any) -> Any:
         # not always a function: another instrumentation may have put its own thing there
-        bind = getattr(original, "__get__", lambda _, __: original)
+        call = original if isinstance(original, FunctionType) else _as_function(original)
 
         @functools.wraps(original)
         def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
             run = CURRENT.get()
-            events = bind(model, type(model))(*args, **kwargs)
+            events = call(model, *args, **kwargs)
             if not isinstance(run, Run) or run.finished or run.call is not None:
                 return events  # nobody's, or a call that the agent loop has opened
             return follow_direct(run, model, args, events)
 
         return stream
+
+
+def _as_function(method: Any) -> Callable[..., Any]:
+    """Return what takes an object first, of whatever stands for a method of its class."""
+    bind = getattr(method, "__get__", lambda _, __: method)
+    return lambda model, *args, **kwargs: bind(model, type(model))(*args, **kwargs)
 
 
 def subclasses_of(owner: type) -> Iterator[type]:
@@ -260,8 +267,8 @@ async def follow_direct(
 @unfelt("binding")
 def _settle(run: Run, call: OpenCall, *, failed: bool) -> None:
     """Book a call that has not been booked yet."""
-    if call in run.beside:
-        run.settle(None, failed=failed, call=call)
+    if call.is_open:
+        run.settle(call, failed=failed)
 
 
 async def inside(call: OpenCall, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

@@ -34,17 +34,16 @@ OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens"
 
 def usage_of(usage: Mapping[str, Any]) -> Usage | None:
     """Return what the provider reported for a message, in the sense of `Usage`."""
-    counted = (
-        token_count(_total_prompt_tokens(usage)),  # type: ignore[arg-type]  # whatever came
-        token_count(usage.get("outputTokens")),
-    )
-    if counted[0] is None or counted[1] is None:
+    input_tokens = token_count(_total_prompt_tokens(usage))  # type: ignore[arg-type]  # whatever came
+    output_tokens = token_count(usage.get("outputTokens"))
+    if input_tokens is None or output_tokens is None:
         return None
+    read, written = usage.get("cacheReadInputTokens"), usage.get("cacheWriteInputTokens")
     return Usage(
-        input=counted[0],
-        output=counted[1],
-        cache_read=token_count(usage.get("cacheReadInputTokens", 0)) or 0,
-        cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
+        input=input_tokens,
+        output=output_tokens,
+        cache_read=(token_count(read) or 0) if read else 0,
+        cache_write=(token_count(written) or 0) if written else 0,
     )
 
 
@@ -77,28 +76,28 @@ def provider_of(model: type[object]) -> str:
     return module if package == "strands.models" else model.__qualname__
 
 
-@unfelt("binding")
 def note_chunk(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
-    """Note that the provider sent something, and whether it reported usage."""
-    if call is not None:
-        call.streamed = True
+    """Note that the provider sent something, and what it reported of usage, if it did.
+
+    What it sent is kept before anybody counts it, so that a wrong rule can be undone later.
+    """
+    if call is None:
+        return
+    call.streamed = True
+    try:
         usage = chunk["metadata"].get("usage") if "metadata" in chunk else None
-        if usage is not None:
-            _note_usage(call, usage)
+        if usage is None:
+            return
+        call.counted = counted = usage_of(usage)
+        same = counted is not None and counted.input == usage["inputTokens"]
+        call.usage = counted if same else _as_sent(usage)
+        call.usage_total = token_count(usage.get("totalTokens"))
+        call.reported = True  # from here on nobody has to look again
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        note("binding", error)
 
 
-def _note_usage(call: OpenCall, usage: Mapping[str, Any]) -> None:
-    """Keep what the provider sent, so that a wrong rule of counting can be undone later."""
-    call.counted = usage_of(usage)
-    call.usage = _reported(usage, call.counted)
-    call.usage_total = token_count(usage.get("totalTokens"))
-    call.reported = True  # from here on nobody has to look again
-
-
-def _reported(usage: Mapping[str, Any], counted: Usage | None) -> Usage:
-    """Return what the provider sent as it is: as a rule, what counts."""
-    if counted is not None and counted.input == usage["inputTokens"]:
-        return counted
+def _as_sent(usage: Mapping[str, Any]) -> Usage:
     return Usage(
         input=token_count(usage.get("inputTokens")) or 0,
         output=token_count(usage.get("outputTokens")) or 0,
@@ -129,16 +128,17 @@ def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
     return {key: str(found[key]) for key in keys if key in found}
 
 
-def tool_uses(agent: Agent, message: Message) -> tuple[Mapping[str, Any], ...]:
+def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:
     """Return the tool calls that a message asks for, but for those that an earlier leg finished."""
-    finished = _finished(agent) if agent._interrupt_state.activated else ()
-    return tuple(
-        block["toolUse"]
-        for block in message["content"]
-        if "toolUse" in block
-        and block["toolUse"]["toolUseId"] not in finished
-        and not is_output_tool(agent, block["toolUse"]["name"])
-    )
+    asked: list[Mapping[str, Any]] = [
+        block["toolUse"] for block in message["content"] if "toolUse" in block
+    ]
+    if agent._interrupt_state.activated:
+        finished = _finished(agent)
+        asked = [use for use in asked if use["toolUseId"] not in finished]
+    if agent.tool_registry.dynamic_tools:
+        asked = [use for use in asked if not is_output_tool(agent, use["name"])]
+    return asked
 
 
 def _finished(agent: Agent) -> Collection[str]:

@@ -81,10 +81,8 @@ class Hooks(HookRegistry):
     async def _call_others(self, event: Any) -> list[Interrupt]:
         """Call the agent's own hooks, and collect their interrupts, as Strands does."""
         kind = type(event)
-        entries, (known, callbacks) = (
-            self._registered_callbacks[kind],
-            self._asked.get(kind, NOBODY),
-        )
+        entries = self._registered_callbacks[kind]
+        known, callbacks = self._asked.get(kind, NOBODY)
         if known != entries:
             callbacks = self._ask(event) or []
         if len(callbacks) != len(entries):  # our own fault
@@ -150,14 +148,14 @@ class Stages(MiddlewareRegistry):
     ) -> AsyncGenerator[Any, None]:
         """Run a stage: the middleware of the agent, then ours, then Strands' own part."""
         if stage is InvokeModelStage:
-            terminal = functools.partial(self._model_stage, terminal)
+            ours = self._model_stage
         elif stage is AgentStreamStage:
-            terminal = functools.partial(self._agent_stage, terminal)
+            ours = self._agent_stage
         else:
             return self.former.invoke(stage, context, terminal)
         if MiddlewareRegistry.invoke is self._plain and not self._handlers.get(stage):
-            return terminal(context)
-        return self.former.invoke(stage, context, terminal)
+            return ours(terminal, context)
+        return self.former.invoke(stage, context, functools.partial(ours, terminal))
 
 
 def follow_stages(agent: Agent, agent_stage: Stage, model_stage: Stage) -> None:
