@@ -146,16 +146,17 @@ class Stages(MiddlewareRegistry):
         context: Any,
         terminal: MiddlewareNext[Any, Any],
     ) -> AsyncGenerator[Any, None]:
-        """Run a stage: the middleware of the agent, then ours, then Strands' own part."""
+        """Run a stage: the middleware of the agent, then ours, then Strands' own part.
+
+        What they make is passed on as it is: a plain registry lays one more generator around it.
+        """
         if stage is InvokeModelStage:
-            ours = self._model_stage
+            terminal = functools.partial(self._model_stage, terminal)
         elif stage is AgentStreamStage:
-            ours = self._agent_stage
-        else:
+            terminal = functools.partial(self._agent_stage, terminal)
+        if MiddlewareRegistry.invoke is not self._plain:
             return self.former.invoke(stage, context, terminal)
-        if MiddlewareRegistry.invoke is self._plain and not self._handlers.get(stage):
-            return ours(terminal, context)
-        return self.former.invoke(stage, context, functools.partial(ours, terminal))
+        return self.compose(stage, terminal)(context)
 
 
 def follow_stages(agent: Agent, agent_stage: Stage, model_stage: Stage) -> None:
