@@ -47,8 +47,9 @@ class LimitsSpanProcessor(SpanProcessor):
                 run = self._runs.begin_span(span_id, span.parent.span_id, is_chat=is_chat)
                 if run is not None and is_ours and name == semconv.CYCLE_SPAN:
                     run.cycle()
-                elif run is not None and is_ours and is_chat and run.call is not None:
-                    run.call.span_id = format_span_id(span_id)
+                elif run is not None and is_ours and is_chat and (call := run.call) is not None:
+                    # of several, its own is the first: that begins with it
+                    call.span_id = call.span_id or format_span_id(span_id)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("processor", error)
 

@@ -115,7 +115,7 @@ class OpenCall:
         started: float | None = None,
         provider: str = "unknown",
     ) -> None:
-        """Remember what is known before the answer comes, if anybody looked by then."""
+        """Remember what is known before the answer comes: little, where nobody saw it begin."""
         self.model = model
         self.provider = provider
         self.input_estimate = input_estimate
@@ -165,7 +165,7 @@ class Run:
     """One live invocation: its tally, and how it is going to end.
 
     Its methods are the only way in which anything is counted. A model call is opened before it
-    goes out and settled once, by whoever sees its end first, so that it counts whatever reaches us.
+    goes out and settled once, when its end is seen or else with the invocation.
     """
 
     __slots__ = (
@@ -308,7 +308,7 @@ class Run:
         """The end of a model call was seen: count it.
 
         Args:
-            call: The call that was opened.
+            call: The call; one that nobody saw begin was never opened.
             usage: What the provider reported; `None` for what was noted of the call, if anything.
             failed: The call ended without a response.
             aborted: Nobody waited for the response, so that it is billed all the same.
@@ -329,7 +329,7 @@ class Run:
             for tally in self._tallies:
                 add_call(tally, counted, price, estimated=estimated)
         self._cleared = False
-        self._shut(call)  # until here a fault leaves it open, for whoever sees its end next
+        self._shut(call)  # until here a fault leaves it open, to be settled with the invocation
         # long because every field of the fact is known here alone
         self._runs.tell(
             ModelCall(

@@ -27,6 +27,7 @@ from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
     from strands import Agent
 
     from otel_limits.testing import Answer
@@ -153,7 +154,7 @@ def test_attribute_limits_do_not_hide_tokens(
 def test_conventions_that_users_opt_into_are_understood(
     opt_in: str, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of Strands' own variants of its spans gives the same tokens, from the spans."""
+    """Each of Strands' own variants of its spans gives the same tokens, and ids of the spans."""
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opt_in)
     facts: list[Fact] = []
     enable(Limits(max_token_budget=31), observers=[facts.append])
@@ -162,6 +163,31 @@ def test_conventions_that_users_opt_into_are_understood(
     calls = [fact for fact in facts if isinstance(fact, ModelCall)]
     assert [call.usage.total for call in calls] == [15, 15, 15]
     assert all(call.span_id for call in calls)
+
+
+class Remembering(ScriptedModel):
+    """Has something of Strands ask another model while it answers, as its memory does."""
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace a request of its own, and answer."""
+        strands_tracer.get_tracer().tracer.start_span("chat").end()
+        async for event in super().stream(*args, **kwargs):
+            yield event
+
+
+def test_a_call_is_looked_up_under_its_own_span(
+    make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """Not under that of another request which Strands traces meanwhile."""
+    facts: list[Fact] = []
+    enable(observers=[facts.append])
+    make_agent(Remembering([says("done")]))("go")
+    chats = [span for span in spans.get_finished_spans() if span.name.startswith("chat")]
+    assert len(chats) == 2
+    own = min(chats, key=lambda span: span.start_time or 0)
+    assert own.context is not None
+    calls = [fact.span_id for fact in facts if isinstance(fact, ModelCall)]
+    assert calls == [trace.format_span_id(own.context.span_id)]
 
 
 def test_tokens_of_an_agents_life_are_not_summed(make_agent: MakeAgent) -> None:

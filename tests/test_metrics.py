@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from strands import tool
 
 import otel_limits
-from otel_limits import Limits, ModelCall, enable
+from otel_limits import Limits, ModelCall, ToolCall, enable
 from otel_limits.facts import Invocation, Turn
 from otel_limits.limits import Policy, Usage
 from otel_limits.observers.counting import CountingObserver
@@ -121,12 +121,14 @@ def test_a_scrape_sees_the_turn_under_way(make_agent: MakeAgent, metric: Metric)
     assert seen == [(1, 1, 10), (2, 2, 20)]
 
 
-def test_what_waits_is_counted_when_there_is_much_of_it() -> None:
+@pytest.mark.parametrize("kind", [ModelCall, ToolCall])
+def test_what_waits_is_counted_when_there_is_much_of_it(kind: type) -> None:
     """An application that nobody scrapes keeps no more of it than that."""
+    make = {ModelCall: a_call, ToolCall: a_tool_call}[kind]
     observer = PrometheusObserver(CollectorRegistry())
     for number in range(MAX_PENDING + 1):
-        observer.wants[ModelCall](a_call(number))
-    assert len(observer._pending[ModelCall]) == 1
+        observer.wants[kind](make(number))
+    assert len(observer._pending[kind]) == 1
 
 
 @pytest.mark.usefixtures("faulty")
@@ -165,6 +167,18 @@ def a_call(number: int) -> ModelCall:
         estimated=False,
         span_id=None,
         seconds=None,
+    )
+
+
+def a_tool_call(number: int) -> ToolCall:
+    """Make a tool call."""
+    return ToolCall(
+        invocation=Invocation(agent="a", id="i", root_id="i"),
+        number=number,
+        tool="search",
+        status="success",
+        seconds=None,
+        fingerprint=None,
     )
 
 

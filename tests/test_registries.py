@@ -296,7 +296,7 @@ def hook(seen: list[str], agent: Agent, place: int, behaviour: str) -> Any:
             event.interrupt(behaviour if behaviour == "asks again" else f"asks {place}", "?")
         if behaviour == "fails" and len(seen) > 10:
             raise ValueError(str(place))
-        if behaviour == "registers" and not event.should_reverse_callbacks and len(seen) < 30:
+        if behaviour == "registers" and len(seen) < 30:
             newcomer = hook(seen, agent, place + 100, "notes")
             agent.hooks.add_callback(type(event), newcomer, order=(place % 3 - 1) * 50)
 
@@ -325,11 +325,7 @@ def heard(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
 @given(HOOKS)
 @example([(BeforeToolCallEvent, 0, "asks again")] * 2)
 def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> None:
-    """In the same order and number, whatever they do, with the same interrupts and errors.
-
-    But for what is registered within an event that goes against the order: that waits for the next
-    one, where Strands may call it at once, or somebody else twice.
-    """
+    """In the same order and number, whatever they do, with the same interrupts and errors."""
     disable()
     expected = heard(hooks)
     enable()

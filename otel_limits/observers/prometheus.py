@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.facts import Dropped, Fact, ModelCall, Stop
+from otel_limits.facts import Dropped, Fact, ModelCall, Stop, ToolCall
 from otel_limits.faults import FAULTS, unfelt
 from otel_limits.names import MAX_AGENTS
 from otel_limits.observers.counting import ALIKE, CountingObserver
@@ -36,8 +37,8 @@ TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": 
 """How a series of each kind takes a value."""
 
 
-MAX_PENDING: Final = 250
-"""Model calls that wait to be counted, with what their turns had, whether anybody asks or not."""
+MAX_PENDING: Final = 1000
+"""Facts of a kind that wait to be counted, until they are counted whether anybody asks or not."""
 
 
 class Uncreated(MetricWrapperBase):
@@ -98,7 +99,6 @@ class PrometheusObserver(CountingObserver):
         self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
         self._pending: dict[type, deque[Fact]] = {kind: deque() for kind in ALIKE}
-        self._calls = self._pending[ModelCall]
         self._lock = threading.RLock()
         if not is_shared():
             self._wait()
@@ -114,15 +114,16 @@ class PrometheusObserver(CountingObserver):
 
     def _wait(self) -> None:
         later = {kind: waiting.append for kind, waiting in self._pending.items()}
-        self.wants = self.wants | later | {ModelCall: self._keep}
+        self.wants = self.wants | later | {ModelCall: self._keep, ToolCall: self._keep}
         for metric in self._metrics.values():
             if isinstance(metric, Uncreated):  # the others show what is never kept waiting
                 metric.catch_up = self.catch_up
 
-    def _keep(self, fact: ModelCall) -> None:
-        """Let a model call wait; as nothing happens without one, the bound is looked at here."""
-        self._calls.append(fact)
-        if len(self._calls) >= MAX_PENDING:
+    def _keep(self, fact: ModelCall | ToolCall) -> None:
+        """Let a call wait; as no turn that goes on is without one, the bound is looked at here."""
+        waiting = self._pending[type(fact)]
+        waiting.append(fact)
+        if len(waiting) >= MAX_PENDING:
             self.catch_up()
 
     def catch_up(self) -> None:
@@ -138,7 +139,10 @@ class PrometheusObserver(CountingObserver):
         """Take out what waits, together where it counts in the same series."""
         for kind, waiting in self._pending.items():
             alike: dict[object, list[Fact]] = {}
-            taken = [waiting.popleft() for _ in range(len(waiting))]
+            taken: list[Fact] = []
+            with suppress(IndexError):  # a signal handler that scrapes has taken the rest
+                for _ in range(len(waiting)):
+                    taken.append(waiting.popleft())  # noqa: PERF401  what was taken must not be lost
             for key, facts in groupby(taken, ALIKE[kind]):
                 alike.setdefault(key, []).extend(facts)
             for together in alike.values():

@@ -528,7 +528,10 @@ def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
     """Take hooks out of the agent's, in copies: they may be in use at this moment."""
     registered = agent.hooks._registered_callbacks
     for event, entries in list(registered.items()):
-        registered[event] = [entry for entry in entries if entry.callback not in callbacks]
+        kept = [entry for entry in entries if entry.callback not in callbacks]
+        if len(kept) == len(entries):
+            continue
+        registered[event] = kept
         if not registered[event]:
             del registered[event]
 
@@ -647,10 +650,12 @@ def _ends_loop(live: Live, verdict: Verdict) -> bool:
 def _let_out(live: Live, context: InvokeModelContext) -> None:
     """Raise what keeps a call from going out, if anything does."""
     try:
-        judged = live.run.judge() if live.verdict is None else None
-        if judged is live.verdict is live.against is None:
+        verdict = live.verdict
+        if verdict is None and (judged := live.run.judge()) is not None:
+            verdict = _unless_forced(judged, context)
+        if verdict is None and live.against is None:
             return
-        refusal = _refusal(live, judged, context)
+        refusal = _refusal(live, verdict, context)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         note("binding", error)
         return
@@ -660,11 +665,10 @@ def _let_out(live: Live, context: InvokeModelContext) -> None:
 
 
 def _refusal(
-    live: Live, judged: Verdict | None, context: InvokeModelContext
+    live: Live, verdict: Verdict | None, context: InvokeModelContext
 ) -> InterruptException | None:
-    """Return what keeps this call from going out, or `None`."""
+    """Return what a limit or a quota does to this call, or `None`."""
     against, live.against = live.against, None
-    verdict = live.verdict if judged is None else _unless_forced(judged, context)
     refusal = _objection(live, verdict, context) if verdict is not None else None
     if refusal is None and against is not None:
         refusal = _objection(live, against, context)
@@ -753,7 +757,7 @@ async def _follow(
 
 
 def _book_end(live: Live, call: OpenCall | None, answer: ModelStopReason | None) -> None:
-    """Book a call that was answered or broken off, unless its span or its failure was booked."""
+    """Book a call that was answered or broken off, unless it was booked as one that failed."""
     if answer is not None:
         live.overflowed = False
     if call is None or not call.is_open:

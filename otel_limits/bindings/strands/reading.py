@@ -77,9 +77,9 @@ def provider_of(model: type[object]) -> str:
 
 
 def note_chunk(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
-    """Note that the provider sent something, and what it reported of usage, if it did.
+    """Note that the provider sent something, and the usage that it reported, if it did.
 
-    What it sent is kept before anybody counts it, so that a wrong rule can be undone later.
+    That is kept as it was sent, too, so that a wrong rule of counting can be undone later.
     """
     if call is None:
         return

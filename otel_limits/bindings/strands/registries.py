@@ -19,7 +19,7 @@ from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits.faults import note, unfelt
+from otel_limits.faults import note
 
 strands_logger: Final = logging.getLogger(HookRegistry.__module__)
 
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     """What is called, by the type of the event; a failure of it is never felt."""
     Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
     """Called with what Strands does in a stage, and the context to do it with."""
-    Asked: TypeAlias = tuple[Callable[[Any], Any], bool]
-    """A hook, and whether it is a coroutine function."""
-
-NOBODY: Final[tuple[list[Any], list[Asked]]] = ([], [])
-"""Before anybody was asked."""
 
 
 class Hooks(HookRegistry):
@@ -54,8 +49,8 @@ class Hooks(HookRegistry):
         self._plain = HookRegistry.invoke_callbacks_async
         self._first = first
         self._last = last
-        self._asked: dict[type, tuple[list[Any], list[Asked]]] = {}
-        """By the type of the event: what was registered, and what followed from it."""
+        self._known: dict[int, tuple[object, bool]] = {}
+        """Hooks by their identity, which is theirs while they are here: is each a coroutine?"""
 
     async def invoke_callbacks_async(self, event: Any) -> tuple[Any, list[Interrupt]]:
         """Call whoever waits for this event."""
@@ -80,35 +75,20 @@ class Hooks(HookRegistry):
 
     async def _call_others(self, event: Any) -> list[Interrupt]:
         """Call the agent's own hooks, and collect their interrupts, as Strands does."""
-        kind = type(event)
-        entries = self._registered_callbacks[kind]
-        known, callbacks = self._asked.get(kind, NOBODY)
-        if known != entries:
-            callbacks = self._ask(event) or []
-        if len(callbacks) != len(entries):  # our own fault
-            return (await super().invoke_callbacks_async(event))[1]
         interrupts: list[Interrupt] = []
-        for callback, is_coroutine in callbacks:
+        callback: Any
+        for callback in self.get_callbacks_for(event):
+            known = self._known.get(id(callback))
+            if known is None:
+                known = self._known[id(callback)] = (callback, iscoroutinefunction(callback))
             try:
-                if is_coroutine:
+                if known[1]:
                     await callback(event)
                 else:
                     callback(event)
             except InterruptException as exception:  # the others are called all the same
                 add_interrupt(interrupts, exception)
-            if len(callbacks) != len(entries) and not event.should_reverse_callbacks:
-                callbacks[:] = self._ask(event) or callbacks  # what was just added is called, too
         return interrupts
-
-    @unfelt("binding")
-    def _ask(self, event: Any) -> list[Asked]:
-        """Ask, once while they are the same, whom Strands calls in which order, and how."""
-        entries = self._registered_callbacks[type(event)].copy()
-        asked: list[Asked] = [
-            (each, iscoroutinefunction(each)) for each in self.get_callbacks_for(event)
-        ]
-        self._asked[type(event)] = entries, asked
-        return asked
 
 
 def add_interrupt(interrupts: list[Interrupt], raised: InterruptException) -> None:
