@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from strands import tool
 
 import otel_limits
-from otel_limits import Limits, ModelCall, ToolCall, enable
+from otel_limits import Fact, Limits, ModelCall, ToolCall, enable
 from otel_limits.facts import Invocation, Turn
 from otel_limits.limits import Policy, Usage
 from otel_limits.observers.counting import CountingObserver
@@ -131,6 +132,23 @@ def test_what_waits_is_counted_when_there_is_much_of_it(kind: type) -> None:
     assert len(observer._pending[kind]) == 1
 
 
+def test_a_signal_handler_that_scrapes_loses_nothing() -> None:
+    """It may run on the thread that is taking out what waits."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+
+    class Interrupted(deque[Fact]):
+        def popleft(self) -> Fact:
+            fact = super().popleft()
+            observer.catch_up()
+            return fact
+
+    observer._pending[ModelCall] = Interrupted(a_call(number) for number in range(3))
+    observer.catch_up()
+    labels = {"agent": "a", "model": "m", "kind": "measured"}
+    assert registry.get_sample_value("otel_limits_model_calls_total", labels) == 3
+
+
 @pytest.mark.usefixtures("faulty")
 def test_what_cannot_be_counted_later_is_a_loss_of_that(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
@@ -156,10 +174,13 @@ def test_what_cannot_be_counted_later_is_a_loss_of_that(
     assert metric("otel_limits_turns_total", agent="tester") == 3
 
 
+AN_INVOCATION = Invocation(agent="a", id="i", root_id="i")
+
+
 def a_call(number: int) -> ModelCall:
     """Make a model call of one token."""
     return ModelCall(
-        invocation=Invocation(agent="a", id="i", root_id="i"),
+        invocation=AN_INVOCATION,
         number=number,
         model="m",
         kind="measured",
@@ -173,7 +194,7 @@ def a_call(number: int) -> ModelCall:
 def a_tool_call(number: int) -> ToolCall:
     """Make a tool call."""
     return ToolCall(
-        invocation=Invocation(agent="a", id="i", root_id="i"),
+        invocation=AN_INVOCATION,
         number=number,
         tool="search",
         status="success",

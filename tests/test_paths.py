@@ -281,6 +281,14 @@ def thinker(helper: ScriptedModel, model: ScriptedModel) -> Agent:
     return Agent(model=model, tools=[think], callback_handler=None, name="thinker")
 
 
+def test_a_request_of_a_tool_that_fails_counts_once(source: str, facts: list[Fact]) -> None:
+    """Its failure is its end: it is not booked again when its stream is closed."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel([fails(ConnectionError("gone"))], model_id="helper")
+    thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
+    assert [call.kind for call in calls(facts) if call.model == "helper"] == ["failed"]
+
+
 def test_models_that_tools_ask_at_once_are_debited(source: str, facts: list[Fact]) -> None:
     """Three tools of one turn, each with a request under way, are three requests."""
     enable(observers=[facts.append])

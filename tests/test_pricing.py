@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.limits import Usage
+from otel_limits.limits import NO_USAGE, Usage
 from otel_limits.pricing import Price, Prices, price_of
+from otel_limits.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +68,14 @@ def test_a_price_is_exact(parts: dict[str, Decimal], expected: str) -> None:
 def test_parts_that_exceed_the_whole_have_no_price() -> None:
     """More cached tokens than input is a report that nobody can price."""
     assert Prices({"gpt": GPT}).price("gpt", Usage(input=10, cache_read=11)) is None
+
+
+def test_a_call_without_tokens_has_no_price() -> None:
+    """Not even that of the request: it may have failed, and nobody knows what is billed then."""
+    runs = Runs()
+    runs.prices = Prices({"gpt": Price(input=Decimal(1), output=Decimal(1), request=Decimal(1))})
+    assert runs.price_of("gpt", NO_USAGE) is None
+    assert runs.price_of("gpt", Usage(output=1)) is not None
 
 
 def test_the_decimal_context_of_the_application_does_not_matter() -> None:

@@ -262,6 +262,23 @@ def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:
     assert [each.name for each in result.interrupts or ()] == ["first", "second"]
 
 
+def test_a_hook_that_is_added_after_a_disable_in_the_same_event_is_called(
+    make_agent: MakeAgent,
+) -> None:
+    """What is taken away then leaves the lists that have none of ours."""
+    enable(Limits(max_turns=2))
+    agent, seen = make_agent(ScriptedModel([says("done")])), []
+
+    def first(event: BeforeModelCallEvent) -> None:
+        seen.append("first")
+        disable()
+        event.agent.hooks.add_callback(BeforeModelCallEvent, lambda _: seen.append("added"))
+
+    agent.hooks.add_callback(BeforeModelCallEvent, first)
+    agent("go")
+    assert seen == ["first", "added"]
+
+
 EVENTS = (
     BeforeModelCallEvent,
     AfterModelCallEvent,

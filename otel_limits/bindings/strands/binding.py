@@ -439,13 +439,9 @@ class Binding:
         events = next_fn(context)
         try:
             async for event in events:
-                kind = type(event)
-                if kind in MILESTONES:
+                if type(event) in MILESTONES:
                     try:
-                        if kind is StartEventLoopEvent:
-                            self._cycle()
-                        else:
-                            halted = self._pass(agent, event)
+                        halted = self._pass(agent, event)
                     except Exception as error:  # noqa: BLE001  the agent must not feel it
                         note("binding", error)
                 yield event
@@ -459,10 +455,12 @@ class Binding:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
     def _pass(self, agent: Agent, event: object) -> bool:
-        """Note that the leg has its output, or its end; True when that is our halt."""
+        """Follow the leg past one of its milestones; True when it is the end, and our halt."""
         if isinstance(event, EventLoopStopEvent):
             return bool(self._stop(agent, event))
-        if self._newest is not None:
+        if isinstance(event, StartEventLoopEvent):
+            self._cycle()
+        elif self._newest is not None:
             self._newest.has_output = True
         return False
 
@@ -530,9 +528,10 @@ def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
     for event, entries in list(registered.items()):
         kept = [entry for entry in entries if entry.callback not in callbacks]
         if len(kept) == len(entries):
-            continue
-        registered[event] = kept
-        if not registered[event]:
+            continue  # none of ours: the list stays what others may be going through
+        if kept:
+            registered[event] = kept
+        else:
             del registered[event]
 
 

@@ -21,8 +21,6 @@ from strands.middleware._registry import MiddlewareRegistry
 
 from otel_limits.faults import note
 
-strands_logger: Final = logging.getLogger(HookRegistry.__module__)
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     """What is called, by the type of the event; a failure of it is never felt."""
     Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
     """Called with what Strands does in a stage, and the context to do it with."""
+
+strands_logger: Final = logging.getLogger(HookRegistry.__module__)
 
 
 class Hooks(HookRegistry):
