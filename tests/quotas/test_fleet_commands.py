@@ -340,12 +340,17 @@ def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
 
 
 def test_a_kill_leaves_the_next_invocation_alone(
-    hold: Hold, make_agent: MakeAgent, server: Server, run: Run
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also in a process that begins to listen later."""
     hold({}, server.url)
     eventually(listening(server))
     run("kill", "--agent", "*")
+    eventually(lambda: "told to end agents" in caplog.text)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
     otel_limits.disable()
