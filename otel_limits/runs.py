@@ -94,19 +94,19 @@ Told: TypeAlias = tuple[Observer, Callable[[Any], None]]
 class OpenCall:
     """A model call whose end has not been seen yet."""
 
-    __slots__ = (
-        "counted",
-        "input_estimate",
-        "is_open",
-        "model",
-        "provider",
-        "reported",
-        "span_id",
-        "started",
-        "streamed",
-        "usage",
-        "usage_total",
-    )
+    is_open = True
+    """False once it has been booked."""
+    span_id: str | None = None
+    """Its `chat` span, as soon as that has begun."""
+    streamed = False
+    """True when the provider sent something, so that it will bill the input."""
+    reported = False
+    """True when the provider sent usage, be it zero."""
+    usage: Usage | None = None
+    """What the provider sent, before anybody folded cached tokens into anything."""
+    usage_total: int | None = None
+    counted: Usage | None = None
+    """The same as it counts, cached tokens in the input; `None` when it cannot be used."""
 
     def __init__(
         self,
@@ -120,19 +120,6 @@ class OpenCall:
         self.provider = provider
         self.input_estimate = input_estimate
         self.started = started
-        self.is_open = True
-        """False once it has been booked."""
-        self.span_id: str | None = None
-        """Its `chat` span, as soon as that has begun."""
-        self.streamed = False
-        """True when the provider sent something, so that it will bill the input."""
-        self.reported = False
-        """True when the provider sent usage, be it zero."""
-        self.usage: Usage | None = None
-        """What the provider sent, before anybody folded cached tokens into anything."""
-        self.usage_total: int | None = None
-        self.counted: Usage | None = None
-        """The same as it counts, cached tokens in the input; `None` when it cannot be used."""
 
 
 class Tree:
@@ -317,10 +304,12 @@ class Run:
         if usage is None:
             usage = call.counted
         kind = call_kind(usage, call, failed=failed)
-        billed = aborted or call.streamed
-        estimated = kind == "unmeasured" or (kind == "failed" and billed and usage is None)
-        if estimated and self.policy.unmeasured != "ignore":
-            usage = Usage(input=call.input_estimate, output=output_estimate)
+        estimated = False
+        if kind != "measured":
+            billed = usage is None and (aborted or call.streamed)
+            estimated = kind == "unmeasured" or (kind == "failed" and billed)
+            if estimated and self.policy.unmeasured != "ignore":
+                usage = Usage(input=call.input_estimate, output=output_estimate)
         counted = usage or NO_USAGE
         price = self._runs.price_of(call.model, counted)
         source, version = NO_ORIGIN if price is None else self._runs.price_origin()
@@ -439,7 +428,9 @@ class Run:
         """Every limit that was reached, of the invocation and of its budget tree."""
         if self._is_timed:
             self._measure_time()
-        breaches = self.policy.breaches(self.tally) + tuple(self._refusals.values())
+        breaches = self.policy.breaches(self.tally)
+        if self._refusals:
+            breaches += tuple(self._refusals.values())
         if self.tree is not None:
             breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
         return breaches

@@ -48,7 +48,7 @@ from otel_limits.bindings.strands.reading import (
     identity_of,
     model_id,
     note_chat_span,
-    note_chunk,
+    note_usage,
     provider_of,
     request_of,
     status_of,
@@ -124,18 +124,21 @@ class Refused(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
-@dataclass(slots=True)
 class Batch:
     """The tool calls of one turn, as they come and go."""
 
-    requests: list[Mapping[str, Any]]
-    """Tool uses, in the order in which the model asked."""
-    refusals: dict[str, Breach]
-    """By tool use id."""
-    results: dict[str, AfterToolCallEvent]
-    """The final attempt of each, by tool use id."""
-    denied: bool = False
-    """True when a hook denied them all: none was admitted."""
+    __slots__ = ("denied", "refusals", "requests", "results")
+
+    def __init__(self, requests: list[Mapping[str, Any]], denied: bool) -> None:  # noqa: FBT001
+        """Begin with none of them done."""
+        self.requests = requests
+        """Tool uses, in the order in which the model asked."""
+        self.denied = denied
+        """True when a hook denied them all: none was admitted."""
+        self.refusals: dict[str, Breach] = {}
+        """By tool use id."""
+        self.results: dict[str, AfterToolCallEvent] = {}
+        """The final attempt of each, by tool use id."""
 
 
 @dataclass(slots=True)
@@ -187,6 +190,10 @@ class Binding:
         """The last of the live ones: there are more where an agent is used re-entrantly."""
         self._further: list[Hooks] = []
         """Hooks that were attached when they were needed."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Binding:
+        """Copy nothing that is live: what an agent's hooks are copied for is another agent."""
+        return Binding(self._runs, self._policy)
 
     # --- what is attached -------------------------------------------------------------------------
 
@@ -387,12 +394,15 @@ class Binding:
         if live.wrapping is not None:
             event.cancel = f"Not run: {why(live.wrapping)}."
             return
-        live.batch = Batch(tool_uses(event.agent, event.message), {}, {}, bool(event.cancel))
-        for request in live.batch.requests if not event.cancel else ():
-            breach = live.run.admit_tool(request["name"])
+        run, denied = live.run, bool(event.cancel)
+        live.batch = batch = Batch(tool_uses(event.agent, event.message), denied)
+        if denied:
+            return
+        for request in batch.requests:
+            breach = run.admit_tool(request["name"])
             if breach is not None:
-                live.batch.refusals[request["toolUseId"]] = breach
-        if live.batch.refusals:
+                batch.refusals[request["toolUseId"]] = breach
+        if batch.refusals:
             self._attach_also(event.agent, self._tool_hooks())
 
     @unfelt("binding")
@@ -456,24 +466,20 @@ class Binding:
 
     def _pass(self, agent: Agent, event: object) -> bool:
         """Follow the leg past one of its milestones; True when it is the end, and our halt."""
-        if isinstance(event, EventLoopStopEvent):
-            return bool(self._stop(agent, event))
-        if isinstance(event, StartEventLoopEvent):
-            self._cycle()
-        elif self._newest is not None:
-            self._newest.has_output = True
-        return False
-
-    def _cycle(self) -> None:
-        """A cycle begins; after an overflow that nobody retried, it is the recovery."""
         live = self._newest
         if live is None:
-            return
-        if live.overflowed:
+            return False
+        if isinstance(event, EventLoopStopEvent):
+            return bool(self._stop(agent, event))
+        if isinstance(event, StructuredOutputEvent):
+            live.has_output = True
+            return False
+        if live.overflowed:  # a cycle after an overflow that nobody retried is the recovery
             live.overflowed = False
             live.run.recover()
         if live.run.blind:
             live.run.cycle()
+        return False
 
     @unfelt("binding")
     def _stop(self, agent: Agent, event: EventLoopStopEvent) -> bool:
@@ -580,14 +586,15 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
         return []
     answered, calls = [], []
     for request in batch.requests:
-        if request["toolUseId"] in batch.refusals:
+        if batch.refusals and request["toolUseId"] in batch.refusals:
             run.tool_called(request["name"], "refused", None, None)
         elif (answer := _answer_to(request, run, batch, event)) is not None:
             use, result, seconds = answer
             answered.append(answer)
+            identity = None
             if run.loops is not None:
                 calls.append(call_of(run, use, result))
-            identity = identity_of(calls[-1]) if calls else None
+                identity = identity_of(calls[-1])
             run.tool_called(use["name"], status_of(result), seconds, identity)
     if run.loops is not None and event.message["content"]:  # or all of it waits for a human
         run.repeat(calls, live.text)
@@ -731,17 +738,18 @@ async def _follow(
     if live.wrapping is not None or live.run.policy.tell_model:
         context = _with_notes(live, context) or context
     events = next_fn(context)
+    silent = True
     try:
         async for event in events:
             kind = type(event)
             # Of the many chunks, the first and that with the usage say all that there is to note.
             if kind is ModelStreamChunkEvent:
-                if call is not None and not call.streamed:
-                    call.streamed = True
+                if silent and call is not None:
+                    silent, call.streamed = False, True
                     if live.run.blind and live.run.invocation.span_id:
                         note_chat_span(live.run)  # a call has a span where its agent has one
                 if "metadata" in (chunk := event["event"]):
-                    note_chunk(call, chunk)
+                    note_usage(call, chunk["metadata"])
             elif kind is ModelStopReason:
                 answer = event
             yield event

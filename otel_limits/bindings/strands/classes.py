@@ -241,7 +241,7 @@ async def follow_direct(
     from otel_limits.bindings.strands.reading import (
         estimate_tokens,
         model_id,
-        note_chunk,
+        note_usage,
         provider_of,
     )
 
@@ -253,7 +253,9 @@ async def follow_direct(
     call = run.open_beside(model_id(model), asked, provider_of(model.__class__))
     try:
         async for chunk in inside(call, events):
-            note_chunk(call, chunk)
+            call.streamed = True
+            if isinstance(chunk, dict) and "metadata" in chunk:
+                note_usage(call, chunk["metadata"])
             yield chunk
     except Exception:
         _settle(run, call, failed=True)

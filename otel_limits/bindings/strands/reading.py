@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from strands.hooks import AfterToolsEvent, BeforeModelCallEvent
     from strands.types.content import Message
 
+DICTIONARIES: Final = (dict, Mapping)
+"""The first is as good as always what there is: asking for the second takes ten times as long."""
+
 MODEL_CLASSES: Final = 32
 """Classes of models whose provider is remembered."""
 
@@ -39,11 +42,13 @@ def usage_of(usage: Mapping[str, Any]) -> Usage | None:
     if input_tokens is None or output_tokens is None:
         return None
     read, written = usage.get("cacheReadInputTokens"), usage.get("cacheWriteInputTokens")
+    if not read and not written:
+        return Usage(input=input_tokens, output=output_tokens)
     return Usage(
         input=input_tokens,
         output=output_tokens,
-        cache_read=(token_count(read) or 0) if read else 0,
-        cache_write=(token_count(written) or 0) if written else 0,
+        cache_read=token_count(read) or 0,
+        cache_write=token_count(written) or 0,
     )
 
 
@@ -61,8 +66,7 @@ def model_id(model: object) -> str:
     """Return the id under which the provider knows a model, or `unknown`."""
     try:
         config = getattr(model, "config", None)
-        # a dict, as good as always: asking whether it is a `Mapping` takes ten times as long
-        known = config.get("model_id") if isinstance(config, (dict, Mapping)) else None
+        known = config.get("model_id") if isinstance(config, DICTIONARIES) else None
     except Exception as error:  # noqa: BLE001  a model may be anything
         note("binding", error)
         return "unknown"
@@ -76,17 +80,14 @@ def provider_of(model: type[object]) -> str:
     return module if package == "strands.models" else model.__qualname__
 
 
-def note_chunk(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
-    """Note that the provider sent something, and the usage that it reported, if it did.
+def note_usage(call: OpenCall | None, metadata: Mapping[str, Any]) -> None:
+    """Note the usage that the provider reported, if it did.
 
     That is kept as it was sent, too, so that a wrong rule of counting can be undone later.
     """
-    if call is None:
-        return
-    call.streamed = True
     try:
-        usage = chunk["metadata"].get("usage") if "metadata" in chunk else None
-        if usage is None:
+        usage = metadata.get("usage")
+        if call is None or usage is None:
             return
         call.counted = counted = usage_of(usage)
         same = counted is not None and counted.input == usage["inputTokens"]

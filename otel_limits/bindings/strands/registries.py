@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from inspect import iscoroutinefunction
+from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -22,7 +23,7 @@ from strands.middleware._registry import MiddlewareRegistry
 from otel_limits.faults import note
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
     from strands.agent.agent import Agent
     from strands.interrupt import Interrupt
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     """What is called, by the type of the event; a failure of it is never felt."""
     Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
     """Called with what Strands does in a stage, and the context to do it with."""
+
+CALLBACK: Final = attrgetter("callback")
 
 strands_logger: Final = logging.getLogger(HookRegistry.__module__)
 
@@ -53,7 +56,7 @@ class Hooks(HookRegistry):
         """Hooks by their identity, which is theirs while they are here: is each a coroutine?"""
 
     async def invoke_callbacks_async(self, event: Any) -> tuple[Any, list[Interrupt]]:
-        """Call whoever waits for this event."""
+        """Call whoever waits for this event, and collect interrupts, as Strands does."""
         kind = type(event)
         interrupts: list[Interrupt] = []
         if kind in self._first:
@@ -65,7 +68,15 @@ class Hooks(HookRegistry):
         if HookRegistry.invoke_callbacks_async is not self._plain:
             event, interrupts = await super().invoke_callbacks_async(event)
         elif kind in self._registered_callbacks:
-            interrupts = await self._call_others(event)
+            for callback in self._in_order(event):
+                known = self._known.get(id(callback)) or self._learn(callback)
+                try:
+                    if known[1]:
+                        await callback(event)
+                    else:
+                        callback(event)
+                except InterruptException as exception:  # the others are called all the same
+                    add_interrupt(interrupts, exception)
         if kind in self._last:
             try:
                 self._last[kind](event)
@@ -73,22 +84,22 @@ class Hooks(HookRegistry):
                 note("binding", error)
         return event, interrupts
 
-    async def _call_others(self, event: Any) -> list[Interrupt]:
-        """Call the agent's own hooks, and collect their interrupts, as Strands does."""
-        interrupts: list[Interrupt] = []
-        callback: Any
-        for callback in self.get_callbacks_for(event):
-            known = self._known.get(id(callback))
-            if known is None:
-                known = self._known[id(callback)] = (callback, iscoroutinefunction(callback))
-            try:
-                if known[1]:
-                    await callback(event)
-                else:
-                    callback(event)
-            except InterruptException as exception:  # the others are called all the same
-                add_interrupt(interrupts, exception)
-        return interrupts
+    def _in_order(self, event: Any) -> Iterable[Callable[[Any], Any]]:
+        """Return the hooks as Strands does, those that are added meanwhile where it sees them.
+
+        Its own generator is made where it decides more than that: most events have one hook.
+        """
+        hooks = self._registered_callbacks[type(event)]
+        if not event.should_reverse_callbacks:
+            return map(CALLBACK, hooks)
+        if len(hooks) == 1:
+            return (hooks[0].callback,)
+        return self.get_callbacks_for(event)
+
+    def _learn(self, callback: object) -> tuple[object, bool]:
+        """Remember whether a hook is a coroutine function."""
+        known = self._known[id(callback)] = (callback, iscoroutinefunction(callback))
+        return known
 
 
 def add_interrupt(interrupts: list[Interrupt], raised: InterruptException) -> None:
