@@ -23,7 +23,7 @@ from strands.hooks import (
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits import Fact, Limits, ModelCall, disable, enable
+from otel_limits import Fact, Limits, ModelCall, ToolCall, disable, enable
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -238,6 +238,75 @@ def test_a_copy_of_an_agent_has_registries_of_its_own(make_agent: MakeAgent) -> 
     disable()
     assert [each.hooks for each in (agent, other)] == [hooks] * 2
     assert [each._middleware_registry for each in (agent, other)] == [middleware] * 2
+
+
+def new_hooks(agent: Agent, _: MakeAgent) -> None:
+    """Give the agent hooks that are as Strands makes them."""
+    agent.hooks = HookRegistry()
+
+
+def copied_hooks(agent: Agent, _: MakeAgent) -> None:
+    """Give the agent a copy of its hooks."""
+    agent.hooks = copy.deepcopy(agent.hooks)
+
+
+def hooks_of_another(agent: Agent, make_agent: MakeAgent) -> None:
+    """Give the agent the hooks of one that is limited, too."""
+    other = make_agent(runaway())
+    other("go")
+    agent.hooks = other.hooks
+
+
+def hooks_around(agent: Agent, _: MakeAgent) -> None:
+    """Put hooks of the application around those of the agent."""
+    inner, agent.hooks = agent.hooks, Own(agent.hooks._registered_callbacks)
+    agent.hooks.invoke_callbacks_async = inner.invoke_callbacks_async  # type: ignore[method-assign]
+
+
+def new_middleware(agent: Agent, _: MakeAgent) -> None:
+    """Give the agent middleware that is as Strands makes it."""
+    agent._middleware_registry = MiddlewareRegistry()
+
+
+def middleware_around(agent: Agent, _: MakeAgent) -> None:
+    """Put middleware of the application around that of the agent."""
+    inner, agent._middleware_registry = agent._middleware_registry, MiddlewareRegistry()
+    agent._middleware_registry.invoke = inner.invoke  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        new_hooks,
+        copied_hooks,
+        hooks_of_another,
+        hooks_around,
+        new_middleware,
+        middleware_around,
+    ],
+)
+def test_an_agent_that_is_given_other_registries_stays_limited(
+    change: Callable[[Agent, MakeAgent], None], make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """From its next invocation on, and nothing is counted twice."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    agent = make_agent(runaway())
+    agent("go")
+    change(agent, make_agent)
+    facts.clear()
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert counted(facts) == [("measured", 15)] * 2
+    assert [fact.status for fact in facts if isinstance(fact, ToolCall)] == ["success"] * 2
+
+
+@pytest.mark.parametrize("limits", [Limits(max_turns=2), Limits(max_turns=2, max_tool_calls=1)])
+def test_registries_can_be_copied(limits: Limits, make_agent: MakeAgent) -> None:
+    """The copies are Strands' own, also of an agent of which a tool was refused."""
+    enable(limits)
+    agent = make_agent(runaway())
+    agent("go")
+    assert type(copy.deepcopy(agent.hooks)) is HookRegistry
+    assert type(copy.deepcopy(agent._middleware_registry)) is MiddlewareRegistry
 
 
 def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:

@@ -56,7 +56,12 @@ from otel_limits.bindings.strands.reading import (
     tool_uses,
     usage_of,
 )
-from otel_limits.bindings.strands.registries import follow_stages, hear_hooks, step_back
+from otel_limits.bindings.strands.registries import (
+    fall_silent,
+    follow_stages,
+    hear_hooks,
+    step_back,
+)
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.errors import LimitReachedError, limit_reached
 from otel_limits.faults import FAULTS, note, unfelt, unfelt_async
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
 
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
+    from strands.hooks import HookRegistry
     from strands.middleware import InvokeModelContext, MiddlewareNext
     from strands.middleware._agent_stream import AgentStreamContext
     from strands.types.content import Message
@@ -188,6 +194,8 @@ class Binding:
         self._live: list[Live] = []
         self._newest: Live | None = None
         """The last of the live ones: there are more where an agent is used re-entrantly."""
+        self._registries: tuple[Any, Any] = (None, None)
+        """The agent's hooks and middleware, with ours: an application may give it others."""
         self._further: list[Hooks] = []
         """Hooks that were attached when they were needed."""
 
@@ -207,7 +215,8 @@ class Binding:
         )
 
     def attach(self, agent: Agent) -> None:
-        """Be told what `agent` does, and follow both of its stages."""
+        """Be told what `agent` does, and follow both of its stages, as its registries are now."""
+        self._withdraw()
         first: Callbacks = {
             BeforeInvocationEvent: self._before_leg,
             MessageAddedEvent: self._message_added,
@@ -221,6 +230,15 @@ class Binding:
         if not hear_hooks(agent, first, last):
             self._attach_also(agent, (*_hooks_of(first, HookOrder.SDK_FIRST), *_hooks_of(last)))
         follow_stages(agent, self._agent_stage, self._model_stage)
+        self._registries = (agent.hooks, agent._middleware_registry)
+
+    def _withdraw(self) -> None:
+        """Say nothing more in the registries that the agent had until now."""
+        hooks, stages = self._registries
+        if hooks is not None:
+            _remove(hooks, [callback for each in self._further for _, callback, _ in each])
+            self._further.clear()
+        fall_silent(hooks, stages)
 
     def _attach_also(self, agent: Agent, hooks: Hooks) -> None:
         """Add hooks that few agents ever need: each one costs every agent that has it."""
@@ -232,7 +250,7 @@ class Binding:
         """Take away what `attach` added, and nothing else; what is live is followed no further."""
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
-        _remove(agent, [callback for hooks in self._further for _, callback, _ in hooks])
+        _remove(agent.hooks, [callback for hooks in self._further for _, callback, _ in hooks])
         self._further.clear()
         step_back(agent)
 
@@ -253,6 +271,9 @@ class Binding:
                 self._begin(agent, trace.INVALID_SPAN, direct=direct)
 
     def _begin(self, agent: Agent, span: trace.Span, *, direct: bool) -> None:
+        hooks, stages = self._registries
+        if agent.hooks is not hooks or agent._middleware_registry is not stages:
+            self.attach(agent)
         context = span.get_span_context()
         answer = answer_of(agent)
         policy = self._policy(agent.name)
@@ -528,9 +549,9 @@ def _add(agent: Agent, hooks: Hooks) -> None:
         agent.hooks.add_callback(cast("Any", event), callback, order=order)
 
 
-def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
-    """Take hooks out of the agent's, in copies: they may be in use at this moment."""
-    registered = agent.hooks._registered_callbacks
+def _remove(registry: HookRegistry, callbacks: Sequence[Callable[..., Any]]) -> None:
+    """Take hooks out of an agent's, in copies: they may be in use at this moment."""
+    registered = registry._registered_callbacks
     for event, entries in list(registered.items()):
         kept = [entry for entry in entries if entry.callback not in callbacks]
         if len(kept) == len(entries):

@@ -7,6 +7,7 @@ all events of the agent pass. What the agent's own hooks and middleware are stay
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from inspect import iscoroutinefunction
@@ -84,6 +85,14 @@ class Hooks(HookRegistry):
                 note("binding", error)
         return event, interrupts
 
+    def fall_silent(self) -> None:
+        """Call only the agent's own from now on."""
+        self._first = self._last = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HookRegistry:
+        """Be copied as what it stands for: the copy is nobody's yet."""
+        return copy.deepcopy(self.former, memo)
+
     def _in_order(self, event: Any) -> Iterable[Callable[[Any], Any]]:
         """Return the hooks as Strands does, those that are added meanwhile where it sees them.
 
@@ -149,6 +158,19 @@ class Stages(MiddlewareRegistry):
             return self.former.invoke(stage, context, terminal)
         return self.compose(stage, terminal)(context)
 
+    def fall_silent(self) -> None:
+        """Run only what is the agent's own from now on."""
+        self._agent_stage = self._model_stage = run_next
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MiddlewareRegistry:
+        """Be copied as what it stands for: the copy is nobody's yet."""
+        return copy.deepcopy(self.former, memo)
+
+
+def run_next(next_fn: MiddlewareNext[Any, Any], context: Any) -> AsyncGenerator[Any, None]:
+    """Do what Strands does in a stage, and nothing else."""
+    return next_fn(context)
+
 
 def follow_stages(agent: Agent, agent_stage: Stage, model_stage: Stage) -> None:
     """Have both stages called for `agent` from now on."""
@@ -167,6 +189,13 @@ def hear_hooks(agent: Agent, first: Callbacks, last: Callbacks) -> bool:
         return False
     agent.hooks = Hooks(cast("HookRegistry", former), first, last)
     return True
+
+
+def fall_silent(*registries: object) -> None:
+    """Have what stood in for registries call nobody but the agent's own, wherever it is now."""
+    for registry in registries:
+        if isinstance(registry, (Hooks, Stages)):
+            registry.fall_silent()
 
 
 def step_back(agent: Agent) -> None:
