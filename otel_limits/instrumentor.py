@@ -41,7 +41,7 @@ from otel_limits.provider import Attachment
 from otel_limits.runs import LIVE, kill
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from opentelemetry._logs import LoggerProvider
     from opentelemetry.metrics import MeterProvider
@@ -146,11 +146,11 @@ class Switch:
             raise ConfigurationError(mistakes)
         with self._lock:
             self._start(self._settings or reading.settings)
-            self._own.add(agent)
             former = self._bindings.pop(agent, None)
             if former is not None:
                 former.detach(agent)
-            self._bind(agent, limits, action, tree)
+            own = functools.partial(self.policy, limits=limits, action=action, tree=tree)
+            self._bind(agent, own)
 
     def provide_when_missing(self) -> None:
         """Set a tracer provider when an agent is first called and the program has set none."""
@@ -358,33 +358,39 @@ class Switch:
     def binding_of(self, agent: Agent) -> Binding | None:
         """Return the agent's binding, made on first use while otel-limits is on."""
         binding = self._bindings.get(agent)
-        if binding is not None or self._settings is None:
+        if binding is not None:
             return binding
+        policy = self._policy_of_copied(agent)
+        if policy is None and self._settings is None:
+            return None
         bind = unfelt("binding")(self._bind)
         with self._lock:
             return (
                 self._bindings.get(agent)
-                or bind(agent, NO_LIMITS, None)
-                or bind(agent, NO_LIMITS, None)  # a fault must not leave it without its limits
+                or bind(agent, policy)
+                or bind(agent, policy)  # a fault must not leave it without its limits
             )
 
-    def _bind(
-        self,
-        agent: Agent,
-        limits: Limits = NO_LIMITS,
-        action: Action | None = None,
-        tree: Limits = NO_LIMITS,
-    ) -> Binding:
+    @unfelt("binding")
+    def _policy_of_copied(self, agent: Agent) -> Callable[[str], Policy] | None:
+        """Return the own limits of the agent that this one is a copy of, if it is one."""
+        from otel_limits.bindings.strands.binding import Binding
+        from otel_limits.bindings.strands.registries import follower_of
+
+        follower = follower_of(agent)
+        return follower.policy if isinstance(follower, Binding) and follower.is_own else None
+
+    def _bind(self, agent: Agent, own: Callable[[str], Policy] | None = None) -> Binding:
         from otel_limits.bindings.strands.binding import Binding
 
-        binding = Binding(
-            LIVE, functools.partial(self.policy, limits=limits, action=action, tree=tree)
-        )
+        binding = Binding(LIVE, own or self.policy, is_own=own is not None)
         try:
             binding.attach(agent)
         except Exception:
             binding.detach(agent)
             raise
+        if own is not None:
+            self._own.add(agent)
         self._bindings[agent] = binding
         return binding
 

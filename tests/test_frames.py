@@ -76,7 +76,7 @@ class Depths:
             self.deepest[name] = (len(names), names)
 
 
-PASSAGES = {"_follow", "_agent_stage", "invoke", "invoke_callbacks_async", "_call_others"}
+PASSAGES = {"_follow", "agent_stage", "invoke", "invoke_callbacks_async"}
 """What of ours stands between Strands and the rest, and is gone through at every event."""
 
 AROUND = {"start", "end", "stream"}

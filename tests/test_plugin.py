@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -418,3 +419,21 @@ def test_the_plugin_is_imported_when_it_is_asked_for() -> None:
     assert otel_limits.LimitsPlugin is LimitsPlugin
     with pytest.raises(AttributeError, match="has no attribute 'Plugin'"):
         _ = otel_limits.Plugin
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("everywhere", [None, Limits(max_turns=9)])
+def test_a_copy_of_an_agent_keeps_its_own_limits(
+    everywhere: Limits | None, make_agent: MakeAgent
+) -> None:
+    """Over those of all agents, and also when the original is gone."""
+    if everywhere is not None:
+        enable(everywhere)
+    original = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=3))])
+    copied = copy.copy(original)
+    assert [calls(original), calls(copied)] == [3, 3]
+    del original
+    gc.collect()
+    assert calls(copy.copy(copied)) == 3

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import functools
+import gc
+import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from strands import Agent, tool
 from strands.hooks import (
     AfterModelCallEvent,
@@ -23,7 +29,7 @@ from strands.hooks import (
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits import Fact, Limits, ModelCall, ToolCall, disable, enable
+from otel_limits import Fact, Limits, ModelCall, ToolCall, disable, enable, stop_of
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -263,6 +269,11 @@ def hooks_around(agent: Agent, _: MakeAgent) -> None:
     agent.hooks.invoke_callbacks_async = inner.invoke_callbacks_async  # type: ignore[method-assign]
 
 
+def own_hooks(agent: Agent, _: MakeAgent) -> None:
+    """Give the agent hooks of a class of the application."""
+    agent.hooks = Own({})
+
+
 def new_middleware(agent: Agent, _: MakeAgent) -> None:
     """Give the agent middleware that is as Strands makes it."""
     agent._middleware_registry = MiddlewareRegistry()
@@ -281,6 +292,7 @@ def middleware_around(agent: Agent, _: MakeAgent) -> None:
         copied_hooks,
         hooks_of_another,
         hooks_around,
+        own_hooks,
         new_middleware,
         middleware_around,
     ],
@@ -297,6 +309,65 @@ def test_an_agent_that_is_given_other_registries_stays_limited(
     assert str(agent("go").stop_reason) == "max_turns"
     assert counted(facts) == [("measured", 15)] * 2
     assert [fact.status for fact in facts if isinstance(fact, ToolCall)] == ["success"] * 2
+
+
+def test_an_agent_whose_hooks_are_replaced_while_it_runs_stays_limited(
+    make_agent: MakeAgent,
+) -> None:
+    """From the next model call on."""
+    enable(Limits(max_turns=3))
+    model = runaway()
+    agent = make_agent(model, tools=[])
+
+    @tool(name="search")
+    def replaces() -> str:
+        """Replace the agent's hooks."""
+        agent.hooks = HookRegistry()
+        return "replaced"
+
+    agent.tool_registry.register_tool(replaces)
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert model.calls == 3
+
+
+def test_registries_that_are_given_back_are_heard_again(make_agent: MakeAgent) -> None:
+    """A tool that lends the agent others for a moment does not switch its limits off."""
+    enable(Limits(max_turns=3))
+    agent = make_agent(runaway(), tools=[])
+
+    @tool(name="search")
+    async def lends() -> str:
+        """Ask without the agent's hooks and middleware."""
+        kept = agent.hooks, agent._middleware_registry
+        agent.hooks, agent._middleware_registry = HookRegistry(), MiddlewareRegistry()
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            await agent.structured_output_async(BaseModel, "what now?")
+        agent.hooks, agent._middleware_registry = kept
+        return "asked"
+
+    agent.tool_registry.register_tool(lends)
+    stop = stop_of(agent("go"))
+    assert stop is not None
+    assert (stop.reason, stop.turns) == ("max_turns", 3)
+
+
+def refer_to(_: list[Agent], __: MessageAddedEvent) -> None:
+    """Keep an agent alive, as a hook."""
+
+
+def test_an_agent_whose_hooks_refer_to_it_can_be_forgotten(make_agent: MakeAgent) -> None:
+    """Nothing of ours holds its registries."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+
+    kept = [agent]
+    agent.hooks.add_callback(MessageAddedEvent, functools.partial(refer_to, kept))
+    agent("go")
+    alive = weakref.ref(agent)
+    del agent, kept
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("limits", [Limits(max_turns=2), Limits(max_turns=2, max_tool_calls=1)])

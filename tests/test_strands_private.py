@@ -107,7 +107,7 @@ def test_a_registry_of_middleware_is_its_handlers() -> None:
 
 
 def test_the_agent_stream_has_a_stage() -> None:
-    """`Binding._agent_stage` follows it, and gets the agent and its state."""
+    """`Binding.agent_stage` follows it, and gets the agent and its state."""
     fields = {field.name for field in dataclasses.fields(_agent_stream.AgentStreamContext)}
     assert {"agent", "invocation_state"} <= fields
 

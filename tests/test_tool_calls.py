@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from strands import tool
-from strands.hooks import AfterInvocationEvent, BeforeToolCallEvent, BeforeToolsEvent
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.hooks import (
+    AfterInvocationEvent,
+    AfterToolCallEvent,
+    AfterToolsEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+)
 
 from otel_limits import Fact, Limits, Stop, ToolCall, enable
 from otel_limits.observers import toollog
@@ -14,8 +22,6 @@ from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from strands import Agent
 
     from tests.conftest import MakeAgent, Metric
 
@@ -240,3 +246,77 @@ def test_a_turn_of_a_cancelled_agent_is_not_told(make_agent: MakeAgent, facts: l
     agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.agent.cancel())
     assert agent("go").stop_reason == "cancelled"
     assert (told(facts), counted(facts)) == ([], [0])
+
+
+# --- tools in the background ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{"max_tool_calls": 3}, {"max_calls_per_tool": {"search": 3}}])
+def test_a_tool_that_goes_on_in_the_background_is_a_call(
+    limits: dict[str, Any], make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """It was let run when the model asked for it, and nothing takes that back."""
+    enable(Limits(**limits), observers=[facts.append])
+    ran, turns = [], asyncio.Semaphore(0)
+
+    @tool
+    async def search() -> str:
+        """Search until the turn is over."""
+        ran.append("search")
+        await turns.acquire()
+        return "found"
+
+    model = ScriptedModel([uses("search")] * 6 + [says("done")] * 6)
+    agent = Agent(
+        model=model, tools=[search], background_tasks={"always": [search]}, callback_handler=None
+    )
+    agent.hooks.add_callback(AfterToolsEvent, lambda _: turns.release())
+    assert str(agent("go").stop_reason) == "max_tool_calls"
+    assert len(ran) == 3
+    assert told(facts) == [("search", "success")] * 3 + [("search", "refused")]
+
+
+# --- requests that a tool makes of its own agent --------------------------------------------------
+
+
+class Answer(BaseModel):
+    """What a direct request is answered with."""
+
+
+class Patient(ScriptedModel):
+    """Answers a direct request when the other tool of the turn is done."""
+
+    def __init__(self) -> None:
+        super().__init__(endless(uses("classify", "search")))
+        self.searched = asyncio.Event()
+
+    async def structured_output(self, *_: Any, **__: Any) -> Any:
+        """Wait, then answer."""
+        await self.searched.wait()
+        self.searched.clear()
+        yield {"output": Answer()}
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_tools_beside_a_direct_request_of_the_agent_are_counted(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """They are those of the loop, whatever is asked meanwhile."""
+    enable(Limits(max_tool_calls=4), observers=[facts.append])
+    model = Patient()
+    agent = make_agent(model)
+
+    @tool
+    async def classify() -> str:
+        """Ask the agent's own model."""
+        await agent.structured_output_async(Answer, "what is it?")
+        return "classified"
+
+    def tell(event: AfterToolCallEvent) -> None:
+        if event.tool_use["name"] == "search":
+            model.searched.set()
+
+    agent.tool_registry.register_tool(classify)
+    agent.hooks.add_callback(AfterToolCallEvent, tell)
+    assert str(agent("go").stop_reason) == "max_tool_calls"
+    assert told(facts)[:4] == [("classify", "success"), ("search", "success")] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,8 @@ from pydantic import BaseModel
 from strands import Agent, ModelRetryStrategy
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, BeforeToolCallEvent
+from strands.middleware import InvokeModelContext, InvokeModelStage
+from strands.types._events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
 import otel_limits
@@ -548,3 +551,56 @@ def test_observe_does_not_refuse_a_leg(make_agent: MakeAgent) -> None:
     agent = make_agent(model)
     resume_always(agent, times=1)
     assert (str(agent("go")), model.calls) == ("two\n", 2)
+
+
+# --- what is no turn, and what is one all the same ------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", PER_TURN)
+def test_a_conversation_that_is_the_prompt_is_no_turn(limit: str, make_agent: MakeAgent) -> None:
+    """Its responses were those of another invocation, of this agent or of another."""
+    earlier = make_agent(ScriptedModel([uses("search"), uses("search"), says("done")]))
+    earlier("go")
+    limits: dict[str, Any] = {limit: 2}
+    enable(Limits(**limits))
+    model = ScriptedModel([uses("search"), says("done")])
+    asked: Messages = [*earlier.messages, {"role": "user", "content": [{"text": "go on"}]}]
+    assert make_agent(model)(asked).stop_reason == "end_turn"
+    assert model.calls == 2
+
+
+def test_a_response_with_metadata_of_the_application_is_a_turn(make_agent: MakeAgent) -> None:
+    """Whatever a hook writes into the message, or leaves out."""
+    enable(Limits(max_turns=3))
+    model = runaway()
+    agent = make_agent(model)
+
+    def write(event: AfterModelCallEvent) -> None:
+        assert event.stop_response is not None
+        event.stop_response.message["metadata"] = {"custom": {"request": 1}}
+
+    agent.hooks.add_callback(AfterModelCallEvent, write)
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert model.calls == 3
+
+
+def test_a_response_that_a_middleware_gives_is_a_turn(make_agent: MakeAgent) -> None:
+    """Or an agent whose answers are cached would go on for ever."""
+    enable(Limits(max_turns=3))
+    model = ScriptedModel([uses("search")])
+    agent = make_agent(model)
+    cached: list[ModelStopReason] = []
+
+    async def cache(context: InvokeModelContext, next_fn: Any) -> Any:
+        if not cached:
+            async for event in next_fn(context):
+                if isinstance(event, ModelStopReason):
+                    cached.append(event)
+                yield event
+        else:
+            reason, message, usage, metrics = cached[0]["stop"]
+            yield ModelStopReason(reason, copy.copy(message), usage, metrics)
+
+    agent.add_middleware(InvokeModelStage, cache)
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert model.calls == 1

@@ -18,9 +18,11 @@ from strands.hooks import (
     BeforeToolCallEvent,
     BeforeToolsEvent,
     HookOrder,
+    HookRegistry,
     MessageAddedEvent,
 )
 from strands.interrupt import Interrupt, InterruptException
+from strands.middleware._registry import MiddlewareRegistry
 from strands.types._events import (
     EventLoopStopEvent,
     ModelStopReason,
@@ -41,6 +43,7 @@ from otel_limits.bindings.strands.asking import (
 )
 from otel_limits.bindings.strands.notes import append_nudge, with_note, without_tools
 from otel_limits.bindings.strands.reading import (
+    acceptance_of,
     audit_attributes,
     call_of,
     denial_of,
@@ -57,9 +60,10 @@ from otel_limits.bindings.strands.reading import (
     usage_of,
 )
 from otel_limits.bindings.strands.registries import (
-    fall_silent,
     follow_stages,
     hear_hooks,
+    hears,
+    is_plain,
     step_back,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
@@ -91,7 +95,6 @@ if TYPE_CHECKING:
 
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
-    from strands.hooks import HookRegistry
     from strands.middleware import InvokeModelContext, MiddlewareNext
     from strands.middleware._agent_stream import AgentStreamContext
     from strands.types.content import Message
@@ -168,6 +171,10 @@ class Live:
     """True when the leg ended because no further model call was let out."""
     overflowed: bool = False
     """True while the last model call was one that overflowed the context."""
+    heard: bool = False
+    """True when our hooks were called: an application may have put its own in their place."""
+    asked: bool = False
+    """True from when a response is asked for until it is taken into the conversation."""
     batch: Batch | None = None
     text: str = ""
     """What the model said in the turn under way."""
@@ -184,24 +191,30 @@ class Binding:
     Args:
         runs: Where its invocations are followed.
         policy: What applies to an agent of this name, asked for at the start of each invocation.
+        is_own: The agent was given it, whatever applies to all others.
     """
 
-    def __init__(self, runs: Runs, policy: Callable[[str], Policy]) -> None:
+    def __init__(
+        self, runs: Runs, policy: Callable[[str], Policy], *, is_own: bool = False
+    ) -> None:
         """Attach nothing yet."""
+        self.policy = policy
+        self.is_own = is_own
         self._runs = runs
-        self._policy = policy
         self._lock = threading.Lock()
         self._live: list[Live] = []
-        self._newest: Live | None = None
+        self.newest: Live | None = None
         """The last of the live ones: there are more where an agent is used re-entrantly."""
-        self._registries: tuple[Any, Any] = (None, None)
-        """The agent's hooks and middleware, with ours: an application may give it others."""
+        self._direct: list[Run] = []
+        """Requests for structured output without the loop; a tool of the agent may make some."""
+        self._stands_in = False
+        """True when something stands in for the agent's hooks; else ours are among them."""
         self._further: list[Hooks] = []
         """Hooks that were attached when they were needed."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Binding:
         """Copy nothing that is live: what an agent's hooks are copied for is another agent."""
-        return Binding(self._runs, self._policy)
+        return Binding(self._runs, self.policy)
 
     # --- what is attached -------------------------------------------------------------------------
 
@@ -215,30 +228,40 @@ class Binding:
         )
 
     def attach(self, agent: Agent) -> None:
-        """Be told what `agent` does, and follow both of its stages, as its registries are now."""
-        self._withdraw()
-        first: Callbacks = {
+        """Be told what `agent` does, and follow both of its stages."""
+        self._stands_in = hear_hooks(agent, *self._callbacks())
+        if not self._stands_in:
+            self._attach_callbacks(agent)
+        follow_stages(agent, self)
+
+    def _attach_callbacks(self, agent: Agent) -> None:
+        first, last = self._callbacks()
+        self._attach_also(agent, (*_hooks_of(first, HookOrder.SDK_FIRST), *_hooks_of(last)))
+
+    def _callbacks(self) -> tuple[Callbacks, Callbacks]:
+        """Return what is called before all hooks of the agent, and after all of them."""
+        return {
             BeforeInvocationEvent: self._before_leg,
             MessageAddedEvent: self._message_added,
             AfterToolCallEvent: self._after_tool,
-        }
-        last: Callbacks = {
+        }, {
             BeforeToolsEvent: self._before_tools,
             AfterToolsEvent: self._after_tools,
             AfterInvocationEvent: self._after_leg,
         }
-        if not hear_hooks(agent, first, last):
-            self._attach_also(agent, (*_hooks_of(first, HookOrder.SDK_FIRST), *_hooks_of(last)))
-        follow_stages(agent, self._agent_stage, self._model_stage)
-        self._registries = (agent.hooks, agent._middleware_registry)
 
-    def _withdraw(self) -> None:
-        """Say nothing more in the registries that the agent had until now."""
-        hooks, stages = self._registries
-        if hooks is not None:
-            _remove(hooks, [callback for each in self._further for _, callback, _ in each])
-            self._further.clear()
-        fall_silent(hooks, stages)
+    @unfelt("binding")
+    def _attach_again(self, agent: Agent) -> None:
+        """Stay attached where an application has given the agent registries as Strands makes them.
+
+        What it had before is left alone, as it may be given back.
+        """
+        lost = self._stands_in and not hears(agent, self._before_leg)
+        if lost and hear_hooks(agent, *self._callbacks()):
+            for hooks in self._further:
+                _add(agent, hooks)
+        if is_plain(agent._middleware_registry, MiddlewareRegistry, "invoke"):
+            follow_stages(agent, self)
 
     def _attach_also(self, agent: Agent, hooks: Hooks) -> None:
         """Add hooks that few agents ever need: each one costs every agent that has it."""
@@ -250,39 +273,49 @@ class Binding:
         """Take away what `attach` added, and nothing else; what is live is followed no further."""
         while (run := self._leave()) is not None:
             run.finish(run.reason or "aborted")
-        _remove(agent.hooks, [callback for hooks in self._further for _, callback, _ in hooks])
+        while self._direct:
+            self._direct.pop().finish("aborted")
+        _remove(agent, [callback for hooks in self._further for _, callback, _ in hooks])
         self._further.clear()
         step_back(agent)
 
     # --- begin and end of an invocation -----------------------------------------------------------
 
     @unfelt("binding")
-    def begin(self, agent: Agent, span: trace.Span, *, direct: bool = False) -> None:
-        """An invocation begins under `span`; a direct one asks the model without the loop.
+    def begin(self, agent: Agent, span: trace.Span) -> None:
+        """An invocation begins under `span`.
 
         A fault must not leave it without its limits: it is begun once more, as one without a span.
         """
         live_before = len(self._live)
         try:
-            self._begin(agent, span, direct=direct)
+            self._begin(agent, span)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             FAULTS.report("binding", error)
             if len(self._live) == live_before:
-                self._begin(agent, trace.INVALID_SPAN, direct=direct)
+                self._begin(agent, trace.INVALID_SPAN)
 
-    def _begin(self, agent: Agent, span: trace.Span, *, direct: bool) -> None:
-        hooks, stages = self._registries
-        if agent.hooks is not hooks or agent._middleware_registry is not stages:
-            self.attach(agent)
-        context = span.get_span_context()
+    def _begin(self, agent: Agent, span: trace.Span) -> None:
+        self._attach_again(agent)
         answer = answer_of(agent)
-        policy = self._policy(agent.name)
+        policy = self.policy(agent.name)
         if self._runs.gate is not None:  # without one, no call waits
             self._attach_also(agent, self._gate_hooks())
         if answer is not None:
             policy = extend(policy, answer.response)
         declined = declined_verdict(answer)
-        run = self._runs.start(
+        run = self._start(agent, span, policy)
+        self.newest = Live(run, verdict=declined, answer=answer)
+        self._live.append(self.newest)
+        CURRENT.set(run)
+        run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
+        run.limit_time()
+
+    def _start(
+        self, agent: Agent, span: trace.Span, policy: Policy, *, direct: bool = False
+    ) -> Run:
+        context = span.get_span_context()
+        return self._runs.start(
             agent.name,
             policy,
             context.trace_id,
@@ -293,12 +326,6 @@ class Binding:
             session_id=agent.session_id,
             attributes=audit_attributes(agent, self._runs.audit_keys),
         )
-        self._newest = Live(run, verdict=declined, answer=answer)
-        self._live.append(self._newest)
-        CURRENT.set(run)
-        if not direct:  # nothing breaks that off: the signal would hit the next invocation
-            run.cancel = _canceller(weakref.ref(self), weakref.ref(agent), weakref.ref(run))
-            run.limit_time()
 
     @unfelt("binding")
     def end(
@@ -321,11 +348,29 @@ class Binding:
             run.finish("error" if error is not None else "aborted")
 
     @unfelt("binding")
-    def end_direct(self, agent: Agent, prompt: object, output: object | None) -> None:
-        """A direct request for structured output is over, without an output where it failed."""
-        run = self._leave()
-        if run is None:
+    def begin_direct(self, agent: Agent) -> Run:
+        """A direct request for structured output begins, which asks the model without the loop.
+
+        Nothing breaks it off: the signal would hit the next invocation.
+        """
+        try:
+            run = self._start(agent, trace.INVALID_SPAN, self.policy(agent.name), direct=True)
+        except Exception as error:  # noqa: BLE001  once more, as any invocation
+            FAULTS.report("binding", error)
+            run = self._start(agent, trace.INVALID_SPAN, self.policy(agent.name), direct=True)
+        self._direct.append(run)
+        CURRENT.set(run)
+        return run
+
+    @unfelt("binding")
+    def end_direct(
+        self, run: Run | None, agent: Agent, prompt: object, output: object | None
+    ) -> None:
+        """It is over, without an output where it failed."""
+        if run is None or run not in self._direct:
             return
+        self._direct.remove(run)
+        CURRENT.set(run.parent)
         if output is not None and not run.tally.model_calls:
             _book_unseen(run, agent, prompt, output)
         run.finish("end_turn" if output is not None else "error")
@@ -333,7 +378,7 @@ class Binding:
     def _leave(self) -> Run | None:
         with self._lock:  # from here on nobody may cancel: it would hit the next invocation
             live = self._live.pop() if self._live else None
-            self._newest = self._live[-1] if self._live else None
+            self.newest = self._live[-1] if self._live else None
         if live is None:
             return None
         CURRENT.set(live.run.parent)
@@ -342,7 +387,7 @@ class Binding:
     def cancel(self, agent: Agent, run: Run, verdict: Verdict) -> None:
         """End `run` from any thread: a response under way is broken off."""
         with self._lock:
-            live = self._newest
+            live = self.newest
             if live is not None and live.run is run and live.verdict is None:
                 live.verdict = verdict
                 agent.cancel(message=halt_text(verdict))
@@ -351,9 +396,10 @@ class Binding:
 
     def _before_leg(self, event: BeforeInvocationEvent) -> None:
         """Begin a leg; the first one keeps what the invocation began with."""
-        live = self._newest
-        if live is None:
+        live = self.newest
+        if live is None or self._is_direct():
             return
+        live.heard = True
         live.run.leg()
         if live.run.tally.cycles:
             answer = answer_of(event.agent)  # of a hook that resumes our own question
@@ -362,12 +408,14 @@ class Binding:
                 if more is not None:
                     live.run.extend(more)
             verdict, answer = declined_verdict(answer), answer or live.answer
-            self._live[-1] = self._newest = Live(live.run, verdict=verdict, answer=answer)
+            self._live[-1] = self.newest = Live(
+                live.run, verdict=verdict, answer=answer, heard=True
+            )
 
     def _after_leg(self, event: AfterInvocationEvent) -> None:
         """A refused leg is not resumed again: nothing would ever come of it."""
-        live = self._newest
-        if live is None:
+        live = self.newest
+        if live is None or self._is_direct():
             return
         if live.batch is not None:  # a hook asked a human before any tool ran
             _give_back(live.run, live.batch)
@@ -375,10 +423,14 @@ class Binding:
         if live.refused:
             event.resume = None
 
+    def _is_direct(self) -> bool:
+        """Tell whether the present task makes a direct request, which is no leg of the loop."""
+        return bool(self._direct) and CURRENT.get() in self._direct
+
     @unfelt_async("quotas")
     async def _ask_gate(self, event: BeforeModelCallEvent) -> None:
         """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
-        gate, live = self._runs.gate, self._newest
+        gate, live = self._runs.gate, self.newest
         if gate is None or live is None or event.cancel:
             return
         request = request_of(live.run, event)
@@ -387,18 +439,19 @@ class Binding:
     @unfelt_async("quotas")
     async def _tell_gate(self, event: AfterModelCallEvent) -> None:  # noqa: ARG002
         """Settle what was reserved; the call has been booked by now."""
-        gate, live = self._runs.gate, self._newest
+        gate, live = self._runs.gate, self.newest
         if gate is not None and live is not None:
             await gate.settle(live.run.invocation.id)
 
     def _message_added(self, event: MessageAddedEvent) -> None:
         """Count a turn, or tag the message that a halt left."""
-        live, message = self._newest, event.message
+        live, message = self.newest, event.message
         if live is None or message["role"] != "assistant":
             return
-        if "usage" not in (message.get("metadata") or ()):
+        if not live.asked or ("metadata" not in message and event.agent.cancel_signal.is_set()):
             _perform_if_due(event.agent, live, message)
             return
+        live.asked = False
         run = live.run
         run.turn()
         if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
@@ -408,7 +461,7 @@ class Binding:
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         """Decide in request order which calls may run, before any of them does."""
-        live = self._newest
+        live = self.newest
         if live is None:
             return
         CURRENT.set(live.run)
@@ -429,7 +482,7 @@ class Binding:
     @unfelt("binding")
     def _before_tool(self, event: BeforeToolCallEvent) -> None:
         """Answer in the place of a tool that has no call left."""
-        live = self._newest
+        live = self.newest
         if live is not None and live.batch is not None:
             breach = live.batch.refusals.get(event.tool_use["toolUseId"])
             if breach is not None:
@@ -437,13 +490,13 @@ class Binding:
 
     def _after_tool(self, event: AfterToolCallEvent) -> None:
         """Keep the final attempt: a retry comes by here again."""
-        live = self._newest
+        live = self.newest
         if live is not None and live.batch is not None:
             live.batch.results[event.tool_use["toolUseId"]] = event
 
     def _after_tools(self, event: AfterToolsEvent) -> None:
         """End the loop when a limit was reached and the loop would go on."""
-        live = self._newest
+        live = self.newest
         if live is None:
             return
         run = live.run
@@ -461,7 +514,7 @@ class Binding:
 
     # --- stages -----------------------------------------------------------------------------------
 
-    async def _agent_stage(
+    async def agent_stage(
         self, next_fn: Next, context: AgentStreamContext
     ) -> AsyncGenerator[Any, None]:
         """Put our stop reason in place of the framework's, and raise where that is the action."""
@@ -481,13 +534,13 @@ class Binding:
             yield await self._answer(context)
         finally:
             await events.aclose()
-        run = self._newest and self._newest.run
+        run = self.newest and self.newest.run
         if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
     def _pass(self, agent: Agent, event: object) -> bool:
         """Follow the leg past one of its milestones; True when it is the end, and our halt."""
-        live = self._newest
+        live = self.newest
         if live is None:
             return False
         if isinstance(event, EventLoopStopEvent):
@@ -505,7 +558,7 @@ class Binding:
     @unfelt("binding")
     def _stop(self, agent: Agent, event: EventLoopStopEvent) -> bool:
         """Note how the leg ended; True when it was our halt."""
-        live = self._newest
+        live = self.newest
         if live is None:
             return False
         reason, message, *rest = event["stop"]
@@ -519,9 +572,10 @@ class Binding:
 
     async def _answer(self, context: AgentStreamContext) -> EventLoopStopEvent:
         """Answer in the model's place and end the leg."""
-        agent, live = cast("Agent", context.agent), cast("Live", self._newest)
+        agent, live = cast("Agent", context.agent), cast("Live", self.newest)
         verdict = cast("Verdict", live.verdict)
         message = cast("Message", halt_message(verdict))
+        live.asked = False
         await agent._append_messages(message)
         stop = EventLoopStopEvent(
             cast("Any", verdict.reason),  # Strands' type lists only its own reasons
@@ -533,10 +587,27 @@ class Binding:
         live.refused = True
         return stop
 
-    def _model_stage(self, next_fn: Next, context: InvokeModelContext) -> AsyncGenerator[Any, None]:
+    @unfelt("binding")
+    def _hear_again(self, agent: Agent, live: Live) -> None:
+        """Be told again what `agent` does, where its hooks were replaced since it began."""
+        self._attach_again(agent)
+        if live.heard or hears(agent, self._before_leg):
+            return
+        live.heard, self._stands_in = True, False
+        self._further.clear()
+        self._attach_callbacks(agent)
+        if self._runs.gate is not None:
+            self._attach_also(agent, self._gate_hooks())
+
+    def model_stage(self, next_fn: Next, context: InvokeModelContext) -> AsyncGenerator[Any, None]:
         """Follow a model call of a live invocation."""
-        live = self._newest
-        return next_fn(context) if live is None else _follow(live, next_fn, context)
+        live = self.newest
+        if live is None:
+            return next_fn(context)
+        agent = cast("Agent", context.agent)
+        if not live.heard or (self._stands_in and type(agent.hooks) is HookRegistry):
+            self._hear_again(agent, live)
+        return _follow(live, next_fn, context)
 
 
 def _hooks_of(callbacks: Callbacks, order: float = VERY_LAST) -> Hooks:
@@ -549,9 +620,9 @@ def _add(agent: Agent, hooks: Hooks) -> None:
         agent.hooks.add_callback(cast("Any", event), callback, order=order)
 
 
-def _remove(registry: HookRegistry, callbacks: Sequence[Callable[..., Any]]) -> None:
-    """Take hooks out of an agent's, in copies: they may be in use at this moment."""
-    registered = registry._registered_callbacks
+def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
+    """Take hooks out of the agent's, in copies: they may be in use at this moment."""
+    registered = agent.hooks._registered_callbacks
     for event, entries in list(registered.items()):
         kept = [entry for entry in entries if entry.callback not in callbacks]
         if len(kept) == len(entries):
@@ -631,6 +702,8 @@ def _answer_to(
     done = batch.results.get(request["toolUseId"])
     if done is not None and done.cancel_message is None:
         return done.tool_use, done.result, done.duration
+    if done is None and (accepted := acceptance_of(request, event)) is not None:
+        return request, accepted, None
     if not batch.denied:
         run.return_tool(request["name"])
     denial = done.result if done is not None else denial_of(request, event)
@@ -770,7 +843,7 @@ async def _follow(
                     if live.run.blind and live.run.invocation.span_id:
                         note_chat_span(live.run)  # a call has a span where its agent has one
                 if "metadata" in (chunk := event["event"]):
-                    note_usage(call, chunk["metadata"])
+                    note_usage(call, chunk)
             elif kind is ModelStopReason:
                 answer = event
             yield event

@@ -7,7 +7,6 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import wrapt
-from opentelemetry.trace import INVALID_SPAN
 
 from otel_limits.faults import unfelt
 from otel_limits.runs import CURRENT, FOLLOWED, Run, Runs, is_followed
@@ -160,12 +159,12 @@ class Watch:
             if binding is None:
                 return await original(agent, output_model, prompt, **kwargs)
             self._watch_models_of(agent)
-            binding.begin(agent, INVALID_SPAN, direct=True)
+            run = binding.begin_direct(agent)
             output = None
             try:
                 output = await original(agent, output_model, prompt, **kwargs)
             finally:
-                binding.end_direct(agent, prompt, output)
+                binding.end_direct(run, agent, prompt, output)
             return output
 
         return structured_output_async
@@ -254,8 +253,7 @@ async def follow_direct(
     try:
         async for chunk in inside(call, events):
             call.streamed = True
-            if isinstance(chunk, dict) and "metadata" in chunk:
-                note_usage(call, chunk["metadata"])
+            note_usage(call, chunk)
             yield chunk
     except Exception:
         _settle(run, call, failed=True)

@@ -80,13 +80,13 @@ def provider_of(model: type[object]) -> str:
     return module if package == "strands.models" else model.__qualname__
 
 
-def note_usage(call: OpenCall | None, metadata: Mapping[str, Any]) -> None:
+def note_usage(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
     """Note the usage that the provider reported, if it did.
 
     That is kept as it was sent, too, so that a wrong rule of counting can be undone later.
     """
     try:
-        usage = metadata.get("usage")
+        usage = chunk["metadata"].get("usage") if "metadata" in chunk else None
         if call is None or usage is None:
             return
         call.counted = counted = usage_of(usage)
@@ -164,12 +164,19 @@ def denial_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str
     """
     if event.agent.cancel_signal.is_set():
         return None
+    result = _result_of(request, event)
+    return result if result is not None and status_of(result) == "error" else None
+
+
+def acceptance_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
+    """Return what a call was answered with that goes on in the background, if it does."""
+    result = _result_of(request, event)
+    return result if result is not None and status_of(result) == "success" else None
+
+
+def _result_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
     results = (block["toolResult"] for block in event.message["content"])
-    return next((each for each in results if _denies(each, request)), None)
-
-
-def _denies(result: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    return result["toolUseId"] == request["toolUseId"] and result.get("status") == "error"
+    return next((each for each in results if each["toolUseId"] == request["toolUseId"]), None)
 
 
 def status_of(result: Mapping[str, Any]) -> Literal["success", "error"]:

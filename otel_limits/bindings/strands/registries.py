@@ -11,9 +11,8 @@ import copy
 import functools
 import logging
 from inspect import iscoroutinefunction
-from operator import attrgetter
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from strands.hooks import HookRegistry
 from strands.interrupt import InterruptException
@@ -24,7 +23,7 @@ from strands.middleware._registry import MiddlewareRegistry
 from otel_limits.faults import note
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 
     from strands.agent.agent import Agent
     from strands.interrupt import Interrupt
@@ -32,10 +31,32 @@ if TYPE_CHECKING:
 
     Callbacks: TypeAlias = Mapping[type, Callable[[Any], None]]
     """What is called, by the type of the event; a failure of it is never felt."""
-    Stage: TypeAlias = Callable[[MiddlewareNext[Any, Any], Any], AsyncGenerator[Any, None]]
-    """Called with what Strands does in a stage, and the context to do it with."""
 
-CALLBACK: Final = attrgetter("callback")
+
+class Turns(Protocol):
+    """Where an invocation is in a turn."""
+
+    asked: bool
+    """True from when a response is asked for until it is taken into the conversation."""
+
+
+class Follower(Protocol):
+    """Who follows both stages; each is called with what Strands does in it, and the context."""
+
+    @property
+    def newest(self) -> Turns | None:
+        """The invocation that is live."""
+
+    def agent_stage(
+        self, next_fn: MiddlewareNext[Any, Any], context: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Follow a leg."""
+
+    def model_stage(
+        self, next_fn: MiddlewareNext[Any, Any], context: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Follow a model call."""
+
 
 strands_logger: Final = logging.getLogger(HookRegistry.__module__)
 
@@ -56,6 +77,11 @@ class Hooks(HookRegistry):
         self._known: dict[int, tuple[object, bool]] = {}
         """Hooks by their identity, which is theirs while they are here: is each a coroutine?"""
 
+    @property
+    def first(self) -> Collection[Callable[[Any], None]]:
+        """Ours that come before every other hook."""
+        return self._first.values()
+
     async def invoke_callbacks_async(self, event: Any) -> tuple[Any, list[Interrupt]]:
         """Call whoever waits for this event, and collect interrupts, as Strands does."""
         kind = type(event)
@@ -69,7 +95,8 @@ class Hooks(HookRegistry):
         if HookRegistry.invoke_callbacks_async is not self._plain:
             event, interrupts = await super().invoke_callbacks_async(event)
         elif kind in self._registered_callbacks:
-            for callback in self._in_order(event):
+            callback: Any
+            for callback in self.get_callbacks_for(event):
                 known = self._known.get(id(callback)) or self._learn(callback)
                 try:
                     if known[1]:
@@ -85,25 +112,9 @@ class Hooks(HookRegistry):
                 note("binding", error)
         return event, interrupts
 
-    def fall_silent(self) -> None:
-        """Call only the agent's own from now on."""
-        self._first = self._last = {}
-
     def __deepcopy__(self, memo: dict[int, Any]) -> HookRegistry:
         """Be copied as what it stands for: the copy is nobody's yet."""
         return copy.deepcopy(self.former, memo)
-
-    def _in_order(self, event: Any) -> Iterable[Callable[[Any], Any]]:
-        """Return the hooks as Strands does, those that are added meanwhile where it sees them.
-
-        Its own generator is made where it decides more than that: most events have one hook.
-        """
-        hooks = self._registered_callbacks[type(event)]
-        if not event.should_reverse_callbacks:
-            return map(CALLBACK, hooks)
-        if len(hooks) == 1:
-            return (hooks[0].callback,)
-        return self.get_callbacks_for(event)
 
     def _learn(self, callback: object) -> tuple[object, bool]:
         """Remember whether a hook is a coroutine function."""
@@ -131,12 +142,11 @@ class Stages(MiddlewareRegistry):
     Of a middleware that calls the model several times, only what is inside of it sees each call.
     """
 
-    def __init__(self, former: MiddlewareRegistry, agent_stage: Stage, model_stage: Stage) -> None:
+    def __init__(self, former: MiddlewareRegistry, follower: Follower) -> None:
         """Stand in for `former`."""
         self.former = former
         self._handlers = former._handlers
-        self._agent_stage = agent_stage
-        self._model_stage = model_stage
+        self.follower = follower
         plain = is_plain(former, MiddlewareRegistry, "invoke")
         self._plain = MiddlewareRegistry.invoke if plain else None
 
@@ -151,33 +161,27 @@ class Stages(MiddlewareRegistry):
         What they make is passed on as it is: a plain registry lays one more generator around it.
         """
         if stage is InvokeModelStage:
-            terminal = functools.partial(self._model_stage, terminal)
+            live = self.follower.newest
+            if live is not None:
+                live.asked = True  # whoever answers: a middleware can do so itself
+            terminal = functools.partial(self.follower.model_stage, terminal)
         elif stage is AgentStreamStage:
-            terminal = functools.partial(self._agent_stage, terminal)
+            terminal = functools.partial(self.follower.agent_stage, terminal)
         if MiddlewareRegistry.invoke is not self._plain:
             return self.former.invoke(stage, context, terminal)
         return self.compose(stage, terminal)(context)
-
-    def fall_silent(self) -> None:
-        """Run only what is the agent's own from now on."""
-        self._agent_stage = self._model_stage = run_next
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MiddlewareRegistry:
         """Be copied as what it stands for: the copy is nobody's yet."""
         return copy.deepcopy(self.former, memo)
 
 
-def run_next(next_fn: MiddlewareNext[Any, Any], context: Any) -> AsyncGenerator[Any, None]:
-    """Do what Strands does in a stage, and nothing else."""
-    return next_fn(context)
-
-
-def follow_stages(agent: Agent, agent_stage: Stage, model_stage: Stage) -> None:
-    """Have both stages called for `agent` from now on."""
+def follow_stages(agent: Agent, follower: Follower) -> None:
+    """Have the stages of `agent` followed from now on."""
     former = agent._middleware_registry
     if isinstance(former, Stages):  # of the agent that this one is a copy of
         former = former.former
-    agent._middleware_registry = Stages(former, agent_stage, model_stage)
+    agent._middleware_registry = Stages(former, follower)
 
 
 def hear_hooks(agent: Agent, first: Callbacks, last: Callbacks) -> bool:
@@ -191,11 +195,15 @@ def hear_hooks(agent: Agent, first: Callbacks, last: Callbacks) -> bool:
     return True
 
 
-def fall_silent(*registries: object) -> None:
-    """Have what stood in for registries call nobody but the agent's own, wherever it is now."""
-    for registry in registries:
-        if isinstance(registry, (Hooks, Stages)):
-            registry.fall_silent()
+def hears(agent: Agent, callback: Callable[[Any], None]) -> bool:
+    """Tell whether what stands in for the hooks of `agent` calls `callback`."""
+    return isinstance(agent.hooks, Hooks) and callback in agent.hooks.first
+
+
+def follower_of(agent: Agent) -> Follower | None:
+    """Return who follows the stages of `agent`: of a copy, whoever follows the original."""
+    registry = agent._middleware_registry
+    return registry.follower if isinstance(registry, Stages) else None
 
 
 def step_back(agent: Agent) -> None:
