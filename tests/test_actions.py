@@ -678,6 +678,20 @@ def test_a_hook_that_extends_nothing_halts(make_agent: MakeAgent, source: str) -
     assert otel_limits.is_synthetic(result.message)
 
 
+def test_a_hook_that_goes_on_without_an_answer_leaves_the_question(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """Such as one that sends a goal again: Strands would raise what it never met without us."""
+    enable(Limits(max_turns=2), action="ask")
+    agent = make_agent(model := ScriptedModel(endless(uses("search"))))
+
+    def go_on(event: AfterInvocationEvent) -> None:
+        event.resume = "try again"
+
+    agent.hooks.add_callback(AfterInvocationEvent, go_on)
+    assert (agent("go").stop_reason, model.calls) == ("interrupt", 2)
+
+
 def test_an_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> None:
     """What follows an extension is an ordinary invocation."""
     enable(Limits(max_turns=1), action="ask")

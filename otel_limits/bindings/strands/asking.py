@@ -14,6 +14,7 @@ from otel_limits.messages import why
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
+    from strands.hooks import AfterInvocationEvent
 
 
 ASK_ID: Final = "v1:otel_limits:ask"
@@ -23,6 +24,18 @@ ASK_ID: Final = "v1:otel_limits:ask"
 def can_be_extended(verdict: Verdict) -> bool:
     """Tell whether more of the limit can be given to one invocation."""
     return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
+
+
+def is_unanswered(event: AfterInvocationEvent) -> bool:
+    """Tell whether a hook resumes a leg that ended with our question, and does not answer it.
+
+    Strands refuses that with an exception, which such a hook never met without us.
+    """
+    asked = event.result is not None and any(
+        each.id == ASK_ID for each in event.result.interrupts or ()
+    )
+    resume = event.resume if isinstance(event.resume, list) else ()
+    return asked and not any("interruptResponse" in each for each in resume)
 
 
 def question(verdict: Verdict) -> InterruptException:

@@ -39,6 +39,7 @@ from otel_limits.bindings.strands.asking import (
     declined_verdict,
     extend,
     extension_of,
+    is_unanswered,
     question,
 )
 from otel_limits.bindings.strands.notes import append_nudge, with_note, without_tools
@@ -413,14 +414,14 @@ class Binding:
             )
 
     def _after_leg(self, event: AfterInvocationEvent) -> None:
-        """A refused leg is not resumed again: nothing would ever come of it."""
+        """A leg that was refused, or asks a human, is not resumed: nothing would come of it."""
         live = self.newest
         if live is None or self._is_direct():
             return
         if live.batch is not None:  # a hook asked a human before any tool ran
             _give_back(live.run, live.batch)
             live.batch = None
-        if live.refused:
+        if live.refused or (event.resume is not None and is_unanswered(event)):
             event.resume = None
 
     def _is_direct(self) -> bool:
