@@ -143,7 +143,7 @@ class ToolCall(Record):
     """`refused` when a limit kept it from running; `error` also when a hook denied it, or when no
     tool can have its name."""
     seconds: float | None
-    """Duration of that attempt; `None` when no tool ran."""
+    """Duration of that attempt; `None` when no tool ran, or when it goes on in the background."""
     fingerprint: str | None
     """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
     at: float = field(default_factory=time.time)

@@ -378,7 +378,9 @@ class Switch:
         from otel_limits.bindings.strands.registries import follower_of
 
         follower = follower_of(agent)
-        return follower.policy if isinstance(follower, Binding) and follower.is_own else None
+        if not isinstance(follower, Binding) or not follower.is_own:
+            return None
+        return follower.policy if follower.stands_in_for(agent) else None
 
     def _bind(self, agent: Agent, own: Callable[[str], Policy] | None = None) -> Binding:
         from otel_limits.bindings.strands.binding import Binding

@@ -29,7 +29,7 @@ from strands.hooks import (
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits import Fact, Limits, ModelCall, ToolCall, disable, enable, stop_of
+from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, ToolCall, disable, enable, stop_of
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -246,6 +246,11 @@ def test_a_copy_of_an_agent_has_registries_of_its_own(make_agent: MakeAgent) -> 
     assert [each._middleware_registry for each in (agent, other)] == [middleware] * 2
 
 
+def hooks_in(registry: HookRegistry) -> list[Any]:
+    """Every hook, in order."""
+    return [each for entries in registry._registered_callbacks.values() for each in entries]
+
+
 def new_hooks(agent: Agent, _: MakeAgent) -> None:
     """Give the agent hooks that are as Strands makes them."""
     agent.hooks = HookRegistry()
@@ -352,6 +357,38 @@ def test_registries_that_are_given_back_are_heard_again(make_agent: MakeAgent) -
     assert (stop.reason, stop.turns) == ("max_turns", 3)
 
 
+class Middleware(MiddlewareRegistry):
+    """A registry of an application."""
+
+
+@pytest.mark.parametrize("kind", [MiddlewareRegistry, Middleware])
+def test_an_agent_whose_middleware_is_replaced_while_it_runs_stays_limited(
+    kind: Callable[[], MiddlewareRegistry], make_agent: MakeAgent
+) -> None:
+    """Turns are counted by what the messages say."""
+    enable(Limits(max_turns=3))
+    model = ScriptedModel([uses("search")] * 9 + [says("done")])
+    agent = make_agent(model, tools=[])
+
+    @tool(name="search")
+    def replaces() -> str:
+        """Replace the agent's middleware."""
+        agent._middleware_registry = kind()
+        return "replaced"
+
+    agent.tool_registry.register_tool(replaces)
+    agent("go")
+    assert model.calls == 3
+
+
+def test_what_an_agent_lends_to_another_takes_no_limits_along(make_agent: MakeAgent) -> None:
+    """Only a copy keeps those that an agent was given."""
+    limited = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
+    other = make_agent(ScriptedModel([uses("search")] * 3 + [says("done")]))
+    other._middleware_registry = limited._middleware_registry
+    assert other("go").stop_reason == "end_turn"
+
+
 def refer_to(_: list[Agent], __: MessageAddedEvent) -> None:
     """Keep an agent alive, as a hook."""
 
@@ -376,7 +413,9 @@ def test_registries_can_be_copied(limits: Limits, make_agent: MakeAgent) -> None
     enable(limits)
     agent = make_agent(runaway())
     agent("go")
-    assert type(copy.deepcopy(agent.hooks)) is HookRegistry
+    copied = copy.deepcopy(agent.hooks)
+    assert type(copied) is HookRegistry
+    assert len(hooks_in(copied)) == len(hooks_in(make_agent(runaway()).hooks))
     assert type(copy.deepcopy(agent._middleware_registry)) is MiddlewareRegistry
 
 

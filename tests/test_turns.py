@@ -570,7 +570,7 @@ def test_a_conversation_that_is_the_prompt_is_no_turn(limit: str, make_agent: Ma
 
 
 def test_a_response_with_metadata_of_the_application_is_a_turn(make_agent: MakeAgent) -> None:
-    """Whatever a hook writes into the message, or leaves out."""
+    """Whatever a hook writes there."""
     enable(Limits(max_turns=3))
     model = runaway()
     agent = make_agent(model)
@@ -604,3 +604,21 @@ def test_a_response_that_a_middleware_gives_is_a_turn(make_agent: MakeAgent) -> 
     agent.add_middleware(InvokeModelStage, cache)
     assert str(agent("go").stop_reason) == "max_turns"
     assert model.calls == 1
+
+
+def test_what_a_hook_says_before_a_retry_is_no_turn(make_agent: MakeAgent) -> None:
+    """A response was asked for, but what comes is none."""
+    enable(Limits(max_turns=2))
+    error = ModelThrottledException("slow down")
+    model = ScriptedModel([fails(error), uses("search"), says("done")])
+    agent = make_agent(model)
+
+    async def say_and_retry(event: AfterModelCallEvent) -> None:
+        if event.exception is not None:
+            event.retry = True
+            again: Any = {"role": "assistant", "content": [{"text": "once more"}]}
+            await event.agent._append_messages(again)
+
+    agent.hooks.add_callback(AfterModelCallEvent, say_and_retry)
+    assert agent("go").stop_reason == "end_turn"
+    assert model.calls == 3

@@ -34,8 +34,16 @@ def is_unanswered(event: AfterInvocationEvent) -> bool:
     asked = event.result is not None and any(
         each.id == ASK_ID for each in event.result.interrupts or ()
     )
-    resume = event.resume if isinstance(event.resume, list) else ()
-    return asked and not any("interruptResponse" in each for each in resume)
+    return asked and not _answers(event.resume)
+
+
+def _answers(resume: object) -> bool:
+    """Tell whether a hook resumes with answers alone, and ours is among them."""
+    if not isinstance(resume, list) or not all(isinstance(each, Mapping) for each in resume):
+        return False
+    answers = [each.get("interruptResponse") for each in resume]
+    ids = [each.get("interruptId") for each in answers if isinstance(each, Mapping)]
+    return len(ids) == len(resume) and ASK_ID in ids
 
 
 def question(verdict: Verdict) -> InterruptException:

@@ -62,6 +62,7 @@ from otel_limits.bindings.strands.reading import (
 )
 from otel_limits.bindings.strands.registries import (
     follow_stages,
+    follower_of,
     hear_hooks,
     hears,
     is_plain,
@@ -213,9 +214,9 @@ class Binding:
         self._further: list[Hooks] = []
         """Hooks that were attached when they were needed."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Binding:
-        """Copy nothing that is live: what an agent's hooks are copied for is another agent."""
-        return Binding(self._runs, self.policy)
+    def stands_in_for(self, agent: Agent) -> bool:
+        """Tell whether what `agent` does is told here: of a copy it is, until it has its own."""
+        return follower_of(agent) is self and hears(agent, self._before_leg)
 
     # --- what is attached -------------------------------------------------------------------------
 
@@ -449,7 +450,7 @@ class Binding:
         live, message = self.newest, event.message
         if live is None or message["role"] != "assistant":
             return
-        if not live.asked or ("metadata" not in message and event.agent.cancel_signal.is_set()):
+        if not self._is_response(event.agent, live, message):
             _perform_if_due(event.agent, live, message)
             return
         live.asked = False
@@ -457,6 +458,18 @@ class Binding:
         run.turn()
         if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
             _look_at_turn(event.agent, live, message)
+
+    def _is_response(self, agent: Agent, live: Live, message: Message) -> bool:
+        """Tell a response from what else an assistant says: an earlier one, a denial, a halt.
+
+        Strands writes metadata into each response. Of a stage that does not come by us any more,
+        nobody knows when a response was asked for.
+        """
+        if live.asked:
+            return "metadata" in message
+        if follower_of(agent) is self:
+            return False
+        return "usage" in (message.get("metadata") or ())
 
     # --- tools ------------------------------------------------------------------------------------
 

@@ -113,13 +113,26 @@ class Hooks(HookRegistry):
         return event, interrupts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HookRegistry:
-        """Be copied as what it stands for: the copy is nobody's yet."""
-        return copy.deepcopy(self.former, memo)
+        """Be copied as what it stands for, without ours: the copy is nobody's yet."""
+        ours = [getattr(callback, "__self__", None) for callback in self._first.values()]
+        others = {
+            event: [each for each in entries if is_none_of(ours, each.callback)]
+            for event, entries in self._registered_callbacks.items()
+        }
+        plain = copy.copy(self.former)
+        plain._registered_callbacks = {event: each for event, each in others.items() if each}
+        return copy.deepcopy(plain, memo)
 
     def _learn(self, callback: object) -> tuple[object, bool]:
         """Remember whether a hook is a coroutine function."""
         known = self._known[id(callback)] = (callback, iscoroutinefunction(callback))
         return known
+
+
+def is_none_of(owners: list[Any], callback: object) -> bool:
+    """Tell whether a callback is no method of any of these."""
+    owner = getattr(callback, "__self__", None)
+    return owner is None or all(owner is not each for each in owners)
 
 
 def add_interrupt(interrupts: list[Interrupt], raised: InterruptException) -> None:
