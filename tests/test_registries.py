@@ -316,22 +316,34 @@ def test_an_agent_that_is_given_other_registries_stays_limited(
     assert [fact.status for fact in facts if isinstance(fact, ToolCall)] == ["success"] * 2
 
 
-def test_an_agent_whose_hooks_are_replaced_while_it_runs_stays_limited(
-    make_agent: MakeAgent,
+class Middleware(MiddlewareRegistry):
+    """A registry of an application."""
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("hooks", HookRegistry),
+        ("_middleware_registry", MiddlewareRegistry),
+        ("_middleware_registry", Middleware),
+    ],
+)
+def test_an_agent_whose_registry_is_replaced_while_it_runs_stays_limited(
+    place: str, kind: Callable[[], object], make_agent: MakeAgent
 ) -> None:
-    """From the next model call on."""
+    """Its hooks are heard again, and without ours in its middleware its messages tell the turns."""
     enable(Limits(max_turns=3))
-    model = runaway()
+    model = ScriptedModel([uses("search")] * 9 + [says("done")])
     agent = make_agent(model, tools=[])
 
     @tool(name="search")
     def replaces() -> str:
-        """Replace the agent's hooks."""
-        agent.hooks = HookRegistry()
+        """Replace a registry of the agent."""
+        setattr(agent, place, kind())
         return "replaced"
 
     agent.tool_registry.register_tool(replaces)
-    assert str(agent("go").stop_reason) == "max_turns"
+    agent("go")
     assert model.calls == 3
 
 
@@ -355,30 +367,6 @@ def test_registries_that_are_given_back_are_heard_again(make_agent: MakeAgent) -
     stop = stop_of(agent("go"))
     assert stop is not None
     assert (stop.reason, stop.turns) == ("max_turns", 3)
-
-
-class Middleware(MiddlewareRegistry):
-    """A registry of an application."""
-
-
-@pytest.mark.parametrize("kind", [MiddlewareRegistry, Middleware])
-def test_an_agent_whose_middleware_is_replaced_while_it_runs_stays_limited(
-    kind: Callable[[], MiddlewareRegistry], make_agent: MakeAgent
-) -> None:
-    """Turns are counted by what the messages say."""
-    enable(Limits(max_turns=3))
-    model = ScriptedModel([uses("search")] * 9 + [says("done")])
-    agent = make_agent(model, tools=[])
-
-    @tool(name="search")
-    def replaces() -> str:
-        """Replace the agent's middleware."""
-        agent._middleware_registry = kind()
-        return "replaced"
-
-    agent.tool_registry.register_tool(replaces)
-    agent("go")
-    assert model.calls == 3
 
 
 def test_what_an_agent_lends_to_another_takes_no_limits_along(make_agent: MakeAgent) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from opentelemetry import trace
@@ -135,21 +135,18 @@ class Refused(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
+@dataclass(slots=True)
 class Batch:
     """The tool calls of one turn, as they come and go."""
 
-    __slots__ = ("denied", "refusals", "requests", "results")
-
-    def __init__(self, requests: list[Mapping[str, Any]], denied: bool) -> None:  # noqa: FBT001
-        """Begin with none of them done."""
-        self.requests = requests
-        """Tool uses, in the order in which the model asked."""
-        self.denied = denied
-        """True when a hook denied them all: none was admitted."""
-        self.refusals: dict[str, Breach] = {}
-        """By tool use id."""
-        self.results: dict[str, AfterToolCallEvent] = {}
-        """The final attempt of each, by tool use id."""
+    requests: list[Mapping[str, Any]]
+    """Tool uses, in the order in which the model asked."""
+    denied: bool
+    """True when a hook denied them all: none was admitted."""
+    refusals: dict[str, Breach] = field(default_factory=dict)
+    """By tool use id."""
+    results: dict[str, AfterToolCallEvent] = field(default_factory=dict)
+    """The final attempt of each, by tool use id."""
 
 
 @dataclass(slots=True)
@@ -356,13 +353,16 @@ class Binding:
         Nothing breaks it off: the signal would hit the next invocation.
         """
         try:
-            run = self._start(agent, trace.INVALID_SPAN, self.policy(agent.name), direct=True)
+            run = self._start_direct(agent)
         except Exception as error:  # noqa: BLE001  once more, as any invocation
             FAULTS.report("binding", error)
-            run = self._start(agent, trace.INVALID_SPAN, self.policy(agent.name), direct=True)
+            run = self._start_direct(agent)
         self._direct.append(run)
         CURRENT.set(run)
         return run
+
+    def _start_direct(self, agent: Agent) -> Run:
+        return self._start(agent, trace.INVALID_SPAN, self.policy(agent.name), direct=True)
 
     @unfelt("binding")
     def end_direct(
