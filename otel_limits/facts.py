@@ -19,6 +19,8 @@ ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
 """How much is known of a model call. A halt is none of them: no model was called."""
 
+ToolStatus = Literal["success", "error", "refused"]
+"""How a tool call ended."""
 
 Decision: TypeAlias = Literal[
     "admitted",
@@ -139,7 +141,7 @@ class ToolCall(Record):
     number: int
     """1 for the first tool call of the invocation, in the order of the requests."""
     tool: str
-    status: Literal["success", "error", "refused"]
+    status: ToolStatus
     """`refused` when a limit kept it from running; `error` also when a hook denied it, or when no
     tool can have its name."""
     seconds: float | None

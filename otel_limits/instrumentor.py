@@ -363,12 +363,11 @@ class Switch:
         policy = self._policy_of_copied(agent)
         if policy is None and self._settings is None:
             return None
-        bind = unfelt("binding")(self._bind)
         with self._lock:
             return (
                 self._bindings.get(agent)
-                or bind(agent, policy)
-                or bind(agent, policy)  # a fault must not leave it without its limits
+                or self._bind_unfelt(agent, policy)
+                or self._bind_unfelt(agent, policy)  # a fault must not leave it without its limits
             )
 
     @unfelt("binding")
@@ -395,6 +394,8 @@ class Switch:
             self._own.add(agent)
         self._bindings[agent] = binding
         return binding
+
+    _bind_unfelt = unfelt("binding")(_bind)
 
 
 def own_version() -> str:
@@ -425,7 +426,7 @@ def _make_counting(
 def _through_prometheus(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:  # noqa: ARG001  the signature of both
     from otel_limits.observers.prometheus import PrometheusObserver
 
-    return PrometheusObserver(max_agents=settings.metrics_max_agents)
+    return PrometheusObserver(max_agents=settings.metrics_max_agents, report=LIVE.report)
 
 
 def _through_otlp(settings: config.Settings, telemetry: Telemetry) -> CountingObserver:

@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from otel_limits import facts
 from otel_limits.deadlines import Deadlines
@@ -34,10 +34,12 @@ from otel_limits.limits import (
     verdict_of,
 )
 from otel_limits.loops import Call, LoopState
+from otel_limits.progress import Progress, Used
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
+    from otel_limits.facts import ToolStatus
     from otel_limits.gate import Gate
     from otel_limits.pricing import Prices
 
@@ -60,6 +62,7 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 """What an action is called once it was taken."""
 
 KINDS: Final[tuple[type, ...]] = get_args(Fact)
+"""What an observer is told that does not say what it wants."""
 
 ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
 """Facts whose loss is not told: telling it would have no end."""
@@ -160,6 +163,7 @@ class Run:
         "_caps_tools",
         "_cleared",
         "_deadline",
+        "_is_behind",
         "_is_timed",
         "_nudged",
         "_refusals",
@@ -180,6 +184,7 @@ class Run:
         "loops",
         "parent",
         "policy",
+        "progress",
         "reason",
         "span_ids",
         "started",
@@ -202,13 +207,15 @@ class Run:
         self.tree = tree
         self.blind = blind
         self.tally = Tally()
+        self.progress = Progress(invocation)
+        self._is_behind = False  # True when something of that was not reported
         self._tallies = (self.tally,) if tree is None else (self.tally, tree.tally)
         self.calls_by_tool: dict[str, int] = {}
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
         self.call: OpenCall | None = None
         """The open call of the agent's loop."""
         self.beside: set[OpenCall] = set()
-        """Open calls that the loop knows nothing of, such as those of tools that run at once."""
+        """Open calls that the loop knows nothing of: other tools may make some at once."""
         self.cancel: Callable[[Verdict], None] | None = None
         """Ends the invocation from any thread, where the framework can."""
         self.started = runs.now()
@@ -226,8 +233,7 @@ class Run:
         self._refusals: dict[str, Breach] = {}
         self._warned: set[tuple[str, float]] = set()
         self._nudged = False
-        self._tools_told = 0
-        self._tools_kept = 0
+        self._tools_told = self._tools_kept = 0
         self._deadline: int | None = None
         self._look_ahead()
 
@@ -259,7 +265,10 @@ class Run:
     def cycle(self) -> None:
         """An event loop cycle begins."""
         self.tally.cycles += 1
-        self._runs.tell(facts.Cycle(invocation=self.invocation))
+        if not self._is_behind:
+            self._fall_behind()
+        if self._runs.heard[facts.Cycle]:
+            self._runs.tell(facts.Cycle(invocation=self.invocation))
 
     def turn(self) -> None:
         """A model response was taken into the conversation."""
@@ -268,7 +277,10 @@ class Run:
             for tally in self._tallies:
                 tally.turns += 1
         self._cleared = False
-        self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
+        if not self._is_behind:
+            self._fall_behind()
+        if self._runs.heard[facts.Turn]:
+            self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
     def open_call(self, model: str, input_estimate: int, provider: str = "unknown") -> OpenCall:
         """A request is about to go out."""
@@ -312,14 +324,28 @@ class Run:
                 usage = Usage(input=call.input_estimate, output=output_estimate)
         counted = usage or NO_USAGE
         price = self._runs.price_of(call.model, counted)
-        source, version = NO_ORIGIN if price is None else self._runs.price_origin()
-        seconds = None if call.started is None else self._runs.now() - call.started
         with self._runs.lock:
+            # first what goes deepest: a runaway may have no frame left, and nothing is counted then
+            self.progress.called(call.model, kind, counted, price, call.span_id)
             for tally in self._tallies:
                 add_call(tally, counted, price, estimated=estimated)
         self._cleared = False
         self._shut(call)  # until here a fault leaves it open, to be settled with the invocation
-        # long because every field of the fact is known here alone
+        if not self._is_behind:
+            self._fall_behind()
+        if self._runs.heard[ModelCall]:
+            self._tell_call(call, kind, counted, price, estimated=estimated)
+
+    def _tell_call(
+        self,
+        call: OpenCall,
+        kind: facts.CallKind,
+        counted: Usage,
+        price: Decimal | None,
+        *,
+        estimated: bool,
+    ) -> None:
+        source, version = NO_ORIGIN if price is None else self._runs.price_origin()
         self._runs.tell(
             ModelCall(
                 invocation=self.invocation,
@@ -329,7 +355,7 @@ class Run:
                 usage=counted,
                 estimated=estimated,
                 span_id=call.span_id,
-                seconds=seconds,
+                seconds=None if call.started is None else self._runs.now() - call.started,
                 price=price,
                 price_source=source,
                 price_version=version,
@@ -362,11 +388,17 @@ class Run:
     def tool_called(
         self,
         tool: str,
-        status: Literal["success", "error", "refused"],
+        status: ToolStatus,
         seconds: float | None,
         fingerprint: str | None,
     ) -> None:
         """A tool call is over, in its final attempt."""
+        tools = self.progress.tools
+        tools[tool, status] = tools.get((tool, status), 0) + 1
+        if not self._is_behind:
+            self._fall_behind()
+        if not self._runs.heard[ToolCall]:
+            return
         self._tools_told += 1
         self._runs.tell(
             ToolCall(
@@ -525,9 +557,23 @@ class Run:
     def finish(self, reason: str) -> None:
         """The invocation is over: settle what is open, tell it once, and forget it."""
         if not self._runs.forget(self):
+            self.report()  # it was evicted, and went on
             return
         self._close()
+        self.report()
         self._runs.tell_stop(self.stop(reason))
+
+    @unfelt("runs")
+    def report(self) -> None:
+        """Tell what was used since the last time to those who want it summed up."""
+        used = self._take_progress()
+        if used is not None:
+            self._runs.tell(used)
+
+    def disown(self) -> None:
+        """Leave it to the parent process to tell what was used until now."""
+        self.progress.skip(self.invocation, self.tally.turns, self.tally.cycles)
+        self._is_behind = False
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -540,6 +586,17 @@ class Run:
             self.settle(self.call, failed=True, aborted=True)
         for call in tuple(self.beside):
             self.settle(call, failed=True, aborted=True)
+
+    def _fall_behind(self) -> None:
+        self._is_behind = True
+        self._runs.behind[self.invocation.id] = self
+
+    def _take_progress(self) -> Used | None:
+        """Catch up, and return what was missing; what is used from here on is missing again."""
+        self._runs.behind.pop(self.invocation.id, None)
+        self._is_behind = False
+        with self._runs.reporting:
+            return self.progress.take(self.tally.turns, self.tally.cycles)
 
     def _forget_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
@@ -613,8 +670,9 @@ def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bo
     """Add one model call to a tally."""
     tally.input += usage.input
     tally.output += usage.output
-    tally.cache_read += usage.cache_read
-    tally.cache_write += usage.cache_write
+    if usage.cache_read or usage.cache_write:
+        tally.cache_read += usage.cache_read
+        tally.cache_write += usage.cache_write
     tally.model_calls += 1
     tally.unmeasured_calls += estimated
     if price is not None:
@@ -668,9 +726,12 @@ class Runs:
     ) -> None:
         """Begin with no invocation and no observer."""
         self.lock = threading.Lock()
+        self.reporting = threading.RLock()
+        """Held while it is found out what is to be reported, so that it is reported once."""
+        self.behind: dict[str, Run] = {}
+        """Those that have used what was not reported yet, by the id of the invocation."""
+        self._gate: Gate | None = None
         self.observers = ()
-        self.gate: Gate | None = None
-        """Asked before every model call, where quotas are set."""
         self.prices: Prices | None = None
         self.tool_log: ToolLog | None = None
         self.audit_keys: tuple[str, ...] = ()
@@ -695,8 +756,27 @@ class Runs:
 
     @observers.setter
     def observers(self, observers: tuple[Observer, ...]) -> None:
+        self.report()  # it is for those who have been there until now
         self._observers = observers
-        self._audiences = {kind: audience_of(kind, observers) for kind in KINDS}
+        self._listen()
+
+    @property
+    def gate(self) -> Gate | None:
+        """Asked before every model call, where quotas are set, and told every fact."""
+        return self._gate
+
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        self._gate = gate
+        self._listen()
+
+    def _listen(self) -> None:
+        """Note who wants what, so that nothing is made that nobody wants."""
+        kinds = (*KINDS, Used)
+        self._audiences = {kind: audience_of(kind, self._observers) for kind in kinds}
+        self.heard = {
+            kind: bool(told) or self._gate is not None for kind, told in self._audiences.items()
+        }
 
     def now(self) -> float:
         """Monotonic seconds; a clock that fails repeats its last answer."""
@@ -720,10 +800,15 @@ class Runs:
         """Source of the prices, and its version."""
         return NO_ORIGIN if self.prices is None else (self.prices.source, self.prices.version)
 
-    def tell(self, fact: Fact) -> None:
+    def report(self) -> None:
+        """Tell how far all invocations have come to those who want it summed up."""
+        for run in list(self.behind.values()):
+            run.report()
+
+    def tell(self, fact: Fact | Used) -> None:
         """Hand `fact` to whoever wants it; one that fails does not keep it from the others."""
-        if self.gate is not None:
-            fact = self.gate(fact) or fact
+        if self._gate is not None and not isinstance(fact, Used):
+            fact = self._gate(fact) or fact
         for observer, take in self._audiences[type(fact)]:
             try:
                 take(fact)
@@ -751,7 +836,7 @@ class Runs:
         """Tell `observer` from now on what `former` was told."""
         self.observers = tuple(observer if each is former else each for each in self.observers)
 
-    def _lost(self, observer: Observer, fact: Fact, error: Exception) -> None:
+    def _lost(self, observer: Observer, fact: Fact | Used, error: Exception) -> None:
         if not isinstance(fact, ABOUT_OBSERVERS):
             FAULTS.report(component_name(observer), error)
             self.tell(facts.Dropped(observer=component_name(observer)))
@@ -877,6 +962,10 @@ class Runs:
         """Start afresh in a child: its parent's invocations go on in the parent."""
         self.lock = threading.Lock()
         self.deadlines.reset_after_fork()
+        self.reporting = threading.RLock()
+        for run in (*self._live.values(), *self.behind.values()):
+            run.disown()
+        self.behind.clear()
         if self.gate is not None:
             self.gate.reset_after_fork()
         self._live.clear()

@@ -21,7 +21,7 @@ FLOORS = (
     ("records",),
     ("semconv", "limits", "globs", "names", "addresses"),
     ("facts", "errors", "faults", "loops", "gate"),
-    ("messages", "deadlines", "pricing"),
+    ("messages", "deadlines", "pricing", "progress"),
     ("runs",),
     ("processor", "provider", "export", "observers", "bindings", "ledger", "quotas"),
     ("config", "policy"),

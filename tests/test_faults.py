@@ -261,7 +261,7 @@ def test_a_clock_that_always_fails(
 
 
 @pytest.mark.usefixtures("source")
-@pytest.mark.parametrize("handler", ["_started", "_turn", "_model_call", "_halt", "_stop"])
+@pytest.mark.parametrize("handler", ["_started", "_used", "_model_calls", "_halt", "_stop"])
 def test_metrics_that_fail(
     handler: str, make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,23 +7,20 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from strands import tool
 
 import otel_limits
-from otel_limits import Fact, Limits, ModelCall, ToolCall, enable
-from otel_limits.facts import Invocation, Turn
+from otel_limits import Limits, enable
 from otel_limits.limits import Policy, Usage
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.prometheus import MAX_PENDING, PrometheusObserver
 from otel_limits.runs import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
@@ -122,85 +119,82 @@ def test_a_scrape_sees_the_turn_under_way(make_agent: MakeAgent, metric: Metric)
     assert seen == [(1, 1, 10), (2, 2, 20)]
 
 
-@pytest.mark.parametrize("kind", [ModelCall, ToolCall])
-def test_what_waits_is_counted_when_there_is_much_of_it(kind: type) -> None:
-    """An application that nobody scrapes keeps no more of it than that."""
-    make = {ModelCall: a_call, ToolCall: a_tool_call}[kind]
-    observer = PrometheusObserver(CollectorRegistry())
-    for number in range(MAX_PENDING + 1):
-        observer.wants[kind](make(number))
-    assert len(observer._pending[kind]) == 1
+def test_nothing_waits_for_a_scrape_when_an_invocation_is_over(make_agent: MakeAgent) -> None:
+    """An application that nobody scrapes keeps no more for it than what its agents are at."""
+    enable()
+    make_agent(ScriptedModel([uses("search"), says("done")]))("go")
+    assert not LIVE.behind
 
 
-def test_a_signal_handler_that_scrapes_loses_nothing() -> None:
-    """It may run on the thread that is taking out what waits."""
-    registry = CollectorRegistry()
-    observer = PrometheusObserver(registry)
+def test_a_signal_handler_that_scrapes_counts_nothing_twice(metric: Metric) -> None:
+    """It may run on the thread that is finding out what to count."""
+    enable()
+    run = LIVE.start("a", Policy())
 
-    class Interrupted(deque[Fact]):
-        def popleft(self) -> Fact:
-            fact = super().popleft()
-            observer.catch_up()
-            return fact
+    class Interrupted(dict[Any, Any]):
+        def copy(self) -> Any:
+            run.report()
+            return super().copy()
 
-    observer._pending[ModelCall] = Interrupted(a_call(number) for number in range(3))
-    observer.catch_up()
-    labels = {"agent": "a", "model": "m", "kind": "measured"}
-    assert registry.get_sample_value("otel_limits_model_calls_total", labels) == 3
+    run.progress.tools = Interrupted()
+    run.settle(run.open_call("m", 1), Usage(input=3))
+    LIVE.report()
+    run.settle(run.open_call("m", 1), Usage(input=4))
+    run.finish("end_turn")
+    assert metric("otel_limits_tokens_total", agent="a", model="m", type="input") == 7
+
+
+def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:
+    """It is not live any more when somebody asks, or when it ends."""
+    enable()
+    run = LIVE.start("a", Policy())
+    run.turn()
+    run.finish("evicted")
+    run.turn()
+    assert metric("otel_limits_turns_total", agent="a") == 2
+    run.turn()
+    run.finish("end_turn")
+    assert not LIVE.behind
+    assert metric("otel_limits_turns_total", agent="a") == 3
+
+
+def test_what_happened_while_nobody_counted_is_not_counted_later(metric: Metric) -> None:
+    """Whoever counts from now on was not there."""
+    enable()
+    run = LIVE.start("a", Policy())
+    run.turn()
+    former, LIVE.observers = LIVE.observers, ()
+    run.turn()
+    LIVE.observers = former
+    run.turn()
+    run.finish("end_turn")
+    assert metric("otel_limits_turns_total", agent="a") == 2
 
 
 @pytest.mark.usefixtures("faulty")
-def test_what_cannot_be_counted_later_is_a_loss_of_that(
+def test_what_cannot_be_counted_is_a_loss_of_that(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is counted in other series is counted all the same, and how much is lost can be seen."""
-    failures = iter([RuntimeError("thrown in a turn")])
-    count = CountingObserver._turn
+    failures = iter([RuntimeError("thrown while calls are counted")])
+    count = CountingObserver._model_calls
 
-    def fail_once(observer: CountingObserver, *facts: Turn) -> None:
+    def fail_once(observer: CountingObserver, *what: Any) -> None:
         for failure in failures:
             raise failure
-        count(observer, *facts)
+        count(observer, *what)
 
-    monkeypatch.setattr(CountingObserver, "_turn", fail_once)
+    monkeypatch.setattr(CountingObserver, "_model_calls", fail_once)
     enable(Limits(max_turns=3))
     agent = make_agent(ScriptedModel(endless(uses("search"))))
     agent("go")
-    assert metric("otel_limits_turns_total", agent="tester") == 0
+    calls = {"agent": "tester", "model": "scripted", "kind": "measured"}
+    assert metric("otel_limits_model_calls_total", **calls) == 0
     assert metric("otel_limits_cycles_total", agent="tester") == 3
     assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 3
     assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
     agent("go")
-    assert metric("otel_limits_turns_total", agent="tester") == 3
-
-
-AN_INVOCATION = Invocation(agent="a", id="i", root_id="i")
-
-
-def a_call(number: int) -> ModelCall:
-    """Make a model call of one token."""
-    return ModelCall(
-        invocation=AN_INVOCATION,
-        number=number,
-        model="m",
-        kind="measured",
-        usage=Usage(input=1),
-        estimated=False,
-        span_id=None,
-        seconds=None,
-    )
-
-
-def a_tool_call(number: int) -> ToolCall:
-    """Make a tool call."""
-    return ToolCall(
-        invocation=AN_INVOCATION,
-        number=number,
-        tool="search",
-        status="success",
-        seconds=None,
-        fingerprint=None,
-    )
+    assert metric("otel_limits_model_calls_total", **calls) == 3
 
 
 def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:

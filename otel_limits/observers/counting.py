@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from otel_limits.facts import (
@@ -18,7 +17,6 @@ from otel_limits.facts import (
     Cycle,
     Decision,
     Dropped,
-    Fact,
     Fault,
     Halt,
     Lag,
@@ -29,19 +27,22 @@ from otel_limits.facts import (
     Started,
     Stop,
     ToolCall,
+    ToolStatus,
     Turn,
     Warned,
 )
+from otel_limits.faults import FAULTS, unfelt
 from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
 from otel_limits.names import MAX_AGENTS
 from otel_limits.observers import instruments as table
 from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
+from otel_limits.progress import Spent, Used
 from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from otel_limits.facts import Invocation
+    from otel_limits.facts import Fact, Invocation
 
 logger = logging.getLogger("otel_limits")
 
@@ -69,13 +70,8 @@ TOOL_STATUSES: Final = ("success", "error", "refused")
 DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 
-ALIKE: Final[Mapping[type, Callable[[Any], object]]] = {
-    Cycle: attrgetter("invocation.id"),
-    Turn: attrgetter("invocation.id"),
-    ModelCall: attrgetter("invocation.id", "model", "kind"),
-    ToolCall: attrgetter("invocation.id", "tool", "status"),
-}
-"""Facts of every turn: those that have this in common can be counted together."""
+OF_EVERY_TURN: Final = (Cycle, Turn, ModelCall, ToolCall)
+"""Facts that `Used` sums up."""
 
 MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
@@ -113,9 +109,12 @@ class CountingObserver(ABC):
     Args:
         max_agents: Distinct agent names; further ones are counted as `_other`. The process as a
             whole gets two models and five tools per agent before they are `_other` too.
+        sums: What happens at every turn is told in sums, when somebody asks; else one by one.
     """
 
-    def __init__(self, max_agents: int = MAX_AGENTS) -> None:
+    component: str
+
+    def __init__(self, max_agents: int = MAX_AGENTS, *, sums: bool = False) -> None:
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
         self._agent = LabelValues(max_agents, self._say_full)
@@ -126,16 +125,18 @@ class CountingObserver(ABC):
         self._component = LabelValues(max_agents)
         self._quota = LabelValues(max_agents)
         self._quota_key = LabelValues(max_agents)
+        self._lags: dict[str, Series] = {}
         self._prepared: set[tuple[str, ...]] = set()
         self._agents: dict[str, AgentSeries] = {}
         self._limits_of: dict[str, Limits] = {}
         self._live: dict[str, Exemplar | None] = {}
-        self._handlers: dict[type, Callable[..., None]] = {
+        handlers: dict[type, Callable[[Any], None]] = {
             Started: self._started,
             Cycle: self._cycle,
             Turn: self._turn,
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
+            Used: self._used,
             Warned: self._warned,
             Halt: self._halt,
             Stop: self._stop,
@@ -146,11 +147,12 @@ class CountingObserver(ABC):
             QuotaDecision: self._quota_decision,
             QuotaUse: self._quota_use,
         }
-        self.wants = self._handlers
+        unwanted = OF_EVERY_TURN if sums else (Used,)
+        self.wants = {kind: take for kind, take in handlers.items() if kind not in unwanted}
 
-    def __call__(self, fact: Fact) -> None:
+    def __call__(self, fact: Fact | Used) -> None:
         """Count one fact."""
-        handler = self._handlers.get(type(fact))
+        handler = self.wants.get(type(fact))
         if handler is not None:
             handler(fact)
 
@@ -259,32 +261,64 @@ class CountingObserver(ABC):
             if name in KIND:
                 self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
 
-    # These take one fact, or any number of them that are `ALIKE`.
+    def _cycle(self, fact: Cycle) -> None:
+        self._of(fact.invocation.agent).cycles(1)
 
-    def _cycle(self, *facts: Cycle) -> None:
-        self._of(facts[0].invocation.agent).cycles(len(facts))
+    def _turn(self, fact: Turn) -> None:
+        self._of(fact.invocation.agent).turns(1)
 
-    def _turn(self, *facts: Turn) -> None:
-        self._of(facts[0].invocation.agent).turns(len(facts))
+    def _model_call(self, fact: ModelCall) -> None:
+        spent = Spent().add(fact.usage, fact.price, fact.span_id)
+        self._model_calls(fact.invocation, fact.model, fact.kind, spent)
 
-    def _model_call(self, *facts: ModelCall) -> None:
-        calls = self._calls_of(self._of(facts[0].invocation.agent), facts[0].model)
-        calls.kinds[facts[0].kind](len(facts), _exemplar(facts[-1].invocation, facts[-1].span_id))
-        usages = [fact.usage for fact in facts]
-        for series, tokens in (
-            (calls.input, sum([usage.input for usage in usages])),
-            (calls.output, sum([usage.output for usage in usages])),
-            (calls.cache_read, sum([usage.cache_read for usage in usages])),
-            (calls.cache_write, sum([usage.cache_write for usage in usages])),
+    def _tool_call(self, fact: ToolCall) -> None:
+        self._tool_calls(fact.invocation, fact.tool, fact.status, 1)
+
+    def _used(self, fact: Used) -> None:
+        """Count sums; what cannot be counted does not keep the rest from it."""
+        invocation = fact.invocation
+        agent = self._of(invocation.agent)
+        self._try(fact.turns, agent.turns, fact.turns)
+        self._try(fact.cycles, agent.cycles, fact.cycles)
+        for (model, kind), spent in fact.calls.items():
+            self._try(spent.calls, self._model_calls, invocation, model, kind, spent)
+        for (tool, status), number in fact.tools.items():
+            self._try(number, self._tool_calls, invocation, tool, status, number)
+
+    def _try(self, number: int, count: Callable[..., None], *what: Any) -> None:
+        try:
+            count(*what)
+        except Exception as error:  # noqa: BLE001  an agent may be waiting for it
+            self._lose(number, error)
+
+    @unfelt("metrics")
+    def _lose(self, facts: int, error: Exception) -> None:
+        FAULTS.report(self.component, error)
+        self(Dropped(observer=self.component, facts=facts))
+
+    def _model_calls(
+        self, invocation: Invocation, model: str, kind: CallKind, spent: Spent
+    ) -> None:
+        """Count calls and what they took."""
+        calls = self._calls_of(self._of(invocation.agent), model)
+        calls.kinds[kind](spent.calls, _exemplar(invocation, spent.span_id))
+        for series, amount in (
+            (calls.input, spent.input),
+            (calls.output, spent.output),
+            (calls.cache_read, spent.cache_read),
+            (calls.cache_write, spent.cache_write),
+            (calls.cost, float(spent.cost)),
+            (calls.unpriced, spent.unpriced),
         ):
-            if tokens:
-                series(tokens)
-        _count_prices(calls, facts)
+            if amount:
+                series(amount)
 
-    def _tool_call(self, *facts: ToolCall) -> None:
-        agent, tool = self._of(facts[0].invocation.agent), facts[0].tool
+    def _tool_calls(
+        self, invocation: Invocation, tool: str, status: ToolStatus, number: int
+    ) -> None:
+        agent = self._of(invocation.agent)
         series = agent.tools.get(tool) or self._make_tool(agent, tool)
-        series[facts[0].status](len(facts))
+        series[status](number)
 
     def _make_tool(self, agent: AgentSeries, tool: str) -> dict[str, Series]:
         """Make what calls of a tool count in at 0, or the first failure has no rate."""
@@ -339,9 +373,14 @@ class CountingObserver(ABC):
         self.series(table.OBSERVERS_DROPPED, self._component(fact.observer))(fact.facts)
 
     def _lag(self, fact: Lag) -> None:
-        observer = self._component(fact.observer)
+        lag = self._lags.get(fact.observer) or self._make_lag(fact.observer)
+        lag(fact.seconds)
+
+    def _make_lag(self, name: str) -> Series:
+        observer = self._component(name)
         self.series(table.OBSERVERS_DROPPED, observer)  # at 0, or the first loss is missed
-        self.series(table.OBSERVER_LAG, observer)(fact.seconds)
+        lag = self._lags[kept_as(name, observer)] = self.series(table.OBSERVER_LAG, observer)
+        return lag
 
     def _policy_read(self, fact: PolicyRead) -> None:
         self.series(table.POLICY_VALID)(fact.valid)
@@ -366,22 +405,6 @@ class CountingObserver(ABC):
             (table.QUOTA_RESETS, fact.resets),
         ):
             self.series(spec, quota, key)(float(value))
-
-
-def _count_prices(calls: CallSeries, facts: Sequence[ModelCall]) -> None:
-    """Count prices, or tokens that have none: NaN would poison the counter for ever."""
-    prices = [_amount(fact.price) if fact.price is not None else None for fact in facts]
-    known = [price for price in prices if price is not None]
-    if known:
-        calls.cost(sum(known))
-    if len(known) < len(facts):
-        unknown = [fact for fact, price in zip(facts, prices, strict=True) if price is None]
-        calls.unpriced(sum([fact.usage.total for fact in unknown]))
-
-
-def _amount(price: Decimal) -> float | None:
-    """Return a price as what a counter can be increased by, if it can."""
-    return float(price) if price.is_finite() and price >= 0 else None
 
 
 def kept_as(name: str, label: str) -> str:

@@ -8,9 +8,6 @@ application answers for all of them.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from contextlib import suppress
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -18,10 +15,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.facts import Dropped, Fact, ModelCall, Stop, ToolCall
-from otel_limits.faults import FAULTS, unfelt
 from otel_limits.names import MAX_AGENTS
-from otel_limits.observers.counting import ALIKE, CountingObserver
+from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
 if TYPE_CHECKING:
@@ -37,15 +32,11 @@ TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": 
 """How a series of each kind takes a value."""
 
 
-MAX_PENDING: Final = 1000
-"""Facts of a kind that wait to be counted, until they are counted whether anybody asks or not."""
-
-
 class Uncreated(MetricWrapperBase):
     """A metric without its `_created` series, which would double what is scraped."""
 
     catch_up: Callable[[], None] | None = None
-    """Counts what waits, before anybody is told a number."""
+    """Called before anybody is told a number."""
 
     def collect(self) -> Iterable[Metric]:
         """Say how all series stand."""
@@ -75,33 +66,35 @@ class Histogram(Uncreated, prometheus_client.Histogram):
 class PrometheusObserver(CountingObserver):
     """Counts facts in prometheus_client.
 
-    What happens at every turn waits until its numbers are asked for or its invocation ends: most
-    turns are not scraped, and an agent that is under way is held up by a list alone. Where others
-    read the numbers from files, they are counted at once.
-
     Args:
         registry: Where the metrics live; the default registry unless told otherwise.
         max_agents: Distinct agent names; further ones are counted as `_other`.
+        report: Tells in sums what has happened, called before anybody is told a number: most turns
+            are not scraped, and need not be told one by one. Where others read the numbers from
+            files, nobody could call it, and they are told so.
     """
 
     component = "prometheus"
 
     def __init__(
-        self, registry: CollectorRegistry = REGISTRY, max_agents: int = MAX_AGENTS
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        max_agents: int = MAX_AGENTS,
+        report: Callable[[], None] | None = None,
     ) -> None:
         """Register the metrics.
 
         Raises:
             ValueError: The registry has metrics of these names already.
         """
-        super().__init__(max_agents)
+        asked = None if is_shared() else report
+        super().__init__(max_agents, sums=asked is not None)
         self._registry = registry
         self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
-        self._pending: dict[type, deque[Fact]] = {kind: deque() for kind in ALIKE}
-        self._lock = threading.RLock()
-        if not is_shared():
-            self._wait()
+        for metric in self._metrics.values():
+            if isinstance(metric, Uncreated):  # the others show what is told at once
+                metric.catch_up = asked
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""
@@ -111,51 +104,6 @@ class PrometheusObserver(CountingObserver):
         if spec.kind in ("counter", "histogram"):
             return taker  # type: ignore[no-any-return]
         return lambda value, exemplar=None: taker(value)  # noqa: ARG005  gauges have no exemplar
-
-    def _wait(self) -> None:
-        later = {kind: waiting.append for kind, waiting in self._pending.items()}
-        self.wants = self.wants | later | {ModelCall: self._keep, ToolCall: self._keep}
-        for metric in self._metrics.values():
-            if isinstance(metric, Uncreated):  # the others show what is never kept waiting
-                metric.catch_up = self.catch_up
-
-    def _keep(self, fact: ModelCall | ToolCall) -> None:
-        """Let a call wait; as no turn that goes on is without one, the bound is looked at here."""
-        waiting = self._pending[type(fact)]
-        waiting.append(fact)
-        if len(waiting) >= MAX_PENDING:
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        """Count what waits; what cannot be counted does not keep the rest from it."""
-        with self._lock:
-            for kind, facts in self._take_pending():
-                try:
-                    self._handlers[kind](*facts)
-                except Exception as error:  # noqa: BLE001, PERF203  an agent may be waiting for it
-                    self._lose(len(facts), error)
-
-    def _take_pending(self) -> Iterator[tuple[type, list[Fact]]]:
-        """Take out what waits, together where it counts in the same series."""
-        for kind, waiting in self._pending.items():
-            alike: dict[object, list[Fact]] = {}
-            taken: list[Fact] = []
-            with suppress(IndexError):  # a signal handler that scrapes has taken the rest
-                for _ in range(len(waiting)):
-                    taken.append(waiting.popleft())  # noqa: PERF401  what was taken must not be lost
-            for key, facts in groupby(taken, ALIKE[kind]):
-                alike.setdefault(key, []).extend(facts)
-            for together in alike.values():
-                yield kind, together
-
-    @unfelt(component)
-    def _lose(self, facts: int, error: Exception) -> None:
-        FAULTS.report(self.component, error)
-        self(Dropped(observer=self.component, facts=facts))
-
-    def _stop(self, fact: Stop) -> None:
-        self.catch_up()
-        super()._stop(fact)
 
     def serve(self, port: int, host: str) -> None:
         """Serve the registry over HTTP.
@@ -187,9 +135,6 @@ class PrometheusObserver(CountingObserver):
         hence the private names.
         """
         super().reset_after_fork()
-        for waiting in self._pending.values():
-            waiting.clear()
-        self._lock = threading.RLock()
         server, self._server = self._server, None
         if server is not None:
             server.abandon()

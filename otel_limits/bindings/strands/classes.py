@@ -198,10 +198,10 @@ class Watch:
         from strands.models import Model
 
         for model in (agent.model, agent._aux_model):
-            if model is not None:
+            if model is not None and (type(model), "stream") not in self._originals:
                 self.watch_class(type(model))
         for derived in subclasses_of(Model):  # a tool may ask a model of any of them
-            if "stream" in vars(derived):
+            if (derived, "stream") not in self._originals and "stream" in vars(derived):
                 self.watch_class(derived)
 
     def _model_stream(self, original: Any) -> Any:

@@ -37,12 +37,13 @@ OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens"
 
 def usage_of(usage: Mapping[str, Any]) -> Usage | None:
     """Return what the provider reported for a message, in the sense of `Usage`."""
-    input_tokens = token_count(_total_prompt_tokens(usage))  # type: ignore[arg-type]  # whatever came
-    output_tokens = token_count(usage.get("outputTokens"))
+    read, written = usage.get("cacheReadInputTokens"), usage.get("cacheWriteInputTokens")
+    is_cached = read or written
+    prompt = _total_prompt_tokens(usage) if is_cached else usage["inputTokens"]  # type: ignore[arg-type]  # whatever came
+    input_tokens, output_tokens = token_count(prompt), token_count(usage.get("outputTokens"))
     if input_tokens is None or output_tokens is None:
         return None
-    read, written = usage.get("cacheReadInputTokens"), usage.get("cacheWriteInputTokens")
-    if not read and not written:
+    if not is_cached:
         return Usage(input=input_tokens, output=output_tokens)
     return Usage(
         input=input_tokens,

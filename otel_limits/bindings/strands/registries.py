@@ -11,6 +11,7 @@ import copy
 import functools
 import logging
 from inspect import iscoroutinefunction
+from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
@@ -23,7 +24,7 @@ from strands.middleware._registry import MiddlewareRegistry
 from otel_limits.faults import note
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+    from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 
     from strands.agent.agent import Agent
     from strands.interrupt import Interrupt
@@ -58,6 +59,11 @@ class Follower(Protocol):
         """Follow a model call."""
 
 
+REPLACED: Final = ("invoke_callbacks_async", "get_callbacks_for")
+"""What `Hooks` does itself, in Strands' own way."""
+
+CALLBACK_OF: Final = attrgetter("callback")
+
 strands_logger: Final = logging.getLogger(HookRegistry.__module__)
 
 
@@ -82,7 +88,9 @@ class Hooks(HookRegistry):
         """Ours that come before every other hook."""
         return self._first.values()
 
-    async def invoke_callbacks_async(self, event: Any) -> tuple[Any, list[Interrupt]]:
+    async def invoke_callbacks_async(  # noqa: C901, PLR0912  every event of every agent is here
+        self, event: Any
+    ) -> tuple[Any, list[Interrupt]]:
         """Call whoever waits for this event, and collect interrupts, as Strands does."""
         kind = type(event)
         interrupts: list[Interrupt] = []
@@ -94,9 +102,16 @@ class Hooks(HookRegistry):
         # a class that was instrumented meanwhile sees what nobody waits for, too
         if HookRegistry.invoke_callbacks_async is not self._plain:
             event, interrupts = await super().invoke_callbacks_async(event)
-        elif kind in self._registered_callbacks:
+        elif entries := self._registered_callbacks.get(kind):
+            callbacks: Iterable[Any]
             callback: Any
-            for callback in self.get_callbacks_for(event):
+            if not event.should_reverse_callbacks:
+                callbacks = map(CALLBACK_OF, entries)  # with those that are added meanwhile
+            elif len(entries) == 1:
+                callbacks = (entries[0].callback,)
+            else:
+                callbacks = self.get_callbacks_for(event)
+            for callback in callbacks:
                 known = self._known.get(id(callback)) or self._learn(callback)
                 try:
                     if known[1]:
@@ -202,7 +217,7 @@ def hear_hooks(agent: Agent, first: Callbacks, last: Callbacks) -> bool:
     former = vars(agent).get("hooks")
     if isinstance(former, Hooks):  # of the agent that this one is a copy of
         former = former.former
-    if not is_plain(former, HookRegistry, "invoke_callbacks_async"):
+    if not all(is_plain(former, HookRegistry, method) for method in REPLACED):
         return False
     agent.hooks = Hooks(cast("HookRegistry", former), first, last)
     return True
