@@ -79,9 +79,13 @@ class Used(Record):
     tools: Mapping[tuple[str, ToolStatus], int]
     """How many calls, by tool and status."""
 
-    def since(self, told: Used) -> Used | None:
-        """Return what it has more than an earlier state of it, if it has."""
-        fresh = Used(
+    def __bool__(self) -> bool:
+        """Tell whether it is anything."""
+        return bool(self.turns or self.cycles or self.calls or self.tools)
+
+    def since(self, told: Used) -> Used:
+        """Return what it has more than an earlier state of it."""
+        return Used(
             invocation=self.invocation,
             turns=self.turns - told.turns,
             cycles=self.cycles - told.cycles,
@@ -96,7 +100,6 @@ class Used(Record):
                 if number != told.tools.get(key)
             },
         )
-        return fresh if fresh.turns or fresh.cycles or fresh.calls or fresh.tools else None
 
 
 class Progress:
@@ -104,11 +107,11 @@ class Progress:
 
     __slots__ = ("_told", "calls", "tools")
 
-    def __init__(self, invocation: Invocation) -> None:
+    def __init__(self) -> None:
         """Begin with nothing."""
         self.calls: dict[tuple[str, CallKind], Spent] = {}
         self.tools: dict[tuple[str, ToolStatus], int] = {}
-        self._told = [Used(invocation=invocation, turns=0, cycles=0, calls={}, tools={})]
+        self._told: list[Used | None] = [None]
         """One state, or none while it is looked at."""
 
     def called(
@@ -120,8 +123,8 @@ class Progress:
             spent = self.calls[model, kind] = Spent()
         spent.add(usage, price, span_id)
 
-    def take(self, turns: int, cycles: int) -> Used | None:
-        """Return what has not been told, which is told from then on.
+    def take(self, invocation: Invocation, turns: int, cycles: int) -> Used | None:
+        """Return what has not been told, if anything, which is told from then on.
 
         A signal handler may ask on the thread that is just doing so: it gets nothing.
         """
@@ -130,12 +133,12 @@ class Progress:
         except IndexError:
             return None
         try:
-            now = self._state(told.invocation, turns, cycles)
-            fresh = now.since(told)
+            now = self._state(invocation, turns, cycles)
+            fresh = now if told is None else now.since(told)
             told = now
         finally:
             self._told.append(told)
-        return fresh
+        return fresh or None
 
     def skip(self, invocation: Invocation, turns: int, cycles: int) -> None:
         """Take all of it for told, whoever was just looking at it."""

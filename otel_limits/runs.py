@@ -207,7 +207,7 @@ class Run:
         self.tree = tree
         self.blind = blind
         self.tally = Tally()
-        self.progress = Progress(invocation)
+        self.progress = Progress()
         self._is_behind = False  # True when something of that was not reported
         self._tallies = (self.tally,) if tree is None else (self.tally, tree.tally)
         self.calls_by_tool: dict[str, int] = {}
@@ -596,7 +596,7 @@ class Run:
         self._runs.behind.pop(self.invocation.id, None)
         self._is_behind = False
         with self._runs.reporting:
-            return self.progress.take(self.tally.turns, self.tally.cycles)
+            return self.progress.take(self.invocation, self.tally.turns, self.tally.cycles)
 
     def _forget_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None

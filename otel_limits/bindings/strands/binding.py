@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from opentelemetry import trace
@@ -135,18 +135,21 @@ class Refused(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
-@dataclass(slots=True)
 class Batch:
     """The tool calls of one turn, as they come and go."""
 
-    requests: list[Mapping[str, Any]]
-    """Tool uses, in the order in which the model asked."""
-    denied: bool
-    """True when a hook denied them all: none was admitted."""
-    refusals: dict[str, Breach] = field(default_factory=dict)
-    """By tool use id."""
-    results: dict[str, AfterToolCallEvent] = field(default_factory=dict)
-    """The final attempt of each, by tool use id."""
+    refusals: Mapping[str, Breach] = {}
+    """Those that a limit refuses, by tool use id: most turns have none."""
+
+    def __init__(self, requests: list[Mapping[str, Any]], *, denied: bool) -> None:
+        """Begin with the tool uses, in the order in which the model asked.
+
+        When a hook denied them all, none was admitted.
+        """
+        self.requests = requests
+        self.denied = denied
+        self.results: dict[str, AfterToolCallEvent] = {}
+        """The final attempt of each, by tool use id."""
 
 
 @dataclass(slots=True)
@@ -478,18 +481,19 @@ class Binding:
         live = self.newest
         if live is None:
             return
-        CURRENT.set(live.run)
+        if CURRENT.get() is not live.run:
+            CURRENT.set(live.run)
         if live.wrapping is not None:
             event.cancel = f"Not run: {why(live.wrapping)}."
             return
         run, denied = live.run, bool(event.cancel)
-        live.batch = batch = Batch(tool_uses(event.agent, event.message), denied)
+        live.batch = batch = Batch(tool_uses(event.agent, event.message), denied=denied)
         if denied:
             return
         for request in batch.requests:
             breach = run.admit_tool(request["name"])
             if breach is not None:
-                batch.refusals[request["toolUseId"]] = breach
+                batch.refusals = {**batch.refusals, request["toolUseId"]: breach}
         if batch.refusals:
             self._attach_also(event.agent, self._tool_hooks())
 
@@ -808,6 +812,8 @@ def _objection(
 
 
 def _open_call(live: Live, context: InvokeModelContext) -> OpenCall | None:
+    if CURRENT.get() is not live.run:
+        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
     try:
         model, projected = context.model, context.projected_input_tokens
         return live.run.open_call(
@@ -841,7 +847,6 @@ async def _follow(
     for the response: a middleware may prepare several calls, and make none of them.
     """
     _let_out(live, context)
-    CURRENT.set(live.run)  # one task may read the streams of several agents in turns
     answer, call = None, _open_call(live, context)
     if live.wrapping is not None or live.run.policy.tell_model:
         context = _with_notes(live, context) or context

@@ -12,7 +12,7 @@ from otel_limits.faults import unfelt
 from otel_limits.runs import CURRENT, FOLLOWED, Run, Runs, is_followed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable
 
     from opentelemetry.trace import Span
     from strands.agent.agent import Agent
@@ -225,12 +225,12 @@ def _as_function(method: Any) -> Callable[..., Any]:
     return lambda model, *args, **kwargs: bind(model, type(model))(*args, **kwargs)
 
 
-def subclasses_of(owner: type) -> Iterator[type]:
-    """Yield every class that is derived from `owner`, by now."""
-    derived: type
-    for derived in owner.__subclasses__():
-        yield derived
-        yield from subclasses_of(derived)
+def subclasses_of(owner: type) -> list[type]:
+    """Return every class that is derived from `owner`, by now; one of two parents comes twice."""
+    derived: list[type] = owner.__subclasses__()
+    for each in derived:  # which grows meanwhile
+        derived += each.__subclasses__()
+    return derived
 
 
 async def follow_direct(
