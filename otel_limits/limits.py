@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Context, Decimal
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
@@ -74,6 +74,9 @@ class Usage(Record):
 
 NO_USAGE: Final = Usage()
 NO_COST: Final = Decimal(0)
+
+EXACT: Final = Context(prec=60, traps=[])
+"""Enough digits for any sum of ours, whatever context the application has set."""
 
 
 @dataclass(slots=True)

@@ -10,13 +10,13 @@ import re
 import threading
 from dataclasses import fields
 from datetime import datetime, timezone
-from decimal import Context, Decimal, localcontext
+from decimal import Decimal, localcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.faults import note, unfelt
 from otel_limits.globs import best_match
-from otel_limits.limits import NO_COST, Usage
+from otel_limits.limits import EXACT, NO_COST, Usage
 from otel_limits.loops import fingerprint
 from otel_limits.records import Record, record
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, TieredPrices
 
 PACKAGE: Final = "genai-prices"
-
-EXACT: Final = Context(prec=60, traps=[])
-"""Enough digits for any sum of ours, whatever context the application has set."""
 
 PER_MILLION: Final = -6
 PER_THOUSAND: Final = -3

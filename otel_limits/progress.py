@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.limits import NO_COST
+from otel_limits.limits import EXACT, NO_COST
 from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Spent:
             self.cache_read += usage.cache_read
             self.cache_write += usage.cache_write
         if price is not None and price.is_finite() and price >= 0:
-            self.cost += price
+            self.cost = EXACT.add(self.cost, price)
         else:  # no counter can be increased by a price that is none
             self.unpriced += usage.input + usage.output
         self.span_id = span_id
@@ -55,7 +55,7 @@ class Spent:
             self.output - told.output,
             self.cache_read - told.cache_read,
             self.cache_write - told.cache_write,
-            self.cost - told.cost,
+            EXACT.subtract(self.cost, told.cost),
             self.unpriced - told.unpriced,
             self.span_id,
         )

@@ -18,6 +18,7 @@ from otel_limits.deadlines import Deadlines
 from otel_limits.facts import ActionTaken, Fact, Invocation, ModelCall, Observer, Stop, ToolCall
 from otel_limits.faults import FAULTS, note, unfelt
 from otel_limits.limits import (
+    EXACT,
     KILLED,
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
@@ -676,7 +677,7 @@ def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bo
     tally.model_calls += 1
     tally.unmeasured_calls += estimated
     if price is not None:
-        tally.cost += price
+        tally.cost = EXACT.add(tally.cost, price)
     elif usage.input or usage.output:
         tally.unpriced_calls += 1
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.limits import NO_USAGE, Usage
+from otel_limits.limits import NO_USAGE, Policy, Usage
 from otel_limits.pricing import Price, Prices, price_of
 from otel_limits.runs import Runs
 
@@ -83,6 +83,19 @@ def test_the_decimal_context_of_the_application_does_not_matter() -> None:
     expected = Prices({"gpt": GPT}).price("gpt", CALL)
     with decimal.localcontext(decimal.Context(prec=2, traps=[decimal.Inexact])):
         assert Prices({"gpt": GPT}).price("gpt", CALL) == expected
+
+
+@pytest.mark.parametrize("traps", [[], [decimal.Inexact]])
+def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
+    """A sum of few digits would let an agent spend more; one that fails would be counted again."""
+    runs = Runs()
+    runs.prices = Prices({"gpt": GPT})
+    run = runs.start("a", Policy())
+    with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
+        for _ in range(3):
+            run.settle(run.open_call("gpt", 1), Usage(input=123_457, output=1))
+    assert run.tally.cost == 3 * (123_457 * GPT.input + GPT.output) / 10**6
+    assert run.tally.input == 3 * 123_457
 
 
 def test_the_most_specific_glob_decides() -> None:
