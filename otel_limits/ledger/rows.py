@@ -12,7 +12,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
-from otel_limits.limits import Breach, Limits, Usage
+from otel_limits.limits import EXACT, Breach, Limits, Usage
 from otel_limits.names import clean
 
 Row: TypeAlias = dict[str, Any]
@@ -243,13 +243,13 @@ def picodollars(price: Decimal | None) -> int | None:
     """Whole picodollars, or `None` for a price that is unknown or none at all."""
     if price is None or not price.is_finite() or price < 0:
         return None
-    whole = int((price * PICODOLLARS).to_integral_value(ROUND_HALF_EVEN))
+    whole = int(EXACT.multiply(price, PICODOLLARS).to_integral_value(ROUND_HALF_EVEN, EXACT))
     return whole if whole <= MAX_INTEGER else None
 
 
 def dollars(pico: int | None) -> Decimal | None:
     """Turn whole picodollars into USD, exactly."""
-    return None if pico is None else Decimal(int(pico)).scaleb(-12)
+    return None if pico is None else Decimal(int(pico)).scaleb(-12, EXACT)
 
 
 def known_cost(pico: int | None, unpriced: int | None) -> Decimal | None:

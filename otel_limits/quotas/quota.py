@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal
 
+from otel_limits.limits import EXACT
 from otel_limits.quotas.keys import Template
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ class Quota:
 
 def parts_of_usd(amount: Decimal) -> int:
     """Return money as whole parts, rounded up: no call is cheaper than its price."""
-    return int((amount * PARTS_PER_USD).to_integral_value(ROUND_CEILING))
+    return int(EXACT.multiply(amount, PARTS_PER_USD).to_integral_value(ROUND_CEILING, EXACT))
 
 
 def in_unit(unit: Unit, parts: int) -> Number:
     """Return an amount as people write it."""
-    return Decimal(parts) / PARTS_PER_USD if unit == "usd" else parts
+    return EXACT.divide(parts, PARTS_PER_USD) if unit == "usd" else parts
 
 
 def unit_name(unit: Unit) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 import random
 import subprocess
@@ -293,6 +294,14 @@ def test_picodollars(price: Decimal | None, stored: int | None) -> None:
     assert picodollars(price) == stored
     if price is not None and stored is not None:
         assert dollars(stored) == price
+
+
+@pytest.mark.parametrize("traps", [[], [decimal.Inexact]])
+def test_picodollars_are_exact_whatever_context_the_application_has_set(traps: list[Any]) -> None:
+    """A row is written on the thread of the agent, where an application may round to cents."""
+    with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
+        assert picodollars(Decimal("1234.567890123456")) == 1_234_567_890_123_456
+        assert dollars(1_234_567_890_123_456) == Decimal("1234.567890123456")
 
 
 # --- exactly once ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,14 @@ def test_no_call_is_cheaper_than_its_price(price: Decimal) -> None:
     """Parts of a dollar are rounded up, by less than a billionth."""
     counted = Decimal(parts_of_usd(price)) / 10**9
     assert 0 <= counted - price < Decimal("1e-9")
+
+
+@pytest.mark.parametrize("traps", [[], [decimal.Inexact]])
+def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any]) -> None:
+    """A share of a quota is no rounder than its price."""
+    price = Decimal("1234.567890123")
+    with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
+        assert in_unit("usd", parts_of_usd(price)) == price
 
 
 @pytest.mark.parametrize(
