@@ -17,6 +17,7 @@ from otel_limits.quotas.quota import (
     PARTS_PER_USD,
     UNITS,
     Quota,
+    in_unit,
     parts_of_usd,
 )
 from otel_limits.quotas.windows import UTC, Windows, length_of, zone_of
@@ -55,7 +56,7 @@ def _usd(key: str, value: object) -> int:
         amount = Decimal(str(value)) if exact else Decimal(0)
     except ArithmeticError:
         amount = Decimal(0)
-    if not amount.is_finite() or not 0 < amount <= Decimal(MAX_PARTS) / PARTS_PER_USD:
+    if not amount.is_finite() or not 0 < amount <= in_unit("usd", MAX_PARTS):
         raise ValueError(f"{key} must be USD above 0 and up to 9000000, got {str(value)!r}.")
     return parts_of_usd(amount)
 

@@ -80,6 +80,8 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
     price = Decimal("1234.567890123")
     with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
         assert in_unit("usd", parts_of_usd(price)) == price
+        (quota,) = parse_quotas({"q": {"usd": str(price), "window": "day"}})
+    assert in_unit("usd", quota.amount) == price
 
 
 @pytest.mark.parametrize(
