@@ -394,13 +394,13 @@ class Run:
         fingerprint: str | None,
     ) -> None:
         """A tool call is over, in its final attempt."""
+        self._tools_told += 1
         tools = self.progress.tools
         tools[tool, status] = tools.get((tool, status), 0) + 1
         if not self._is_behind:
             self._fall_behind()
         if not self._runs.heard[ToolCall]:
             return
-        self._tools_told += 1
         self._runs.tell(
             ToolCall(
                 invocation=self.invocation,
@@ -566,10 +566,14 @@ class Run:
 
     @unfelt("runs")
     def report(self) -> None:
-        """Tell what was used since the last time to those who want it summed up."""
-        used = self._take_progress()
-        if used is not None:
-            self._runs.tell(used)
+        """Tell what was used since the last time to those who want it summed up.
+
+        Whoever comes meanwhile waits until it is told, as somebody may read the numbers then.
+        """
+        with self._runs.reporting:
+            used = self._take_progress()
+            if used is not None:
+                self._runs.tell(used)
 
     def disown(self) -> None:
         """Leave it to the parent process to tell what was used until now."""
@@ -596,8 +600,7 @@ class Run:
         """Catch up, and return what was missing; what is used from here on is missing again."""
         self._runs.behind.pop(self.invocation.id, None)
         self._is_behind = False
-        with self._runs.reporting:
-            return self.progress.take(self.invocation, self.tally.turns, self.tally.cycles)
+        return self.progress.take(self.invocation, self.tally.turns, self.tally.cycles)
 
     def _forget_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
@@ -728,7 +731,7 @@ class Runs:
         """Begin with no invocation and no observer."""
         self.lock = threading.Lock()
         self.reporting = threading.RLock()
-        """Held while it is found out what is to be reported, so that it is reported once."""
+        """Held while something is reported, so that it is reported once."""
         self.behind: dict[str, Run] = {}
         """Those that have used what was not reported yet, by the id of the invocation."""
         self._gate: Gate | None = None
@@ -1002,7 +1005,8 @@ class Runs:
 
     def _evict(self) -> None:
         while self._live:
-            oldest = next(iter(self._live.values()), None)
+            with self.lock:  # other threads begin invocations, and end them
+                oldest = next(iter(self._live.values()), None)
             if oldest is None or not self._is_too_much(oldest):
                 return
             oldest.finish("evicted")

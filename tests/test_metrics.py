@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from strands import tool
 
@@ -21,12 +22,15 @@ import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.limits import Policy, Usage
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.runs import LIVE
+from otel_limits.observers.prometheus import PrometheusObserver
+from otel_limits.runs import LIVE, Runs
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
     from strands import Agent
 
+    from otel_limits.facts import Stop
+    from otel_limits.progress import Used
     from tests.conftest import MakeAgent, Metric
 
 LABELS = {
@@ -142,6 +146,31 @@ def test_a_signal_handler_that_scrapes_counts_nothing_twice(metric: Metric) -> N
     run.settle(run.open_call("m", 1), Usage(input=4))
     run.finish("end_turn")
     assert metric("otel_limits_tokens_total", agent="a", model="m", type="input") == 7
+
+
+def test_an_end_waits_for_the_scrape_that_counts_it() -> None:
+    """Who reads the numbers after an invocation finds all of it, whoever asked in between."""
+    runs, registry, told = Runs(), CollectorRegistry(), []
+
+    class Slow(PrometheusObserver):
+        def _used(self, fact: Used) -> None:
+            ending.start()
+            ending.join(0.1)
+            told.append("used")
+            super()._used(fact)
+
+        def _stop(self, fact: Stop) -> None:
+            told.append("stop")
+            super()._stop(fact)
+
+    runs.observers = (Slow(registry, report=runs.report),)
+    run = runs.start("a", Policy())
+    ending = threading.Thread(target=run.finish, args=("end_turn",))
+    run.turn()
+    runs.report()
+    ending.join()
+    assert told == ["used", "stop"]
+    assert registry.get_sample_value("otel_limits_turns_total", {"agent": "a"}) == 1
 
 
 def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:

@@ -191,6 +191,24 @@ def test_a_class_of_registries_instrumented_later_sees_every_event(
     assert seen.count("MessageAddedEvent") == 6  # asked, two turns with results, and the halt
 
 
+def test_a_class_of_registries_whose_order_is_changed_later_has_that_order(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for the hooks of each event, as a plain registry asks itself."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    agent("go")
+    calls, seen = HookRegistry.get_callbacks_for, []
+
+    def in_order(registry: HookRegistry, event: Any) -> Any:
+        seen.append(type(event).__name__)
+        return calls(registry, event)
+
+    monkeypatch.setattr(HookRegistry, "get_callbacks_for", in_order)
+    assert str(agent("go").stop_reason) == "max_turns"
+    assert (seen.count("BeforeModelCallEvent"), seen.count("AfterModelCallEvent")) == (2, 2)
+
+
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_an_instrumented_registry_of_middleware_sees_every_stage(
     runs_before: int, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch

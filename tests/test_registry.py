@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
 from strands import tool
 
-from otel_limits import Cycle, Limits, ModelCall, Started, Stop, Turn, enable
-from otel_limits.limits import Policy
+from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
+from otel_limits.limits import Policy, Usage
 from otel_limits.runs import LIVE, Run, Runs
 from otel_limits.testing import ScriptedModel, endless, uses
 
@@ -93,12 +94,49 @@ def test_the_oldest_makes_room(runs: Runs, told: list[Fact]) -> None:
     assert (stopped(told), len(runs)) == ([("a", "evicted")], 3)
 
 
+def test_another_thread_may_begin_while_the_oldest_is_looked_for(
+    runs: Runs, told: list[Fact]
+) -> None:
+    """Or what begins would never be told, when the registry changes under the look."""
+
+    class Busy(OrderedDict[str, Run]):
+        def values(self) -> Any:
+            each = iter(super().values())
+            if not runs.lock.locked():
+                self["another"] = first
+            return each
+
+    first = start(runs, "a")
+    runs._live = Busy(runs._live)
+    start(runs, "b")
+    assert [fact.invocation.agent for fact in told if isinstance(fact, Started)] == ["a", "b"]
+
+
 def test_what_never_ended_is_evicted_by_age(runs: Runs, told: list[Fact], clock: Clock) -> None:
     """An invocation that is older than the bound goes when the next one begins."""
     start(runs, "a")
     clock.now = 61
     start(runs, "b")
     assert (stopped(told), len(runs)) == ([("a", "evicted")], 1)
+
+
+def test_who_comes_late_is_told_the_right_numbers(runs: Runs, told: list[Fact]) -> None:
+    """Facts that nobody wanted are numbered all the same."""
+    runs.observers = ()
+    run = start(runs, "a")
+    call_once(run)
+    runs.observers = (told.append,)
+    call_once(run)
+    assert [fact.number for fact in told if isinstance(fact, ModelCall | ToolCall | Turn)] == [
+        2
+    ] * 3
+
+
+def call_once(run: Run) -> None:
+    """Go through one turn with one tool."""
+    run.settle(run.open_call("m", 1), Usage(input=1))
+    run.turn()
+    run.tool_called("search", "success", None, None)
 
 
 def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:

@@ -78,6 +78,7 @@ class Hooks(HookRegistry):
         self.former = former
         self._registered_callbacks = former._registered_callbacks
         self._plain = HookRegistry.invoke_callbacks_async
+        self._plain_order = HookRegistry.get_callbacks_for
         self._first = first
         self._last = last
         self._known: dict[int, tuple[object, bool]] = {}
@@ -105,7 +106,9 @@ class Hooks(HookRegistry):
         elif entries := self._registered_callbacks.get(kind):
             callbacks: Iterable[Any]
             callback: Any
-            if not event.should_reverse_callbacks:
+            if HookRegistry.get_callbacks_for is not self._plain_order:
+                callbacks = self.get_callbacks_for(event)
+            elif not event.should_reverse_callbacks:
                 callbacks = map(CALLBACK_OF, entries)  # with those that are added meanwhile
             elif len(entries) == 1:
                 callbacks = (entries[0].callback,)
