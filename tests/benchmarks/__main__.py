@@ -25,10 +25,12 @@ class Plan:
 
 
 FULL: Final = Plan(
-    distances=(Distance(turns=50, laps=10), Distance(turns=200, laps=2)),
+    distances=(Distance(turns=50, laps=5), Distance(turns=200, laps=1)),
     live=(1, 10_000),
     finished=100_000,
 )
+"""Few laps in many rounds: two processes differ by more than two laps of one do."""
+
 QUICK: Final = Plan(distances=(Distance(turns=5, laps=2),), live=(1, 100), finished=100)
 
 
@@ -45,7 +47,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few turns and laps: a smoke test")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of fresh processes")
+    parser.add_argument("--rounds", type=int, default=16, help="rounds of fresh processes")
     return parser.parse_args(arguments)
 
 
