@@ -164,7 +164,6 @@ class Run:
         "_caps_tools",
         "_cleared",
         "_deadline",
-        "_is_behind",
         "_is_timed",
         "_nudged",
         "_refusals",
@@ -209,7 +208,6 @@ class Run:
         self.blind = blind
         self.tally = Tally()
         self.progress = Progress()
-        self._is_behind = False  # True when something of that was not reported
         self._tallies = (self.tally,) if tree is None else (self.tally, tree.tally)
         self.calls_by_tool: dict[str, int] = {}
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
@@ -266,8 +264,7 @@ class Run:
     def cycle(self) -> None:
         """An event loop cycle begins."""
         self.tally.cycles += 1
-        if not self._is_behind:
-            self._fall_behind()
+        self._runs.behind[self.invocation.id] = self
         if self._runs.heard[facts.Cycle]:
             self._runs.tell(facts.Cycle(invocation=self.invocation))
 
@@ -278,8 +275,7 @@ class Run:
             for tally in self._tallies:
                 tally.turns += 1
         self._cleared = False
-        if not self._is_behind:
-            self._fall_behind()
+        self._runs.behind[self.invocation.id] = self
         if self._runs.heard[facts.Turn]:
             self._runs.tell(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
@@ -332,8 +328,7 @@ class Run:
                 add_call(tally, counted, price, estimated=estimated)
         self._cleared = False
         self._shut(call)  # until here a fault leaves it open, to be settled with the invocation
-        if not self._is_behind:
-            self._fall_behind()
+        self._runs.behind[self.invocation.id] = self
         if self._runs.heard[ModelCall]:
             self._tell_call(call, kind, counted, price, estimated=estimated)
 
@@ -397,8 +392,7 @@ class Run:
         self._tools_told += 1
         tools = self.progress.tools
         tools[tool, status] = tools.get((tool, status), 0) + 1
-        if not self._is_behind:
-            self._fall_behind()
+        self._runs.behind[self.invocation.id] = self
         if not self._runs.heard[ToolCall]:
             return
         self._runs.tell(
@@ -571,14 +565,14 @@ class Run:
         Whoever comes meanwhile waits until it is told, as somebody may read the numbers then.
         """
         with self._runs.reporting:
-            used = self._take_progress()
+            self._runs.behind.pop(self.invocation.id, None)  # first, as it may use more meanwhile
+            used = self.progress.take(self.invocation, self.tally.turns, self.tally.cycles)
             if used is not None:
                 self._runs.tell(used)
 
     def disown(self) -> None:
         """Leave it to the parent process to tell what was used until now."""
         self.progress.skip(self.invocation, self.tally.turns, self.tally.cycles)
-        self._is_behind = False
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -591,16 +585,6 @@ class Run:
             self.settle(self.call, failed=True, aborted=True)
         for call in tuple(self.beside):
             self.settle(call, failed=True, aborted=True)
-
-    def _fall_behind(self) -> None:
-        self._is_behind = True
-        self._runs.behind[self.invocation.id] = self
-
-    def _take_progress(self) -> Used | None:
-        """Catch up, and return what was missing; what is used from here on is missing again."""
-        self._runs.behind.pop(self.invocation.id, None)
-        self._is_behind = False
-        return self.progress.take(self.invocation, self.tally.turns, self.tally.cycles)
 
     def _forget_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None

@@ -481,6 +481,14 @@ def test_a_flood_of_names_is_folded() -> None:
     assert way.value("otel_limits_invocation_turns_count", agent="_other") == 500 - MAX_AGENTS
 
 
+def test_a_flood_of_observers_is_folded() -> None:
+    """Observers can have any names, too."""
+    way = through_prometheus(max_agents=2)
+    way.tell(*(Lag(observer=str(number), seconds=1.0) for number in range(9)))
+    assert way.value("otel_limits_observer_lag_seconds_count", observer="_other") == 7
+    assert len(way.observer._lags) == 3
+
+
 def test_agents_that_are_folded_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever misses an agent in a dashboard learns which variable to set."""
     finish_invocations(through_prometheus(max_agents=2), 5)

@@ -111,24 +111,38 @@ print(agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"], len(s
 
 
 WAITING_FORK = """
-import os
+import os, signal, threading
 import otel_limits
+from otel_limits.runs import CURRENT, LIVE
 from otel_limits.testing import ScriptedModel, says, uses
 from prometheus_client import REGISTRY
 from strands import Agent, tool
 
 otel_limits.enable()
+held, done = threading.Event(), threading.Event()
 
 def turns():
     return int(REGISTRY.get_sample_value("otel_limits_turns_total", {"agent": "forked"}))
 
+def report():
+    with LIVE.reporting:
+        held.set()
+        done.wait()
+
 @tool
 def split() -> str:
-    "Fork while a turn waits to be counted."
+    "Fork while a turn waits to be counted, and another thread is reporting; go on in both."
+    threading.Thread(target=report).start()
+    held.wait()
     child = os.fork()
     if child == 0:
-        os._exit(turns())
-    return str(os.waitpid(child, 0)[1])
+        signal.alarm(20)
+        waiting = len(LIVE.behind)
+        CURRENT.get().turn()
+        os._exit(10 * waiting + turns())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done.set()
+    return str(code)
 
 model = ScriptedModel([uses("split"), says("done")])
 agent = Agent(model=model, tools=[split], callback_handler=None, name="forked")
@@ -138,7 +152,7 @@ print(agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"], turns
 
 
 def test_what_waits_to_be_counted_is_the_parents() -> None:
-    """A turn of the parent is counted there, and there alone."""
+    """A turn of the parent is counted there alone, and what its child does is the child's."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WAITING_FORK],
         capture_output=True,
@@ -146,7 +160,7 @@ def test_what_waits_to_be_counted_is_the_parents() -> None:
         timeout=60,
         check=False,
     )
-    assert done.stdout.split() == ["0", "2"], done.stderr[-2000:]
+    assert done.stdout.split() == ["1", "2"], done.stderr[-2000:]
 
 
 def test_the_invocations_of_a_parent_stay_the_parents() -> None:

@@ -13,7 +13,16 @@ from strands.multiagent import GraphBuilder, Swarm
 from strands.multiagent.base import Status
 
 import otel_limits
-from otel_limits import Fact, LimitReachedError, Limits, LimitsPlugin, ModelCall, Stop, enable
+from otel_limits import (
+    Fact,
+    LimitReachedError,
+    Limits,
+    LimitsPlugin,
+    ModelCall,
+    Started,
+    Stop,
+    enable,
+)
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -121,6 +130,40 @@ def test_streams_that_one_task_reads_in_turns(facts: list[Fact]) -> None:
     assert [calls_of(agent) for agent in agents] == [3, 3]
     assert spent(facts) == dict.fromkeys("ab", (3, 45))
     assert len([fact for fact in facts if isinstance(fact, ModelCall)]) == 6
+
+
+def test_what_a_tool_starts_belongs_to_its_agent_though_another_stream_was_read(
+    facts: list[Fact],
+) -> None:
+    """The task that reads both streams was last at the other agent, in the middle of a turn."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    helper = Agent(model=ScriptedModel([says("done")]), name="helper", callback_handler=None)
+
+    @tool
+    async def ask() -> str:
+        """Ask the helper."""
+        return str(await helper.invoke_async("go"))
+
+    asks = Agent(
+        model=ScriptedModel([uses("ask"), says("done")]),
+        tools=[ask],
+        name="asks",
+        callback_handler=None,
+    )
+
+    async def run() -> None:
+        streams: list[AsyncGenerator[Any, None]] = [
+            agent.stream_async("go")  # type: ignore[misc]  # typed as an iterator
+            for agent in (asks, runaway("other"))
+        ]
+        async for event in streams[0]:
+            if "message" in event:  # the response with its tool use is the first
+                await anext(streams[1])
+        await streams[1].aclose()
+
+    asyncio.run(run())
+    began = {fact.invocation.agent: fact.invocation for fact in facts if isinstance(fact, Started)}
+    assert began["helper"].parent_id == began["asks"].id
 
 
 def test_own_budgets_of_agents_that_run_at_once(facts: list[Fact]) -> None:

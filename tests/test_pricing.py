@@ -94,6 +94,9 @@ def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
     with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
         for _ in range(3):
             run.settle(run.open_call("gpt", 1), Usage(input=123_457, output=1))
+            used = run.progress.take(run.invocation, 0, 0)
+    assert used is not None
+    assert 3 * used.calls["gpt", "measured"].cost == run.tally.cost
     assert run.tally.cost == 3 * (123_457 * GPT.input + GPT.output) / 10**6
     assert run.tally.input == 3 * 123_457
 

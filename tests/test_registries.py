@@ -30,6 +30,7 @@ from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
 from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, ToolCall, disable, enable, stop_of
+from otel_limits.bindings.strands.registries import hear_hooks
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -191,13 +192,15 @@ def test_a_class_of_registries_instrumented_later_sees_every_event(
     assert seen.count("MessageAddedEvent") == 6  # asked, two turns with results, and the halt
 
 
-def test_a_class_of_registries_whose_order_is_changed_later_has_that_order(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_a_class_of_registries_whose_order_is_changed_has_that_order(
+    runs_before: int, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked for the hooks of each event, as a plain registry asks itself."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
-    agent("go")
+    for _ in range(runs_before):
+        agent("go")
     calls, seen = HookRegistry.get_callbacks_for, []
 
     def in_order(registry: HookRegistry, event: Any) -> Any:
@@ -207,6 +210,26 @@ def test_a_class_of_registries_whose_order_is_changed_later_has_that_order(
     monkeypatch.setattr(HookRegistry, "get_callbacks_for", in_order)
     assert str(agent("go").stop_reason) == "max_turns"
     assert (seen.count("BeforeModelCallEvent"), seen.count("AfterModelCallEvent")) == (2, 2)
+
+
+@pytest.mark.parametrize("event", [BeforeModelCallEvent, AfterModelCallEvent])
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_a_hook_that_the_only_one_adds(
+    event: type[Any], *, stands_in: bool, make_agent: MakeAgent
+) -> None:
+    """It is called in the same event unless that goes through its hooks in reverse, as always."""
+    agent = make_agent(runaway())
+    agent.hooks = HookRegistry()
+    seen = []
+
+    def only(_: object) -> None:
+        agent.hooks.add_callback(event, lambda _: seen.append("added"))
+
+    agent.hooks.add_callback(event, only)
+    if stands_in:
+        assert hear_hooks(agent, {}, {})
+    asyncio.run(agent.hooks.invoke_callbacks_async(event(agent=agent, invocation_state={})))
+    assert seen == (["added"] if event is BeforeModelCallEvent else [])
 
 
 @pytest.mark.parametrize("runs_before", [0, 1])

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
+from prometheus_client import CollectorRegistry
 from strands import tool
 
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
 from otel_limits.limits import Policy, Usage
+from otel_limits.observers.prometheus import PrometheusObserver
+from otel_limits.progress import Spent
 from otel_limits.runs import LIVE, Run, Runs
 from otel_limits.testing import ScriptedModel, endless, uses
 
@@ -130,6 +133,38 @@ def test_who_comes_late_is_told_the_right_numbers(runs: Runs, told: list[Fact]) 
     assert [fact.number for fact in told if isinstance(fact, ModelCall | ToolCall | Turn)] == [
         2
     ] * 3
+
+
+def test_a_call_that_could_not_be_counted_is_counted_once(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault within leaves nothing counted, and the call open until the invocation ends."""
+    failures = iter([RecursionError()])
+    add = Spent.add
+
+    def fail_once(spent: Spent, *what: Any) -> Spent:
+        for failure in failures:
+            raise failure
+        return add(spent, *what)
+
+    monkeypatch.setattr(Spent, "add", fail_once)
+    run = start(runs, "a")
+    with pytest.raises(RecursionError):
+        run.settle(run.open_call("m", 7), Usage(input=7))
+    run.finish("end_turn")
+    assert (run.tally.model_calls, run.tally.input) == (1, 7)
+
+
+def test_a_gate_is_told_facts_alone(runs: Runs) -> None:
+    """Quotas count calls one by one: sums of them are for those who want sums."""
+    told: list[object] = []
+    gate = MagicMock(side_effect=lambda fact: told.append(type(fact)))
+    runs.gate = gate
+    runs.observers = (PrometheusObserver(CollectorRegistry(), report=runs.report),)
+    run = start(runs, "a")
+    call_once(run)
+    run.finish("end_turn")
+    assert told[:5] == [Started, ModelCall, Turn, ToolCall, Stop]
 
 
 def call_once(run: Run) -> None:
