@@ -223,6 +223,9 @@ class Writer:
             self._flush()
             self._take_back()
         self._flush()
+        if self._queue:  # no spill file took it either: the database may be back
+            self._retry_at = 0.0
+            self._flush()
 
     def _await_work(self) -> None:
         """Wait for rows, then gather more of them unless somebody waits; or for spill files."""

@@ -571,6 +571,26 @@ def test_memory_takes_what_no_file_takes(
     eventually(lambda: whole(ledger) == 5)
 
 
+def test_what_only_memory_took_is_written_at_the_end_if_the_database_is_back(
+    faulty: None,
+    ledger: LedgerFile,
+    worker: Agent,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A program may end before the database would have been tried again."""
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(Spill, "_create", lambda _spill: open_nothing())
+    enable()
+    worker("go")
+    repair = locked(ledger, monkeypatch)
+    worker("go")
+    eventually(lambda: "stay in memory" in caplog.text)
+    repair()
+    disable()
+    assert whole(ledger) == 2
+
+
 def test_memory_is_bounded(
     faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
