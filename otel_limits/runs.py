@@ -842,6 +842,8 @@ class Runs:
     ) -> int:
         """End live invocations at once; returns how many.
 
+        A request without the loop is none of them: nothing breaks it off.
+
         Args:
             agent: Name of the agents, `*` and `?` stand for any characters.
             trace_id: Trace whose invocations are ended.
@@ -850,9 +852,12 @@ class Runs:
         matching = [
             run
             for run in list(self._live.values())
-            if all
-            or (agent is not None and fnmatch.fnmatchcase(run.invocation.agent, agent))
-            or (trace_id is not None and run.invocation.trace_id == trace_id)
+            if not run.is_direct
+            and (
+                all
+                or (agent is not None and fnmatch.fnmatchcase(run.invocation.agent, agent))
+                or (trace_id is not None and run.invocation.trace_id == trace_id)
+            )
         ]
         for run in matching:
             run.killed = True

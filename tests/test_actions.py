@@ -538,17 +538,19 @@ class Answer42(BaseModel):
 def test_a_kill_during_direct_structured_output_spares_the_next_invocation(
     make_agent: MakeAgent, source: str
 ) -> None:
-    """Nothing can break that off, and what comes next has done nothing."""
+    """Nothing can break that off, so it is not counted, and what comes next has done nothing."""
+    ended: list[int] = []
 
     class Killed(ScriptedModel):
         async def structured_output(self, output_model: Any, *_: Any, **__: Any) -> Any:
-            kill(all=True)
+            ended.append(kill(all=True))
             yield {"output": output_model()}
 
     enable(Limits(max_duration_seconds=600))
     agent = make_agent(Killed([says("hello")]))
     assert agent.structured_output(Answer42, "go").answer == 42
     assert agent("go").stop_reason == "end_turn"
+    assert ended == [0]
 
 
 def test_kill_wants_to_know_whom() -> None:
