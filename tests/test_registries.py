@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from strands import Agent, tool
 from strands.hooks import (
+    AfterInvocationEvent,
     AfterModelCallEvent,
     AfterToolCallEvent,
     AfterToolsEvent,
@@ -29,9 +30,19 @@ from strands.hooks import (
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, ToolCall, disable, enable, stop_of
+from otel_limits import (
+    Fact,
+    Limits,
+    LimitsPlugin,
+    ModelCall,
+    ToolCall,
+    disable,
+    enable,
+    is_synthetic,
+    stop_of,
+)
 from otel_limits.bindings.strands.registries import hear_hooks
-from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
+from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +103,50 @@ def test_a_request_that_was_prepared_is_judged_when_it_is_made(
     agent.add_middleware(InvokeModelStage, prepares_three)
     assert str(agent("go").stop_reason) == "max_token_budget"
     assert counted(facts) == [("measured", 15)]
+
+
+async def tries_twice(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Ask once more where a request fails, and then give up with an error of its own."""
+    try:
+        async for event in next_fn(context):
+            yield event
+    except Exception:  # noqa: BLE001  as a fallback does
+        try:
+            async for event in next_fn(context):
+                yield event
+        except Exception as error:
+            raise RuntimeError("no model answers") from error
+
+
+def goes_on(event: AfterInvocationEvent) -> None:
+    """Resume every leg."""
+    event.resume = "and now?"
+
+
+def test_a_refusal_that_a_middleware_takes_for_a_failure_is_still_a_halt(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """It ends the agent as any other does, and the prompt is answered."""
+    enable(Limits(max_turns=2))
+    model = ScriptedModel(endless(says("hello")))
+    agent = make_agent(model)
+    agent.add_middleware(InvokeModelStage, tries_twice)
+    agent.hooks.add_callback(AfterInvocationEvent, goes_on)
+    result = agent("go")
+    assert (str(result.stop_reason), model.calls) == ("max_turns", 2)
+    assert is_synthetic(result.message)
+    assert agent.messages[-1] == result.message
+
+
+def test_an_error_of_a_middleware_that_is_no_refusal_is_felt(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """It is none of ours."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(ScriptedModel(endless(fails(OSError("gone")))))
+    agent.add_middleware(InvokeModelStage, tries_twice)
+    with pytest.raises(RuntimeError, match="no model answers"):
+        agent("go")
 
 
 def test_a_request_that_was_prepared_and_never_made_is_none(

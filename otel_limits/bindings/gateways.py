@@ -35,7 +35,7 @@ LASTING: Final = re.compile(r"per[_ -]?(day|month)", re.IGNORECASE)
 
 def budget_refusal(error: BaseException) -> Verdict | None:
     """Return the stop that a provider's error means, or `None` for any other error."""
-    if not any(_says_spent(each) for each in _chain(error)):
+    if not any(_says_spent(each) for each in chain_of(error)):
         return None
     breach = Breach("gateway_budget", 1, 1, QUOTA_EXCEEDED_STOP_REASON, "refusals by the gateway")
     return Verdict(QUOTA_EXCEEDED_STOP_REASON, (breach,))
@@ -53,7 +53,7 @@ def _means_spent(text: str) -> bool:
     return QUOTA_SPENT.search(text) is not None and not is_rate
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and those it was raised from; providers wrap what the HTTP client raised."""
     seen: set[int] = set()
     current: BaseException | None = error

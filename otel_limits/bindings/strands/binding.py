@@ -32,7 +32,7 @@ from strands.types._events import (
 )
 from strands.types.exceptions import ContextWindowOverflowException
 
-from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.bindings.gateways import budget_refusal, chain_of
 from otel_limits.bindings.strands.asking import (
     answer_of,
     can_be_extended,
@@ -547,8 +547,10 @@ class Binding:
                     except Exception as error:  # noqa: BLE001  the agent must not feel it
                         note("binding", error)
                 yield event
-        except Refused:
-            halted = True
+        except Exception as error:
+            if not any(isinstance(each, Refused) for each in chain_of(error)):
+                raise
+            halted = True  # also where a middleware made an error of its own of it
             yield await self._answer(context)
         finally:
             await events.aclose()
