@@ -13,6 +13,8 @@ CLUSTER_URL: Final = re.compile(r"(rediss?|valkeys?)\+cluster://.+")
 SENTINEL_URL: Final = re.compile(
     r"(redis|valkey)\+sentinel://(?P<hosts>[^/,:]+:\d+(?:,[^/,:]+:\d+)*)/(?P<service>[^/?]+)"
 )
+CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?]*/[^?]*@")
+"""A password with a `/` in it: what stands before that would be taken for the host and its port."""
 
 
 def require_store_url(name: str, url: str) -> str:

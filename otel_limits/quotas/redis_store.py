@@ -37,6 +37,7 @@ from redis.sentinel import Sentinel
 
 from otel_limits.addresses import (
     CLUSTER_URL,
+    CUT_PASSWORD,
     PLAIN_URL,
     SENTINEL_URL,
     require_store_url,
@@ -343,6 +344,8 @@ def require_readable(name: str, url: str) -> None:
         return
     plain = _as_redis(url).replace("+cluster", "", 1)
     try:
+        if CUT_PASSWORD.match(url):
+            raise ValueError  # noqa: TRY301  for the sentence below
         pool = redis.ConnectionPool.from_url(plain)
         if PLAIN_URL.fullmatch(url):  # a cluster takes other options, and passes over what is none
             pool.make_connection()

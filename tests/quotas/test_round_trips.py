@@ -416,6 +416,8 @@ def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatc
     "url",
     [
         "redis://:hush/hush@localhost:6379/0",
+        "redis://:12/hush@localhost:6379/0",
+        "valkeys+cluster://:12/hush@localhost:6379",
         "rediss://:hush?hush@localhost:6379/0",
         "redis+cluster://:hush#hush@localhost:6379",
         "valkey://localhost:hush",
