@@ -119,13 +119,17 @@ class ScriptedModel(Model):
     ) -> AsyncIterable[StreamEvent]:
         """Stream the next answer of the script."""
         self.calls += 1
-        self.requests.append(copy.deepcopy(messages))
-        self.tool_specs.append(tool_specs)
+        self._keep(messages, tool_specs)
         answer = next(self._script)
         for event in _events(answer, self.calls):
             yield event
         if answer.error is not None:
             raise answer.error
+
+    def _keep(self, messages: Messages, tool_specs: list[ToolSpec] | None) -> None:
+        """Keep what was asked, as it was at that moment."""
+        self.requests.append(copy.deepcopy(messages))
+        self.tool_specs.append(tool_specs)
 
 
 def _events(answer: Answer, call: int) -> Iterator[StreamEvent]:

@@ -11,7 +11,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,9 +28,8 @@ FAR_AWAY: Final = 10**9
 class LeanModel(ScriptedModel):
     """Keeps no copy of what it is asked: copying would make every ratio look better."""
 
-    def stream(self, messages: Any, *args: Any, **kwargs: Any) -> AsyncIterable[Any]:  # noqa: ARG002
-        """Stream the next answer of the script."""
-        return super().stream([], *args, **kwargs)
+    def _keep(self, *_: object) -> None:
+        """Let go of it."""
 
 
 def script(turns: int) -> Iterator[Answer]:
