@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.benchmarks import table
 from tests.benchmarks.loops import FAMILIES, has_langchain
-from tests.benchmarks.rounds import Distance, Lap, apart, run_round
+from tests.benchmarks.rounds import Distance, Round, apart, run_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def loops(plan: Plan, rounds: int) -> str:
     """Time the agent loops against each other."""
     families = [family for family in FAMILIES if has_langchain() or "langchain" not in family]
-    laps: dict[int, list[Lap]] = defaultdict(list)
+    found: dict[int, list[Round]] = defaultdict(list)
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
-        for turns, lap in run_round(families, plan.distances, seed=number):
-            laps[turns].append(lap)
-    return table.markdown(table.LOOP_HEADER, table.loop_rows(laps))
+        for turns, laps in run_round(families, plan.distances, seed=number).items():
+            found[turns].append(laps)
+    return table.markdown(table.LOOP_HEADER, table.loop_rows(found))
 
 
 def costs(plan: Plan, rounds: int) -> str:

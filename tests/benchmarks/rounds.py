@@ -7,6 +7,7 @@ which those of one family follow each other, so that a ratio compares neighbours
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -20,6 +21,8 @@ from typing import IO, Final, Literal, NamedTuple, TypeAlias
 Clock: TypeAlias = Literal["cpu", "wall"]
 Lap: TypeAlias = Mapping[str, Mapping[str, float]]
 """Seconds by loop and by clock."""
+Round: TypeAlias = Sequence[Lap]
+"""The laps of the same processes."""
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -30,6 +33,13 @@ class Spread(NamedTuple):
     low: float
     median: float
     high: float
+
+
+class Mean(NamedTuple):
+    """A mean with its standard error; of a single value, that is not known."""
+
+    mean: float
+    error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,19 +95,27 @@ def start(loop: str) -> Iterator[Worker]:
 
 def run_round(
     families: Sequence[Sequence[str]], distances: Sequence[Distance], seed: int
-) -> Iterator[tuple[int, Lap]]:
-    """Run one round of families of loops; yields each lap with its number of turns."""
+) -> dict[int, Round]:
+    """Run one round of families of loops; returns its laps by their number of turns."""
     shuffle = random.Random(seed)  # noqa: S311  an order, no secret
     with ExitStack() as stack:
         workers = {loop: stack.enter_context(start(loop)) for family in families for loop in family}
-        for distance in distances:
-            for _ in range(distance.laps):
-                order = [
-                    loop
-                    for family in shuffle.sample(families, len(families))
-                    for loop in shuffle.sample(family, len(family))
-                ]
-                yield distance.turns, {loop: workers[loop].time(distance.turns) for loop in order}
+        return {
+            distance.turns: [
+                {loop: workers[loop].time(distance.turns) for loop in an_order(families, shuffle)}
+                for _ in range(distance.laps)
+            ]
+            for distance in distances
+        }
+
+
+def an_order(families: Sequence[Sequence[str]], shuffle: random.Random) -> list[str]:
+    """Return the loops in a random order in which those of one family follow each other."""
+    return [
+        loop
+        for family in shuffle.sample(families, len(families))
+        for loop in shuffle.sample(family, len(family))
+    ]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -107,11 +125,23 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
-def ratio(laps: Sequence[Lap], loop: str, bare: str, clock: Clock) -> Spread:
+def ratio(rounds: Sequence[Round], loop: str, bare: str, clock: Clock) -> Spread:
     """What `loop` costs as a multiple of `bare`, paired lap by lap."""
-    return spread([lap[loop][clock] / lap[bare][clock] for lap in laps])
+    return spread([ratio_in(lap, loop, bare, clock) for laps in rounds for lap in laps])
 
 
-def fastest(laps: Sequence[Lap], loop: str) -> float:
+def mean_ratio(rounds: Sequence[Round], loop: str, bare: str, clock: Clock) -> Mean:
+    """Return the same as the mean of the medians of the rounds, as processes are what differs."""
+    found = [statistics.median(ratio_in(lap, loop, bare, clock) for lap in laps) for laps in rounds]
+    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+    return Mean(statistics.fmean(found), error)
+
+
+def ratio_in(lap: Lap, loop: str, bare: str, clock: Clock) -> float:
+    """Compare two loops in one lap."""
+    return lap[loop][clock] / lap[bare][clock]
+
+
+def fastest(rounds: Sequence[Round], loop: str) -> float:
     """CPU seconds of the least disturbed run."""
-    return min(lap[loop]["cpu"] for lap in laps)
+    return min(lap[loop]["cpu"] for laps in rounds for lap in laps)

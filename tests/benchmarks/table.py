@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tests.benchmarks.rounds import Lap, Spread, fastest, ratio, spread
+from tests.benchmarks.rounds import Mean, Round, Spread, fastest, mean_ratio, ratio, spread
 
 Cells = tuple[str, ...]
 
@@ -32,36 +32,35 @@ PAIRS: Final = (
 LOOP_HEADER: Final = (
     "over its bare loop",
     "turns",
+    "CPU: mean ratio of the rounds ± its error",
     "CPU: median ratio (quartiles)",
     "wall: median ratio (quartiles)",
-    "CPU: fastest runs",
     "bare loop, CPU per turn",
     "bar",
 )
 COST_HEADER: Final = ("measure", "median (quartiles)", "bar")
 
 
-def loop_rows(laps: Mapping[int, Sequence[Lap]]) -> list[Cells]:
+def loop_rows(found: Mapping[int, Sequence[Round]]) -> list[Cells]:
     """One row per pair of loops and number of turns; a loop that was not run says so."""
     return [
-        loop_row(pair, turns, laps[turns])
-        if pair.loop in laps[turns][0]
+        loop_row(pair, turns, rounds)
+        if pair.loop in rounds[0][0]
         else (f"{pair.title}: not measured, not installed", str(turns), *("",) * 5)
         for pair in PAIRS
-        for turns in laps
+        for turns, rounds in found.items()
     ]
 
 
-def loop_row(pair: Pair, turns: int, laps: Sequence[Lap]) -> Cells:
+def loop_row(pair: Pair, turns: int, rounds: Sequence[Round]) -> Cells:
     """Compare one pair of loops over the same laps."""
-    bare = fastest(laps, pair.bare)
     return (
         pair.title,
         str(turns),
-        shown(ratio(laps, pair.loop, pair.bare, "cpu"), ".3f"),
-        shown(ratio(laps, pair.loop, pair.bare, "wall"), ".3f"),
-        f"{fastest(laps, pair.loop) / bare:.3f}",
-        f"{bare / turns * 1_000:.2f} ms",
+        with_error(mean_ratio(rounds, pair.loop, pair.bare, "cpu"), ".3f"),
+        shown(ratio(rounds, pair.loop, pair.bare, "cpu"), ".3f"),
+        shown(ratio(rounds, pair.loop, pair.bare, "wall"), ".3f"),
+        f"{fastest(rounds, pair.bare) / turns * 1_000:.2f} ms",
         pair.bar,
     )
 
@@ -106,6 +105,11 @@ def shown(values: Spread, form: str) -> str:
     """Write a median with its quartiles."""
     low, median, high = (format(value, form) for value in values)
     return f"{median} ({low}-{high})"
+
+
+def with_error(value: Mean, form: str) -> str:
+    """Write a mean with its error."""
+    return f"{value.mean:{form}} ± {value.error:{form}}"
 
 
 def markdown(header: Cells, rows: Iterable[Cells]) -> str:
