@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import sys
 import threading
 from dataclasses import fields
 from datetime import datetime, timezone
@@ -21,7 +22,8 @@ from otel_limits.loops import fingerprint
 from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+    from types import ModuleType
 
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, TieredPrices
@@ -198,38 +200,68 @@ if hasattr(os, "register_at_fork"):
     )
 
 
+LIST: Final = "genai_prices.data"
+"""The module whose import makes the list: tens of thousands of objects."""
+
+
 class Catalogue:
-    """The prices that the package `genai-prices` brings along."""
+    """The prices that the package `genai-prices` brings along, or the application has fetched.
+
+    What the package knows of a model is kept, its list is not: it would be gone through in every
+    full garbage collection of the application, which then takes half as long again. To read it
+    takes 10 ms, once for each model.
+    """
 
     def __init__(self, installed: str) -> None:
         """Load nothing yet, of the version that is `installed`."""
         self._installed = installed
         self._found: tuple[DataSnapshot | None, dict[str, ModelInfo | None]] = (None, {})
-        self._newest: Callable[[], DataSnapshot] | None = None
+        """The list that the application has fetched, if any, and what was looked up since."""
+        self._package: ModuleType | None = None
 
     @property
     def version(self) -> str:
         """Version of the package, and of the newer list that the application has fetched."""
-        snapshot = self._found[0]
-        if snapshot is None or not snapshot.from_auto_update:
+        fetched = self._found[0]
+        if fetched is None or not fetched.from_auto_update:
             return self._installed
-        return f"{self._installed}@{snapshot.timestamp:%Y-%m-%dT%H:%M:%S}"
+        return f"{self._installed}@{fetched.timestamp:%Y-%m-%dT%H:%M:%S}"
 
     def info(self, model: str) -> ModelInfo | None:
         """What the package knows of a model, looked up once per price list."""
-        snapshot, found = self._found
-        if model in found and self._newest is not None and snapshot is self._newest():
+        fetched, found = self._found
+        if model in found and fetched is self._fetched():
             return found[model]
         with IMPORTS:
-            from genai_prices.data_snapshot import get_snapshot
+            from genai_prices import data_snapshot
 
-            self._newest = get_snapshot
-            snapshot, found = self._found
-            if snapshot is not get_snapshot() or len(found) >= MODELS:
-                _, found = self._found = (get_snapshot(), {})
+            self._package = data_snapshot
+            fetched, found = self._found
+            if fetched is not self._fetched() or len(found) >= MODELS:
+                fetched, found = self._found = (self._fetched(), {})
             if model not in found:
-                found[model] = _find(model)
+                found[model] = _find(model, fetched)
             return found[model]
+
+    def _fetched(self) -> DataSnapshot | None:
+        """Return the list that the application has put in the place of the package's own."""
+        # the public way to ask for it makes the package's own where there is none
+        return None if self._package is None else self._package._custom_snapshot  # noqa: SLF001
+
+
+def brought_along() -> DataSnapshot:
+    """Return the list that the package brings along, for as long as the caller keeps it.
+
+    That of the package itself is there for good once anybody asked for it.
+    """
+    from genai_prices.data_snapshot import DataSnapshot, get_snapshot
+
+    spec = None if LIST in sys.modules else importlib.util.find_spec(LIST)
+    if spec is None or spec.loader is None:
+        return get_snapshot()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return DataSnapshot(providers=module.providers, from_auto_update=False)
 
 
 def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
@@ -251,18 +283,17 @@ def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
     )
 
 
-def _find(model: str) -> ModelInfo | None:
-    """Find a model in the package's list by the provider that its id names."""
-    import genai_prices
-
+def _find(model: str, fetched: DataSnapshot | None) -> ModelInfo | None:
+    """Find a model in a list, or in the package's, by the provider that its id names."""
     provider, reference = _provider(model)
     if reference is None:
         return None
+    prices = brought_along() if fetched is None else fetched
     try:
-        found = genai_prices.calc_price(genai_prices.Usage(), reference, provider_id=provider)
+        seller, info = prices.find_provider_model(reference, None, provider, None)
     except LookupError:
         return None
-    return found.model if provider in (None, found.provider.id) else None
+    return info if provider in (None, seller.id) else None
 
 
 def _provider(model: str) -> tuple[str | None, str | None]:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.limits import NO_USAGE, Policy, Usage
-from otel_limits.pricing import Price, Prices, price_of
+from otel_limits.pricing import Price, Prices, brought_along, price_of
 from otel_limits.runs import Runs
 
 if TYPE_CHECKING:
@@ -404,13 +404,42 @@ def test_a_package_that_fails_leaves_the_price_unknown(monkeypatch: pytest.Monke
     def fail(*_: Any, **__: Any) -> None:
         raise OSError
 
-    monkeypatch.setattr("genai_prices.calc_price", fail)
+    monkeypatch.setattr("genai_prices.data_snapshot.DataSnapshot.find_provider_model", fail)
     assert Prices().price("gpt-4o", CALL) is None
 
 
 def run(program: str) -> None:
     """Run a program in a process of its own; it must succeed."""
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+KEEPS_NO_LIST = """
+import gc, sys
+from otel_limits.limits import Usage
+from otel_limits.pricing import Prices
+prices = Prices()
+assert prices.price("gpt-4o", Usage(input=1)) and prices.price("o3", Usage(input=1))
+assert prices.price("no-such-model", Usage(input=1)) is None
+from genai_prices.types import ModelInfo, Provider
+kept = [type(each) for each in gc.get_objects() if isinstance(each, (ModelInfo, Provider))]
+assert kept == [ModelInfo, ModelInfo], len(kept)
+assert "genai_prices.data" not in sys.modules
+"""
+
+
+@listed
+def test_of_the_list_only_what_was_looked_up_stays_in_memory() -> None:
+    """The application's garbage collector does not go through the rest again and again."""
+    run(KEEPS_NO_LIST)
+
+
+@listed
+def test_a_list_that_the_application_has_in_memory_is_shared() -> None:
+    """It is not made a second time."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    known = get_snapshot()
+    assert brought_along() is known
 
 
 def test_nothing_is_imported_before_the_first_price() -> None:
