@@ -25,7 +25,7 @@ class Plan:
 
 
 FULL: Final = Plan(
-    distances=(Distance(turns=50, laps=5), Distance(turns=200, laps=1)),
+    distances=(Distance(turns=50, laps=5), Distance(turns=200, laps=2)),
     live=(1, 10_000),
     finished=100_000,
 )
