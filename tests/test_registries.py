@@ -41,6 +41,7 @@ from otel_limits import (
     is_synthetic,
     stop_of,
 )
+from otel_limits.bindings.strands.binding import Refused
 from otel_limits.bindings.strands.registries import hear_hooks
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
 
@@ -146,6 +147,22 @@ def test_an_error_of_a_middleware_that_is_no_refusal_is_felt(
     agent = make_agent(ScriptedModel(endless(fails(OSError("gone")))))
     agent.add_middleware(InvokeModelStage, tries_twice)
     with pytest.raises(RuntimeError, match="no model answers"):
+        agent("go")
+
+
+async def asks_an_agent_that_is_halted(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Fail as an agent does that is halted in its turn, and handles nothing."""
+    async for event in next_fn(context):
+        yield event
+    raise RuntimeError("the other agent is halted") from Refused()
+
+
+def test_a_refusal_of_another_agent_is_felt(make_agent: MakeAgent, source: str) -> None:
+    """This one has no limit to be halted by."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(ScriptedModel(endless(says("hello"))))
+    agent.add_middleware(InvokeModelStage, asks_an_agent_that_is_halted)
+    with pytest.raises(RuntimeError, match="the other agent"):
         agent("go")
 
 

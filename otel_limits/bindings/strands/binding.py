@@ -548,15 +548,20 @@ class Binding:
                         note("binding", error)
                 yield event
         except Exception as error:
-            if not any(isinstance(each, Refused) for each in chain_of(error)):
+            if not self._is_refused(error):
                 raise
-            halted = True  # also where a middleware made an error of its own of it
+            halted = True
             yield await self._answer(context)
         finally:
             await events.aclose()
         run = self.newest and self.newest.run
         if halted and run and run.action == "raised" and run.verdict is not None:
             raise limit_reached(run.verdict, run.stop(run.verdict.reason))
+
+    def _is_refused(self, error: Exception) -> bool:
+        """Tell a refusal of ours, also where a middleware has made an error of its own of it."""
+        halts = self.newest is not None and self.newest.verdict is not None
+        return halts and any(isinstance(each, Refused) for each in chain_of(error))
 
     def _pass(self, agent: Agent, event: object) -> bool:
         """Follow the leg past one of its milestones; True when it is the end, and our halt."""
