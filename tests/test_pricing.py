@@ -433,6 +433,23 @@ def test_of_the_list_only_what_was_looked_up_stays_in_memory() -> None:
     run(KEEPS_NO_LIST)
 
 
+FETCHED = """
+import sys
+from genai_prices.data_snapshot import DataSnapshot, set_custom_snapshot
+from otel_limits.limits import Usage
+from otel_limits.pricing import Prices
+set_custom_snapshot(DataSnapshot([], from_auto_update=True))
+assert Prices().price("gpt-4o", Usage(input=1)) is None
+assert "genai_prices.data" not in sys.modules
+"""
+
+
+@listed
+def test_where_the_application_has_fetched_a_list_the_packages_own_is_not_read() -> None:
+    """Not either where nobody has read it before."""
+    run(FETCHED)
+
+
 @listed
 def test_a_list_that_the_application_has_in_memory_is_shared() -> None:
     """It is not made a second time."""
