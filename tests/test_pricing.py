@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.limits import NO_USAGE, Policy, Usage
-from otel_limits.pricing import Price, Prices, brought_along, price_of
+from otel_limits.pricing import LIST, Price, Prices, brought_along, price_of
 from otel_limits.runs import Runs
 
 if TYPE_CHECKING:
@@ -431,6 +431,41 @@ assert "genai_prices.data" not in sys.modules
 def test_of_the_list_only_what_was_looked_up_stays_in_memory() -> None:
     """The application's garbage collector does not go through the rest again and again."""
     run(KEEPS_NO_LIST)
+
+
+WITHOUT_BYTECODE = """
+import importlib.machinery
+compiled = []
+compile_source = importlib.machinery.SourceFileLoader.get_code
+def get_code(loader, name):
+    compiled.append(name)
+    return compile_source(loader, name)
+importlib.machinery.SourceFileLoader.get_code = get_code
+from otel_limits.limits import Usage
+from otel_limits.pricing import Prices
+for model in ("gpt-4o", "o3", "no-such-model"):
+    Prices().price(model, Usage(input=1))
+assert compiled.count("genai_prices.data") == 1
+"""
+
+
+@listed
+def test_the_code_of_the_list_is_read_once() -> None:
+    """Where no bytecode is kept on the disk, it would be compiled for each model."""
+    run(WITHOUT_BYTECODE)
+
+
+@listed
+def test_a_list_whose_code_nobody_has_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loader need not have any."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    known = get_snapshot()
+    monkeypatch.delitem(sys.modules, LIST)
+    monkeypatch.setattr("otel_limits.pricing._code_of_list", lambda: None)
+    assert brought_along() is known
 
 
 FETCHED = """
