@@ -3,8 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from otel_limits import config, policy  # noqa: F401  read by all that enable() and commands do
-from otel_limits.errors import (
+from otel_limits.core.errors import (
     ConfigurationError,
     KilledError,
     LimitReachedError,
@@ -19,7 +18,7 @@ from otel_limits.errors import (
     MaxTurnsReachedException,
     QuotaExceededError,
 )
-from otel_limits.facts import (
+from otel_limits.core.facts import (
     Cycle,
     Dropped,
     Fact,
@@ -39,7 +38,7 @@ from otel_limits.facts import (
     Turn,
     Warned,
 )
-from otel_limits.limits import (
+from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
     MAX_COST_STOP_REASON,
@@ -56,12 +55,12 @@ from otel_limits.limits import (
     Limits,
     Usage,
 )
-from otel_limits.messages import is_synthetic, stop_of
-from otel_limits.runs import kill
+from otel_limits.core.messages import is_synthetic, stop_of
+from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:
-    from otel_limits.instrumentor import disable, enable
     from otel_limits.plugin import LimitsPlugin
+    from otel_limits.runtime.switch import disable, enable
 
 __all__ = [
     "KILLED_STOP_REASON",
@@ -121,8 +120,8 @@ __all__ = [
 
 LATER = {
     "LimitsPlugin": "otel_limits.plugin",
-    "disable": "otel_limits.instrumentor",
-    "enable": "otel_limits.instrumentor",
+    "disable": "otel_limits.runtime.switch",
+    "enable": "otel_limits.runtime.switch",
 }
 """Names that need Strands or the OpenTelemetry SDK, which an audit starts without."""
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from otel_limits.cli import shown
-from otel_limits.config import SETTINGS
-from otel_limits.limits import KINDS, STOP_REASONS
+from otel_limits.cli.commands import shown
+from otel_limits.core.limits import KINDS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
+from otel_limits.settings.environment import SETTINGS
 
 README: Final = Path(__file__).parents[1] / "README.md"
 

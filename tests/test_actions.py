@@ -16,8 +16,9 @@ from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, MessageAdded
 
 import otel_limits
 from otel_limits import Halt, Limits, LimitsPlugin, Stop, Warned, enable, kill
-from otel_limits.limits import Tally
-from otel_limits.runs import LIVE, Run
+from otel_limits.core.limits import Tally
+from otel_limits.runs.registry import LIVE
+from otel_limits.runs.run import Run
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
     from strands.types.streaming import StreamEvent
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import Call, MakeAgent, Metric
 
 

@@ -22,6 +22,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 import otel_limits
 from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
+from otel_limits.core.limits import ACTIONS
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
@@ -336,7 +337,7 @@ def outcome(agent: Agent) -> Any:
 @given(
     answers=st.lists(ANSWERS, max_size=8),
     limits=LIMITS,
-    action=st.sampled_from(otel_limits.limits.ACTIONS),
+    action=st.sampled_from(ACTIONS),
     legs=st.integers(0, 2),
     retries=st.sets(st.integers(0, 5), max_size=2),
 )

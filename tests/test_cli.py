@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits import config
-from otel_limits.cli import main
-from otel_limits.launch import STARTUP, environment_for, option_that_hides_us
+from otel_limits.cli.commands import main
+from otel_limits.cli.launch import STARTUP, environment_for, option_that_hides_us
+from otel_limits.settings import environment as config
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
 ESCAPE = "\x1b"

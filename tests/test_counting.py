@@ -10,8 +10,6 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any, TypeAlias
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
@@ -19,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from otel_limits.facts import (
+from otel_limits.core.facts import (
     Cycle,
     Dropped,
     Fact,
@@ -36,15 +34,12 @@ from otel_limits.facts import (
     Turn,
     Warned,
 )
-from otel_limits.limits import Breach, Level, Limits, Policy, Usage
-from otel_limits.names import MAX_AGENTS
+from otel_limits.core.limits import Breach, Level, Limits, Usage
+from otel_limits.core.names import MAX_AGENTS
 from otel_limits.observers.counting import DECISIONS, CountingObserver
 from otel_limits.observers.instruments import METRICS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.pricing import Price, Prices
-from otel_limits.progress import Spent, Used
-from otel_limits.runs import Runs
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -59,7 +54,7 @@ class Way:
     def tell(self, *facts: Fact) -> None:
         """Tell the observer what happened, in the way that it wants to be told."""
         for fact in facts:
-            self.observer(fact if type(fact) in self.observer.wants else summed(fact))
+            self.observer(fact)
 
     def samples(self) -> Samples:
         """What a Prometheus would see."""
@@ -68,23 +63,6 @@ class Way:
     def value(self, name: str, **labels: str) -> float | None:
         """One sample, `None` where there is none."""
         return self.samples().get((name, frozenset(labels.items())))
-
-
-def summed(fact: Fact) -> Used:
-    """Tell a fact as a sum of one."""
-    used = Used(
-        invocation=INVOCATION,
-        turns=int(isinstance(fact, Turn)),
-        cycles=int(isinstance(fact, Cycle)),
-        calls={},
-        tools={},
-    )
-    if isinstance(fact, ModelCall):
-        spent = Spent().add(fact.usage, fact.price, fact.span_id)
-        used = replace(used, invocation=fact.invocation, calls={(fact.model, fact.kind): spent})
-    if isinstance(fact, ToolCall):
-        used = replace(used, invocation=fact.invocation, tools={(fact.tool, fact.status): 1})
-    return used
 
 
 def read(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
@@ -104,12 +82,6 @@ def through_prometheus(max_agents: int = MAX_AGENTS) -> Way:
     return Way(PrometheusObserver(registry, max_agents), registry)
 
 
-def through_sums(max_agents: int = MAX_AGENTS) -> Way:
-    """Count in prometheus_client what is told in sums."""
-    registry = CollectorRegistry()
-    return Way(PrometheusObserver(registry, max_agents, report=lambda: None), registry)
-
-
 def through_opentelemetry(max_agents: int = MAX_AGENTS) -> Way:
     """Count in the OpenTelemetry SDK, read back through its own translation to Prometheus."""
     registry = CollectorRegistry()
@@ -121,8 +93,8 @@ def through_opentelemetry(max_agents: int = MAX_AGENTS) -> Way:
 
 
 @pytest.fixture(
-    params=[through_prometheus, through_sums, through_opentelemetry],
-    ids=["prometheus", "sums", "otlp"],
+    params=[through_prometheus, through_opentelemetry],
+    ids=["prometheus", "otlp"],
 )
 def way(request: pytest.FixtureRequest) -> Way:
     """Each way out of the process."""
@@ -210,48 +182,12 @@ STORY = (
 
 def test_names_labels_and_values_are_identical_both_ways() -> None:
     """A dashboard shows the same whether a process is scraped or sends OTLP."""
-    scraped, asked, sent = through_prometheus(), through_sums(), through_opentelemetry()
-    for one in (scraped, asked, sent):
+    scraped, sent = through_prometheus(), through_opentelemetry()
+    for one in (scraped, sent):
         one.observer.info("1.2.3")
         one.tell(*STORY)
 
-    assert scraped.samples() == asked.samples() == sent.samples()
-
-
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["cycle", "turn", "tool", "call", "failed call", "scrape", "end"]),
-        st.sampled_from(["a", "b"]),
-        st.integers(0, 50),
-    ),
-    max_size=30,
-)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(OPERATIONS)
-def test_sums_are_what_the_facts_add_up_to(operations: list[tuple[str, str, int]]) -> None:
-    """Whenever somebody asks, and whatever has ended by then."""
-    runs, asked, registry = Runs(), through_prometheus(), CollectorRegistry()
-    runs.observers = (asked.observer, PrometheusObserver(registry, report=runs.report))
-    runs.prices = Prices({"a": Price(input=Decimal(3), output=Decimal(15))})
-    live = {name: runs.start(name, Policy()) for name in ("a", "b")}
-    for what, name, number in operations:
-        run = live[name]
-        if what == "scrape":
-            assert dict(read(registry)) == pytest.approx(asked.samples())
-        elif what == "end":
-            run.finish("end_turn")
-        elif what == "cycle":
-            run.cycle()
-        elif what == "turn":
-            run.turn()
-        elif what == "tool":
-            run.tool_called(f"tool {number % 3}", "success", None, None)
-        else:
-            usage = Usage(input=number, output=1, cache_read=number // 2)
-            run.settle(run.open_call(name, 1), usage, failed=what == "failed call")
-    assert dict(read(registry)) == pytest.approx(asked.samples())
+    assert scraped.samples() == sent.samples()
 
 
 def test_every_metric_of_the_table_arrives(way: Way) -> None:

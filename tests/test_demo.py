@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from otel_limits.cli import main, make_parser
+from otel_limits.cli.commands import main, make_parser
 from otel_limits.demo import agent
 from otel_limits.demo.main import SCENARIOS
 from otel_limits.demo.play import AgentFailedError, Play, Setting

@@ -24,8 +24,8 @@ from otel_limits import (
     Stop,
     enable,
 )
-from otel_limits.errors import limit_reached
-from otel_limits.limits import KINDS, LimitKind, Verdict
+from otel_limits.core.errors import limit_reached
+from otel_limits.core.limits import KINDS, LimitKind, Verdict
 from otel_limits.testing import ScriptedModel, endless, fails, only, says, uses
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import LimitReachedError, Limits, enable
-from otel_limits.pricing import Prices
-from otel_limits.runs import LIVE
+from otel_limits.core.pricing import Prices
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import Call
 
 

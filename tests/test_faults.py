@@ -20,11 +20,11 @@ from strands.types.exceptions import EventLoopException
 
 import otel_limits
 from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
-from otel_limits.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, unfelt
-from otel_limits.limits import Breach, Policy, Tally
+from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, never_raises
+from otel_limits.core.limits import Breach, Policy, Tally
+from otel_limits.core.pricing import Prices
 from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.pricing import Prices
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ PACKAGE = str(Path(otel_limits.__file__).parent)
 ENTRANCES = {
     "guarded",
     "decorate",
-    "unfelt",
+    "never_raises",
     "start",
     "end",
     "stream",
@@ -261,7 +261,7 @@ def test_a_clock_that_always_fails(
 
 
 @pytest.mark.usefixtures("source")
-@pytest.mark.parametrize("handler", ["_started", "_used", "_model_calls", "_halt", "_stop"])
+@pytest.mark.parametrize("handler", ["_started", "_turn", "_model_call", "_halt", "_stop"])
 def test_metrics_that_fail(
     handler: str, make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_fault_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixtur
     """Each component has its own minute; all faults are told."""
     time, told = [0.0], list[str]()
     faults = Faults(clock=lambda: time[0])
-    faults.tell = told.append
+    faults.publish = told.append
     for time[0] in (0.0, 1.0, LOG_INTERVAL_SECONDS - 0.1, LOG_INTERVAL_SECONDS + 0.1):
         faults.report("clock", OSError("secret"))
         faults.report("prices", OSError("secret"))
@@ -405,10 +405,10 @@ def test_a_fault_that_cannot_be_told_is_told_later() -> None:
         raise RecursionError
 
     faults = Faults()
-    faults.tell = too_deep
+    faults.publish = too_deep
     faults.report("processor", RecursionError())
     assert faults.unreported == ["processor"]
-    faults.tell = told.append
+    faults.publish = told.append
     faults.catch_up()
     assert (told, faults.unreported) == (["processor"], [])
 
@@ -494,5 +494,5 @@ def test_a_cap_holds_beyond_the_recursion_limit_that_was_raised(make_agent: Make
 
 def test_a_guarded_function_returns_none_for_its_caller() -> None:
     """What fails yields `None`; what does not is passed through."""
-    assert unfelt("binding")(failing)() is None
-    assert unfelt("binding")(lambda number: number + 1)(1) == 2
+    assert never_raises("binding")(failing)() is None
+    assert never_raises("binding")(lambda number: number + 1)(1) == 2

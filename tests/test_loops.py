@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.limits import LOOP_LIMITS
-from otel_limits.loops import Call, LoopState, fingerprint
+from otel_limits.core.limits import LOOP_LIMITS
+from otel_limits.core.loops import Call, LoopState, fingerprint
 
 # --- a reference that keeps everything and looks at all of it again ---------------------------
 

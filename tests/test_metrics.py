@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -14,23 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from strands import tool
 
 import otel_limits
 from otel_limits import Limits, enable
-from otel_limits.limits import Policy, Usage
+from otel_limits.core import limits
+from otel_limits.core.limits import Policy
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.runs import LIVE, Runs
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
     from strands import Agent
 
-    from otel_limits.facts import Stop
-    from otel_limits.progress import Used
     from tests.conftest import MakeAgent, Metric
 
 LABELS = {
@@ -67,7 +64,7 @@ def test_names_and_labels(make_agent: MakeAgent) -> None:
     """Each metric has exactly its labels, and none of them is a run or a trace."""
     enable(Limits(max_turns=2))
     halted(make_agent)
-    LIVE.tell_fault("processor")
+    LIVE.observers.publish_fault("processor")
     samples = exposed()
     assert {name: set(samples[name][0]) for name in LABELS} == LABELS
     assert all(set(labels) == LABELS[name] for name in LABELS for labels in samples[name])
@@ -123,56 +120,6 @@ def test_a_scrape_sees_the_turn_under_way(make_agent: MakeAgent, metric: Metric)
     assert seen == [(1, 1, 10), (2, 2, 20)]
 
 
-def test_nothing_waits_for_a_scrape_when_an_invocation_is_over(make_agent: MakeAgent) -> None:
-    """An application that nobody scrapes keeps no more for it than what its agents are at."""
-    enable()
-    make_agent(ScriptedModel([uses("search"), says("done")]))("go")
-    assert not LIVE.behind
-
-
-def test_a_signal_handler_that_scrapes_counts_nothing_twice(metric: Metric) -> None:
-    """It may run on the thread that is finding out what to count."""
-    enable()
-    run = LIVE.start("a", Policy())
-
-    class Interrupted(dict[Any, Any]):
-        def copy(self) -> Any:
-            run.report()
-            return super().copy()
-
-    run.progress.tools = Interrupted()
-    run.settle(run.open_call("m", 1), Usage(input=3))
-    LIVE.report()
-    run.settle(run.open_call("m", 1), Usage(input=4))
-    run.finish("end_turn")
-    assert metric("otel_limits_tokens_total", agent="a", model="m", type="input") == 7
-
-
-def test_an_end_waits_for_the_scrape_that_counts_it() -> None:
-    """Who reads the numbers after an invocation finds all of it, whoever asked in between."""
-    runs, registry, told = Runs(), CollectorRegistry(), []
-
-    class Slow(PrometheusObserver):
-        def _used(self, fact: Used) -> None:
-            ending.start()
-            ending.join(0.1)
-            told.append("used")
-            super()._used(fact)
-
-        def _stop(self, fact: Stop) -> None:
-            told.append("stop")
-            super()._stop(fact)
-
-    runs.observers = (Slow(registry, report=runs.report),)
-    run = runs.start("a", Policy())
-    ending = threading.Thread(target=run.finish, args=("end_turn",))
-    run.turn()
-    runs.report()
-    ending.join()
-    assert told == ["used", "stop"]
-    assert registry.get_sample_value("otel_limits_turns_total", {"agent": "a"}) == 1
-
-
 def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:
     """It is not live any more when somebody asks, or when it ends."""
     enable()
@@ -183,7 +130,6 @@ def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:
     assert metric("otel_limits_turns_total", agent="a") == 2
     run.turn()
     run.finish("end_turn")
-    assert not LIVE.behind
     assert metric("otel_limits_turns_total", agent="a") == 3
 
 
@@ -192,9 +138,10 @@ def test_what_happened_while_nobody_counted_is_not_counted_later(metric: Metric)
     enable()
     run = LIVE.start("a", Policy())
     run.turn()
-    former, LIVE.observers = LIVE.observers, ()
+    former = LIVE.observers.all
+    LIVE.observers.use(())
     run.turn()
-    LIVE.observers = former
+    LIVE.observers.use(former)
     run.turn()
     run.finish("end_turn")
     assert metric("otel_limits_turns_total", agent="a") == 2
@@ -204,26 +151,26 @@ def test_what_happened_while_nobody_counted_is_not_counted_later(metric: Metric)
 def test_what_cannot_be_counted_is_a_loss_of_that(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is counted in other series is counted all the same, and how much is lost can be seen."""
+    """What comes later is counted all the same, and how much is lost can be seen."""
     failures = iter([RuntimeError("thrown while calls are counted")])
-    count = CountingObserver._model_calls
+    count = CountingObserver._model_call
 
     def fail_once(observer: CountingObserver, *what: Any) -> None:
         for failure in failures:
             raise failure
         count(observer, *what)
 
-    monkeypatch.setattr(CountingObserver, "_model_calls", fail_once)
+    monkeypatch.setattr(CountingObserver, "_model_call", fail_once)
     enable(Limits(max_turns=3))
     agent = make_agent(ScriptedModel(endless(uses("search"))))
     agent("go")
     calls = {"agent": "tester", "model": "scripted", "kind": "measured"}
-    assert metric("otel_limits_model_calls_total", **calls) == 0
+    assert metric("otel_limits_model_calls_total", **calls) == 2
     assert metric("otel_limits_cycles_total", agent="tester") == 3
-    assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 3
+    assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 1
     assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
     agent("go")
-    assert metric("otel_limits_model_calls_total", **calls) == 3
+    assert metric("otel_limits_model_calls_total", **calls) == 5
 
 
 def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
@@ -258,14 +205,14 @@ def test_a_natural_end_is_counted(make_agent: MakeAgent, metric: Metric) -> None
     ("action", "taken"), [("observe", "observed"), ("halt", "halted"), ("raise", "raised")]
 )
 def test_every_reason_is_there_before_it_happens(
-    action: otel_limits.limits.Action, taken: str, make_agent: MakeAgent
+    action: limits.Action, taken: str, make_agent: MakeAgent
 ) -> None:
     """An agent that was seen once has a zero for each reason, or the first alert is missed."""
     enable(Limits(max_turns=9, max_iterations=9, max_token_budget=99), action=action)
     make_agent(ScriptedModel([says("done")]))("go")
     stops = exposed()["otel_limits_stops_total"]
     ours = {labels["reason"] for labels in stops if labels["action"] == taken}
-    assert ours == set(otel_limits.limits.STOP_REASONS)
+    assert ours == set(limits.STOP_REASONS)
     others = {labels["reason"] for labels in stops if labels["action"] == "none"}
     assert {"end_turn", "cancelled", "interrupt", "max_tokens", "error", "aborted"} <= others
     synthetic = exposed()["otel_limits_synthetic_messages_total"]
@@ -377,8 +324,8 @@ def test_what_was_never_counted_leaves_nothing() -> None:
     """`disable()` before the first invocation leaves the registry and the observers empty."""
     enable()
     otel_limits.disable()
-    LIVE.tell_fault("processor")
-    assert LIVE.observers == ()
+    LIVE.observers.publish_fault("processor")
+    assert LIVE.observers.all == ()
     assert b"otel_limits" not in generate_latest(REGISTRY)
 
 

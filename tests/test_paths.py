@@ -19,13 +19,13 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
 from otel_limits.bindings.gateways import budget_refusal
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import MakeAgent, Metric
 
 

@@ -22,8 +22,8 @@ from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
 from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
-from otel_limits.processor import LimitsSpanProcessor
-from otel_limits.runs import LIVE
+from otel_limits.otel.processor import LimitsSpanProcessor
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def seen_from_outside(agent: Agent) -> dict[str, Any]:
         "classes": [dict(vars(owner)) for owner in (Agent, Graph, Swarm, ScriptedModel)],
         "provider": TracerProvider.__init__,
         "metrics": sorted(family.name for family in REGISTRY.collect()),
-        "observers": LIVE.observers,
+        "observers": LIVE.observers.all,
         "agent": sorted(vars(agent)),
     }
 

@@ -31,17 +31,17 @@ from otel_limits import (
     Started,
     Stop,
     enable,
-    pricing,
 )
-from otel_limits import config as settings
-from otel_limits.cli import main
-from otel_limits.instrumentor import SWITCH, enable_leniently
-from otel_limits.limits import LIMIT_NAMES, TREE_LIMITS, Policy, Usage
-from otel_limits.policy import NO_DOCUMENT, Document, PolicyFile
-from otel_limits.policy.kinds import SECTION_KEYS
-from otel_limits.policy.reader import parse
-from otel_limits.policy.schema import schema
-from otel_limits.pricing import Prices
+from otel_limits.cli.commands import main
+from otel_limits.core import pricing
+from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, Policy, Usage
+from otel_limits.core.pricing import Prices
+from otel_limits.runtime.switch import RUNTIME, enable_leniently
+from otel_limits.settings import environment as settings
+from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
+from otel_limits.settings.policy.kinds import SECTION_KEYS
+from otel_limits.settings.policy.reader import parse
+from otel_limits.settings.policy.schema import schema
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let five seconds pass for the policy file."""
 
     def pass_time() -> None:
-        monkeypatch.setattr(SWITCH._policy_file, "_next_look", time.monotonic() - 4)
+        monkeypatch.setattr(RUNTIME._policy_file, "_next_look", time.monotonic() - 4)
 
     return pass_time
 
@@ -592,7 +592,7 @@ def test_enable_raises_every_mistake(
     ]
     agent = make_agent(ScriptedModel([says("done")]))
     assert reason(agent("go")) == "end_turn"
-    assert SWITCH._settings is None
+    assert RUNTIME._settings is None
 
 
 def test_a_missing_file_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,7 +639,7 @@ def test_a_bad_file_leaves_the_rest_in_force(
 def test_strict_ends_the_process(write: Callable[[str], Path]) -> None:
     """With OTEL_LIMITS_STRICT a bad file ends the process with status 2 and its sentences."""
     path = write("defaults: {action: stop}")
-    program = "from otel_limits.instrumentor import enable_leniently as e; e(); print('on')"
+    program = "from otel_limits.runtime.switch import enable_leniently as e; e(); print('on')"
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "OTEL_LIMITS_STRICT": "true"},
@@ -819,9 +819,9 @@ def test_one_thread_looks_and_the_others_go_on(
     enable()
     write("defaults: {action: raise}")
     later()
-    with SWITCH._policy_file._lock:
-        assert SWITCH.policy("tester").action == "observe"
-    assert SWITCH.policy("tester").action == "raise"
+    with RUNTIME._policy_file._lock:
+        assert RUNTIME.policy("tester").action == "observe"
+    assert RUNTIME.policy("tester").action == "raise"
 
 
 def test_a_forked_child_looks_again(
@@ -832,9 +832,9 @@ def test_a_forked_child_looks_again(
     enable()
     write("defaults: {action: raise}")
     later()
-    SWITCH._policy_file._lock.acquire()
-    SWITCH._after_fork()
-    assert SWITCH.policy("tester").action == "raise"
+    RUNTIME._policy_file._lock.acquire()
+    RUNTIME._after_fork()
+    assert RUNTIME.policy("tester").action == "raise"
 
 
 def test_switching_off_forgets_the_file(write: Callable[[str], Path]) -> None:
@@ -842,7 +842,7 @@ def test_switching_off_forgets_the_file(write: Callable[[str], Path]) -> None:
     write("defaults: {action: observe}")
     enable()
     otel_limits.disable()
-    assert SWITCH.policy("tester").action == "halt"
+    assert RUNTIME.policy("tester").action == "halt"
 
 
 # --- the command line -----------------------------------------------------------------------------

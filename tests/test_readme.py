@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import otel_limits
-from otel_limits.policy.reader import parse
+from otel_limits.settings.policy.reader import parse
 from tests.readme import README, TABLES, written
 
 TEXT = README.read_text(encoding="utf-8")

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
-from prometheus_client import CollectorRegistry
 from strands import tool
 
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
-from otel_limits.limits import Policy, Usage
-from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.progress import Spent
-from otel_limits.runs import LIVE, Run, Runs
+from otel_limits.core.limits import Policy, Usage
+from otel_limits.runs.calls import add_call
+from otel_limits.runs.registry import LIVE, Runs
+from otel_limits.runs.run import Run
 from otel_limits.testing import ScriptedModel, endless, uses
 
 if TYPE_CHECKING:
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import MakeAgent, Metric
 
 
@@ -49,7 +48,7 @@ def clock() -> Clock:
 def runs(told: list[Fact], clock: Clock) -> Runs:
     """A registry of three invocations, for a minute each."""
     runs = Runs(clock, max_live=3, max_age_seconds=60)
-    runs.observers = (told.append,)
+    runs.observers.use((told.append,))
     return runs
 
 
@@ -75,7 +74,7 @@ def test_an_observer_names_the_facts_that_it_wants(runs: Runs) -> None:
         def __call__(self, fact: Fact) -> None:
             self.told.append(fact)
 
-    runs.observers = (selective := Selective(),)
+    runs.observers.use((selective := Selective(),))
     run = start(runs, "a")
     run.cycle()
     run.turn()
@@ -85,7 +84,7 @@ def test_an_observer_names_the_facts_that_it_wants(runs: Runs) -> None:
 
 def test_an_observer_that_has_any_attribute_is_told_everything(runs: Runs) -> None:
     """A mock in a user's test names nothing."""
-    runs.observers = (mock := MagicMock(),)
+    runs.observers.use((mock := MagicMock(),))
     start(runs, "a").cycle()
     assert [type(call.args[0]) for call in mock.call_args_list] == [Started, Cycle]
 
@@ -125,10 +124,10 @@ def test_what_never_ended_is_evicted_by_age(runs: Runs, told: list[Fact], clock:
 
 def test_who_comes_late_is_told_the_right_numbers(runs: Runs, told: list[Fact]) -> None:
     """Facts that nobody wanted are numbered all the same."""
-    runs.observers = ()
+    runs.observers.use(())
     run = start(runs, "a")
     call_once(run)
-    runs.observers = (told.append,)
+    runs.observers.use((told.append,))
     call_once(run)
     assert [fact.number for fact in told if isinstance(fact, ModelCall | ToolCall | Turn)] == [
         2
@@ -140,31 +139,18 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
 ) -> None:
     """A fault within leaves nothing counted, and the call open until the invocation ends."""
     failures = iter([RecursionError()])
-    add = Spent.add
 
-    def fail_once(spent: Spent, *what: Any) -> Spent:
+    def fail_once(*what: Any, **more: Any) -> None:
         for failure in failures:
             raise failure
-        return add(spent, *what)
+        add_call(*what, **more)
 
-    monkeypatch.setattr(Spent, "add", fail_once)
+    monkeypatch.setattr("otel_limits.runs.run.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
         run.settle(run.open_call("m", 7), Usage(input=7))
     run.finish("end_turn")
     assert (run.tally.model_calls, run.tally.input) == (1, 7)
-
-
-def test_a_gate_is_told_facts_alone(runs: Runs) -> None:
-    """Quotas count calls one by one: sums of them are for those who want sums."""
-    told: list[object] = []
-    gate = MagicMock(side_effect=lambda fact: told.append(type(fact)))
-    runs.gate = gate
-    runs.observers = (PrometheusObserver(CollectorRegistry(), report=runs.report),)
-    run = start(runs, "a")
-    call_once(run)
-    run.finish("end_turn")
-    assert told[:5] == [Started, ModelCall, Turn, ToolCall, Stop]
 
 
 def call_once(run: Run) -> None:

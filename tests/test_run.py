@@ -19,8 +19,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
-from otel_limits.export import tracer_provider
-from otel_limits.launch import environment_for
+from otel_limits.cli.launch import environment_for
+from otel_limits.otel.export import tracer_provider
 
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
 BIN = Path(sys.executable).parent

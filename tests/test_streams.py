@@ -13,7 +13,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:

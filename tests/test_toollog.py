@@ -18,9 +18,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from otel_limits.facts import Fault, Invocation
+from otel_limits.core.facts import Fault, Invocation
 from otel_limits.observers.toollog import Entry, ToolLog, read
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,7 +225,7 @@ def test_a_write_error_is_told_to_the_observers(
     no_directory: Path, facts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it is counted among the internal errors."""
-    monkeypatch.setattr(LIVE, "observers", (facts.append,))
+    LIVE.observers.use((facts.append,))
     write(ToolLog(no_directory))
     assert facts == [Fault(component="tool_log")]
 
@@ -248,7 +248,7 @@ def test_arguments_that_cannot_even_be_printed_are_not_felt(
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from otel_limits.facts import Invocation
+from otel_limits.core.facts import Invocation
 from otel_limits.observers.toollog import ToolLog
 
 def limit(size):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_limits
-from otel_limits import ConfigurationError, Limits, LimitsPlugin, config, enable
-from otel_limits.instrumentor import SWITCH, OtelLimitsInstrumentor, enable_leniently
-from otel_limits.limits import LIMIT_NAMES, LOOP_LIMITS
+from otel_limits import ConfigurationError, Limits, LimitsPlugin, enable
+from otel_limits.core.limits import LIMIT_NAMES, LOOP_LIMITS
+from otel_limits.runtime.switch import RUNTIME, OtelLimitsInstrumentor, enable_leniently
+from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, only, says, uses
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def test_enable_refuses_a_bad_variable(monkeypatch: pytest.MonkeyPatch, text: st
         f"OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got {text!r}. "
         "Unset it for no such limit."
     )
-    assert not SWITCH.is_on
+    assert not RUNTIME.is_on
 
 
 def test_enable_tells_every_mistake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,7 @@ def test_the_preset_says_what_it_sets(
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
     monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "7")
     switch_on()
-    limits = SWITCH.policy("anybody").limits
+    limits = RUNTIME.policy("anybody").limits
     assert (limits.max_iterations, limits.max_identical_tool_calls) == (7, 5)
     assert "preset 'recommended' sets max_identical_tool_calls=5" in caplog.text
 
@@ -189,7 +190,7 @@ def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "30")
     monkeypatch.setenv("OTEL_LIMITS_MAX_TOKEN_BUDGET", "1000")
     enable(Limits(max_turns=5))
-    limits = SWITCH.policy("anybody").limits
+    limits = RUNTIME.policy("anybody").limits
     assert (limits.max_turns, limits.max_token_budget) == (5, 1000)
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import otel_limits
-from otel_limits import Limits, ModelCall, Stop, enable, pricing
+from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits.core import pricing
 from otel_limits.observers import toollog
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import MakeAgent, Metric
 
 POLICY = """
@@ -125,7 +126,7 @@ def test_a_frozen_application_without_metadata_is_limited(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("otel_limits.instrumentor.version", missing)
+    monkeypatch.setattr("otel_limits.runtime.switch.version", missing)
     enable(Limits(max_turns=1))
     assert make_agent(ScriptedModel(endless(uses("search"))))("go").stop_reason == "max_turns"
     assert metric("otel_limits_build_info", version="unknown") == 1

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import backtest, charts, suggest, trees
 from otel_limits.audit.answers import Answer, Chart
 from otel_limits.audit.grants import grants_table
-from otel_limits.audit.show.words import moment
 from otel_limits.audit.spend import Sums, merge, spend_table
 from otel_limits.audit.spend import fold as fold_spend
 from otel_limits.audit.stops import costliest_table, stops_table
-from otel_limits.errors import LedgerError
+from otel_limits.audit.words import moment
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger import queries
 from otel_limits.ledger.rows import HALTED
 from otel_limits.ledger.words import OWN_NAMES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from otel_limits.audit.backtest import Caps
-    from otel_limits.audit.progress import Work
+    from otel_limits.cli.progress import Work
     from otel_limits.ledger.queries import Selection
 
 TOP: Final = 20

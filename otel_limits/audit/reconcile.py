@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.spend import Sums, fold
-from otel_limits.errors import LedgerError
+from otel_limits.core.errors import LedgerError
+from otel_limits.core.names import clean
 from otel_limits.ledger.rows import MICROSECONDS
-from otel_limits.names import clean
 
 if TYPE_CHECKING:
     from otel_limits.audit.questions import Inquiry

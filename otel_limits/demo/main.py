@@ -9,10 +9,10 @@ import time
 from typing import Final
 from urllib.parse import urlsplit
 
+from otel_limits.cli.terminal import console
 from otel_limits.demo.play import AgentFailedError, Outcome, Play, Scenario, Setting
 from otel_limits.demo.server import Servers
 from otel_limits.demo.show import facts, show_outcomes, show_setting, watch
-from otel_limits.terminal import console
 
 SCENARIOS: Final = (
     Scenario(name="no_limits", variables={}, ends_with="end_turn"),

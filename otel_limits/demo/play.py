@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from otel_limits import config
+from otel_limits.cli.launch import environment_for
+from otel_limits.core.messages import MARKER, is_synthetic
 from otel_limits.demo.server import CACHE, JOB, Seen, Servers
-from otel_limits.launch import environment_for
-from otel_limits.messages import MARKER, is_synthetic
+from otel_limits.settings import environment as config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from otel_limits.config import PREFIX
 from otel_limits.demo.play import Errand, Outcome, command_line
+from otel_limits.settings.environment import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import sqlalchemy as sa
 
-from otel_limits.errors import LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.queries import Selection, Source, audit_keys
 from otel_limits.ledger.rows import dollars
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
@@ -22,7 +22,7 @@ from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_C
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.audit.progress import Work
+    from otel_limits.cli.progress import Work
 
 What = Literal["calls", "invocations", "tools"]
 TABLES: Final = {

@@ -17,8 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
 
-from otel_limits import semconv
-from otel_limits.errors import LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.otlp import (
     AGENT_NAME,
     PROVIDERS,
@@ -44,14 +43,15 @@ from otel_limits.ledger.rows import (
     tokens,
 )
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
-from otel_limits.processor import usage_of
+from otel_limits.otel import semconv
+from otel_limits.otel.processor import usage_of
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from otel_limits.audit.progress import Work
+    from otel_limits.cli.progress import Work
+    from otel_limits.core.limits import Usage
     from otel_limits.ledger.store import Store
-    from otel_limits.limits import Usage
 
 PORTION: Final = 2_000
 NO_AGENT: Final = "(no agent)"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits import semconv
+from otel_limits.otel import semconv
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.errors import LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,

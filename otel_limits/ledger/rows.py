@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
-from otel_limits.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
-from otel_limits.limits import EXACT, Breach, Limits, Usage
-from otel_limits.names import clean
+from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.limits import EXACT, Breach, Limits, Usage
+from otel_limits.core.names import clean
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]

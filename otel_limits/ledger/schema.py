@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
-from otel_limits.errors import NewerLedgerError
+from otel_limits.core.errors import NewerLedgerError
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
     INVOCATIONS,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from otel_limits.errors import LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.queries import charges_of
 from otel_limits.ledger.store import DatabaseError, Store
 

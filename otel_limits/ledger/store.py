@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
-from otel_limits.errors import LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.rows import ENDING, Row, Rows
 from otel_limits.ledger.schema import (
     INVOCATION_TABLE,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.faults import FAULTS
+from otel_limits.core.faults import FAULTS
 from otel_limits.ledger.spill import MARK, Spill, claimed, rows_in
 from otel_limits.ledger.store import Store, complete
 
@@ -160,7 +160,7 @@ class Writer:
             self.lost += len(self._queue)
             self._queue = []
         if self.lost:
-            FAULTS.tell(SPILL)
+            FAULTS.publish(SPILL)
             logger.error(
                 "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill "
                 "file took them.",

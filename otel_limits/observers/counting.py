@@ -12,7 +12,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from otel_limits.facts import (
+from otel_limits.core.facts import (
     CallKind,
     Cycle,
     Decision,
@@ -27,22 +27,19 @@ from otel_limits.facts import (
     Started,
     Stop,
     ToolCall,
-    ToolStatus,
     Turn,
     Warned,
 )
-from otel_limits.faults import FAULTS, unfelt
-from otel_limits.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
-from otel_limits.names import MAX_AGENTS
+from otel_limits.core.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
+from otel_limits.core.names import MAX_AGENTS
+from otel_limits.core.records import Record, record
 from otel_limits.observers import instruments as table
 from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
-from otel_limits.progress import Spent, Used
-from otel_limits.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.facts import Fact, Invocation
+    from otel_limits.core.facts import Fact, Invocation
 
 logger = logging.getLogger("otel_limits")
 
@@ -69,9 +66,6 @@ CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured
 TOOL_STATUSES: Final = ("success", "error", "refused")
 DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
-
-OF_EVERY_TURN: Final = (Cycle, Turn, ModelCall, ToolCall)
-"""Facts that `Used` sums up."""
 
 MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
@@ -109,12 +103,11 @@ class CountingObserver(ABC):
     Args:
         max_agents: Distinct agent names; further ones are counted as `_other`. The process as a
             whole gets two models and five tools per agent before they are `_other` too.
-        sums: What happens at every turn is told in sums, when somebody asks; else one by one.
     """
 
     component: str
 
-    def __init__(self, max_agents: int = MAX_AGENTS, *, sums: bool = False) -> None:
+    def __init__(self, max_agents: int = MAX_AGENTS) -> None:
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
         self._agent = LabelValues(max_agents, self._say_full)
@@ -130,13 +123,12 @@ class CountingObserver(ABC):
         self._agents: dict[str, AgentSeries] = {}
         self._limits_of: dict[str, Limits] = {}
         self._live: dict[str, Exemplar | None] = {}
-        handlers: dict[type, Callable[[Any], None]] = {
+        self.subscribes_to: dict[type, Callable[[Any], None]] = {
             Started: self._started,
             Cycle: self._cycle,
             Turn: self._turn,
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
-            Used: self._used,
             Warned: self._warned,
             Halt: self._halt,
             Stop: self._stop,
@@ -147,12 +139,10 @@ class CountingObserver(ABC):
             QuotaDecision: self._quota_decision,
             QuotaUse: self._quota_use,
         }
-        unwanted = OF_EVERY_TURN if sums else (Used,)
-        self.wants = {kind: take for kind, take in handlers.items() if kind not in unwanted}
 
-    def __call__(self, fact: Fact | Used) -> None:
+    def __call__(self, fact: Fact) -> None:
         """Count one fact."""
-        handler = self.wants.get(type(fact))
+        handler = self.subscribes_to.get(type(fact))
         if handler is not None:
             handler(fact)
 
@@ -268,57 +258,27 @@ class CountingObserver(ABC):
         self._of(fact.invocation.agent).turns(1)
 
     def _model_call(self, fact: ModelCall) -> None:
-        spent = Spent().add(fact.usage, fact.price, fact.span_id)
-        self._model_calls(fact.invocation, fact.model, fact.kind, spent)
-
-    def _tool_call(self, fact: ToolCall) -> None:
-        self._tool_calls(fact.invocation, fact.tool, fact.status, 1)
-
-    def _used(self, fact: Used) -> None:
-        """Count sums; what cannot be counted does not keep the rest from it."""
-        invocation = fact.invocation
-        agent = self._of(invocation.agent)
-        self._try(fact.turns, agent.turns, fact.turns)
-        self._try(fact.cycles, agent.cycles, fact.cycles)
-        for (model, kind), spent in fact.calls.items():
-            self._try(spent.calls, self._model_calls, invocation, model, kind, spent)
-        for (tool, status), number in fact.tools.items():
-            self._try(number, self._tool_calls, invocation, tool, status, number)
-
-    def _try(self, number: int, count: Callable[..., None], *what: Any) -> None:
-        try:
-            count(*what)
-        except Exception as error:  # noqa: BLE001  an agent may be waiting for it
-            self._lose(number, error)
-
-    @unfelt("metrics")
-    def _lose(self, facts: int, error: Exception) -> None:
-        FAULTS.report(self.component, error)
-        self(Dropped(observer=self.component, facts=facts))
-
-    def _model_calls(
-        self, invocation: Invocation, model: str, kind: CallKind, spent: Spent
-    ) -> None:
-        """Count calls and what they took."""
-        calls = self._calls_of(self._of(invocation.agent), model)
-        calls.kinds[kind](spent.calls, _exemplar(invocation, spent.span_id))
+        """Count a call and what it took."""
+        calls = self._calls_of(self._of(fact.invocation.agent), fact.model)
+        calls.kinds[fact.kind](1, _exemplar(fact.invocation, fact.span_id))
+        usage, price = fact.usage, fact.price
+        # A counter cannot be increased by a price that is not an amount: those tokens are unpriced.
+        is_priced = price is not None and price.is_finite() and price >= 0
         for series, amount in (
-            (calls.input, spent.input),
-            (calls.output, spent.output),
-            (calls.cache_read, spent.cache_read),
-            (calls.cache_write, spent.cache_write),
-            (calls.cost, float(spent.cost)),
-            (calls.unpriced, spent.unpriced),
+            (calls.input, usage.input),
+            (calls.output, usage.output),
+            (calls.cache_read, usage.cache_read),
+            (calls.cache_write, usage.cache_write),
+            (calls.cost, float(price) if price is not None and is_priced else 0),
+            (calls.unpriced, 0 if is_priced else usage.total),
         ):
             if amount:
                 series(amount)
 
-    def _tool_calls(
-        self, invocation: Invocation, tool: str, status: ToolStatus, number: int
-    ) -> None:
-        agent = self._of(invocation.agent)
-        series = agent.tools.get(tool) or self._make_tool(agent, tool)
-        series[status](number)
+    def _tool_call(self, fact: ToolCall) -> None:
+        agent = self._of(fact.invocation.agent)
+        series = agent.tools.get(fact.tool) or self._make_tool(agent, fact.tool)
+        series[fact.status](1)
 
     def _make_tool(self, agent: AgentSeries, tool: str) -> dict[str, Series]:
         """Make what calls of a tool count in at 0, or the first failure has no rate."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from opentelemetry._logs import Logger, LogRecord, SeverityNumber
 from opentelemetry.context import Context
 
-from otel_limits import semconv
-from otel_limits.facts import Halt
+from otel_limits.core.facts import Halt
 from otel_limits.observers.context import context_of
+from otel_limits.otel import semconv
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AnyValue
 
-    from otel_limits.facts import Fact, Invocation
-    from otel_limits.limits import Number
+    from otel_limits.core.facts import Fact, Invocation
+    from otel_limits.core.limits import Number
 
 
 class EventObserver:
@@ -28,7 +28,7 @@ class EventObserver:
     """
 
     component = "events"
-    wants = (Halt,)
+    subscribes_to = (Halt,)
 
     def __init__(self, logger: Logger) -> None:
         """Keep the logger."""

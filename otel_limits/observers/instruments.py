@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
-from otel_limits.names import clean
+from otel_limits.core.names import clean
 
 PREFIX: Final = "otel_limits_"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.facts import Fact, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.facts import Fact, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger.rows import (
     INVOCATIONS,
     MODEL_CALLS,
@@ -44,7 +44,7 @@ class LedgerObserver:
         self.writer = Writer(Store(address), Spill(address))
         self.sync = sync
         self._live: dict[str, Started] = {}
-        self.wants: dict[type, Callable[[Any], None]] = {
+        self.subscribes_to: dict[type, Callable[[Any], None]] = {
             Started: self._started,
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
@@ -54,7 +54,7 @@ class LedgerObserver:
 
     def __call__(self, fact: Fact) -> None:
         """Record one fact."""
-        handler = self.wants.get(type(fact))
+        handler = self.subscribes_to.get(type(fact))
         if handler is not None:
             handler(fact)
 

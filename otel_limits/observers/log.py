@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from otel_limits.facts import Fact, Halt, Warned
+from otel_limits.core.facts import Fact, Halt, Warned
 
 logger = logging.getLogger("otel_limits")
 
@@ -32,7 +32,7 @@ def log(fact: Fact) -> None:
 
 
 log.component = "log"  # type: ignore[attr-defined]  # what its faults are counted under
-log.wants = (Halt, Warned)  # type: ignore[attr-defined]
+log.subscribes_to = (Halt, Warned)  # type: ignore[attr-defined]
 
 
 def _log_halt(fact: Halt) -> None:

@@ -15,14 +15,13 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.names import MAX_AGENTS
+from otel_limits.core.names import MAX_AGENTS
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
     from otel_limits.observers.instruments import MetricSpec, Series
@@ -34,15 +33,6 @@ TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": 
 
 class Uncreated(MetricWrapperBase):
     """A metric without its `_created` series, which would double what is scraped."""
-
-    catch_up: Callable[[], None] | None = None
-    """Called before anybody is told a number."""
-
-    def collect(self) -> Iterable[Metric]:
-        """Say how all series stand."""
-        if self.catch_up is not None:
-            self.catch_up()
-        return super().collect()
 
     def _child_samples(self) -> Iterable[Sample]:
         return [each for each in super()._child_samples() if each.name != "_created"]
@@ -69,9 +59,6 @@ class PrometheusObserver(CountingObserver):
     Args:
         registry: Where the metrics live; the default registry unless told otherwise.
         max_agents: Distinct agent names; further ones are counted as `_other`.
-        report: Tells in sums what has happened, called before anybody is told a number: most turns
-            are not scraped, and need not be told one by one. Where others read the numbers from
-            files, nobody could call it, and they are told so.
     """
 
     component = "prometheus"
@@ -80,21 +67,16 @@ class PrometheusObserver(CountingObserver):
         self,
         registry: CollectorRegistry = REGISTRY,
         max_agents: int = MAX_AGENTS,
-        report: Callable[[], None] | None = None,
     ) -> None:
         """Register the metrics.
 
         Raises:
             ValueError: The registry has metrics of these names already.
         """
-        asked = None if is_shared() else report
-        super().__init__(max_agents, sums=asked is not None)
+        super().__init__(max_agents)
         self._registry = registry
         self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
-        for metric in self._metrics.values():
-            if isinstance(metric, Uncreated):  # the others show what is told at once
-                metric.catch_up = asked
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""

@@ -19,13 +19,13 @@ from datetime import datetime, timezone
 from io import FileIO
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.faults import FAULTS, LOG_INTERVAL_SECONDS, unfelt
+from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, never_raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from otel_limits.facts import Invocation
+    from otel_limits.core.facts import Invocation
 
 logger = logging.getLogger("otel_limits")
 
@@ -116,7 +116,7 @@ class ToolLog:
         """The file of this process: another one after a fork."""
         return self._directory / FILES.replace("*", f"{os.getpid()}-{self._id}")
 
-    @unfelt(COMPONENT)
+    @never_raises(COMPONENT)
     def write(
         self,
         invocation: Invocation,
@@ -167,7 +167,7 @@ class ToolLog:
 
     def _fail(self, error: OSError) -> None:
         self.failed += 1
-        FAULTS.tell(COMPONENT)
+        FAULTS.publish(COMPONENT)
         now = self._clock()
         if now - self._warned < LOG_INTERVAL_SECONDS:
             return

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
 
-from otel_limits.faults import FAULTS, unfelt
+from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.store import Operation, Reply, Settle, Store, StoreError, StoreLostError
 
 logger = logging.getLogger("otel_limits")
@@ -143,7 +143,7 @@ class Courier:
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    @unfelt("quotas")
+    @never_raises("quotas")
     def _work(self) -> None:
         self._send_kept()  # what came while no thread could be started
         while batch := self._take():
@@ -177,7 +177,7 @@ class Courier:
             self._waiting.clear()
             for operation, _ in (*batch, *late):
                 self._keep(operation)
-        FAULTS.tell("quotas")
+        FAULTS.publish("quotas")
         logger.error(
             "otel-limits: the quota store does not answer (%s); until it does, quotas are decided "
             "by their on_backend_error.",

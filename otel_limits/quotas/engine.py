@@ -17,10 +17,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.facts import Decision, Fact, ModelCall, QuotaDecision, QuotaUse, Stop
-from otel_limits.faults import FAULTS, unfelt
-from otel_limits.gate import Request
-from otel_limits.limits import NO_COST, Verdict
+from otel_limits.core.facts import Decision, Fact, ModelCall, QuotaDecision, QuotaUse, Stop
+from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.limits import NO_COST, Verdict
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.keys import fits
@@ -52,6 +51,7 @@ from otel_limits.quotas.tickets import (
     want_of,
     without_price,
 )
+from otel_limits.runs.gate import Request
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
@@ -136,7 +136,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             FAULTS.report(self.component, error)
 
-    @unfelt("quotas")
+    @never_raises("quotas")
     def __call__(self, fact: Fact) -> Fact:
         """Note what an admitted call took; settle what an invocation that is over left open."""
         if isinstance(fact, ModelCall):

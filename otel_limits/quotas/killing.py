@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from otel_limits.faults import unfelt
+from otel_limits.core.faults import never_raises
 from otel_limits.quotas.store import StoreError
 
 logger = logging.getLogger("otel_limits")
@@ -85,14 +85,14 @@ class Listener:
             target=self._listen, args=(self._closing,), name="otel-limits-kill", daemon=True
         ).start()
 
-    @unfelt("kill")
+    @never_raises("kill")
     def _listen(self, closing: threading.Event) -> None:
         while not closing.is_set():
             self._hear(closing)
             closing.wait(RETRY_SECONDS)
         self._channel.close()
 
-    @unfelt("kill")
+    @never_raises("kill")
     def _hear(self, closing: threading.Event) -> None:
         """Obey until the connection is lost."""
         with contextlib.suppress(StoreError):

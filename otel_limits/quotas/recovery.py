@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from otel_limits.faults import unfelt
+from otel_limits.core.faults import never_raises
 from otel_limits.quotas.store import Charge, Count, Operation, Reply, Settle, StoreError
 from otel_limits.quotas.windows import Window
 
@@ -112,13 +112,13 @@ class Recovery:
             target=self._work, args=(self._closing,), name="otel-limits-recovery", daemon=True
         ).start()
 
-    @unfelt("quotas")
+    @never_raises("quotas")
     def _work(self, closing: threading.Event) -> None:
         while not closing.wait(INTERVAL_SECONDS):
             self._look()
         self._store.close()
 
-    @unfelt("quotas")
+    @never_raises("quotas")
     def _look(self) -> None:
         with contextlib.suppress(StoreError):  # whoever waits for an answer tells of the outage
             settle_expired(self._store, self._find)

@@ -35,13 +35,6 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from otel_limits.addresses import (
-    CLUSTER_URL,
-    CUT_PASSWORD,
-    PLAIN_URL,
-    SENTINEL_URL,
-    require_store_url,
-)
 from otel_limits.quotas.killing import Kill
 from otel_limits.quotas.store import (
     RECOVERABLE_SECONDS,
@@ -56,6 +49,13 @@ from otel_limits.quotas.store import (
     Standing,
     Status,
     StoreError,
+)
+from otel_limits.quotas.urls import (
+    CLUSTER_URL,
+    CUT_PASSWORD,
+    PLAIN_URL,
+    SENTINEL_URL,
+    require_store_url,
 )
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from otel_limits.errors import ConfigurationError
-from otel_limits.limits import ACTIONS, require_choice
+from otel_limits.core.errors import ConfigurationError
+from otel_limits.core.limits import ACTIONS, require_choice
 from otel_limits.quotas.keys import Template, require_source
 from otel_limits.quotas.quota import (
     BACKEND_ERRORS,

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.addresses import MEMORY_URL
 from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import TIMEOUT_SECONDS, Engine
 from otel_limits.quotas.killing import Listener
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
+from otel_limits.quotas.urls import MEMORY_URL
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.recovery import Find
     from otel_limits.quotas.redis_store import RedisStore
-    from otel_limits.runs import Runs
+    from otel_limits.runs.registry import Runs
 
 HEALTH_INTERVAL_SECONDS: Final = 15
 """How often a listener looks whether its silent connection is still one."""
@@ -53,9 +53,13 @@ class Quotas:
             self._threads.append(Listener(listening, lambda pattern: runs.kill(agent=pattern)))
             self._threads.append(Recovery(open_store(url), find))
         self._engine = Engine(
-            quotas, carrier, tell=runs.tell, price=runs.price_of, timeout=TIMEOUT_SECONDS
+            quotas,
+            carrier,
+            tell=runs.observers.publish,
+            price=runs.price_of,
+            timeout=TIMEOUT_SECONDS,
         )
-        runs.gate = self._engine
+        runs.observers.gate = self._engine
 
     def reset_after_fork(self) -> None:
         """Listen and look again in a child; the runs see to the rest."""
@@ -64,7 +68,7 @@ class Quotas:
 
     def close(self) -> None:
         """Send what is left, and stop asking and listening."""
-        self._runs.gate = None
+        self._runs.observers.gate = None
         self._engine.close()
         for thread in self._threads:
             thread.close()

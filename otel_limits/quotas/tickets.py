@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import baggage
 
-from otel_limits.limits import (
+from otel_limits.core.limits import (
     NO_COST,
     QUOTA_EXCEEDED_STOP_REASON,
     Action,
@@ -24,10 +24,10 @@ from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_us
 from otel_limits.quotas.store import Charge, Count, Demand, Reply, Standing
 
 if TYPE_CHECKING:
-    from otel_limits.gate import Request
     from otel_limits.quotas.estimates import WorstCase
     from otel_limits.quotas.keys import Key, Lookup
     from otel_limits.quotas.store import Store
+    from otel_limits.runs.gate import Request
 
 UNPRICED: Final = -1
 """Stands for an amount of money that nobody knows."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span
 
-from otel_limits import semconv
-from otel_limits.limits import Limits, Policy
-from otel_limits.processor import LimitsSpanProcessor
-from otel_limits.runs import LIVE
+from otel_limits.core.limits import Limits, Policy
+from otel_limits.otel import semconv
+from otel_limits.otel.processor import LimitsSpanProcessor
+from otel_limits.runs.registry import LIVE
 from tests.benchmarks.loops import FAR_AWAY, enable, set_provider
 
 if TYPE_CHECKING:

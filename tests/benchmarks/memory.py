@@ -6,10 +6,14 @@ import gc
 import json
 import sys
 import tracemalloc
+from typing import TYPE_CHECKING
 
-from otel_limits.limits import Limits, Policy, Usage
-from otel_limits.runs import LIVE, Run
+from otel_limits.core.limits import Limits, Policy, Usage
+from otel_limits.runs.registry import LIVE
 from tests.benchmarks.loops import FAR_AWAY, enable
+
+if TYPE_CHECKING:
+    from otel_limits.runs.run import Run
 
 NAMES = 300
 """Agents until the metrics fold further names into one: what those take is not counted."""

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from otel_limits.facts import ActionTaken, CallKind, Invocation, ModelCall, Started, Stop, ToolCall
-from otel_limits.limits import NO_COST, Breach, Limits, Usage
+from otel_limits.core.facts import (
+    ActionTaken,
+    CallKind,
+    Invocation,
+    ModelCall,
+    Started,
+    Stop,
+    ToolCall,
+)
+from otel_limits.core.limits import NO_COST, Breach, Limits, Usage
 from otel_limits.observers.ledger import LedgerObserver
 
 if TYPE_CHECKING:

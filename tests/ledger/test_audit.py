@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.cli import main
-from otel_limits.limits import Breach, Limits
+from otel_limits.cli.commands import main
+from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 
 if TYPE_CHECKING:
@@ -506,7 +506,7 @@ def test_limits_are_drawn_from_the_record(ledger: LedgerFile) -> None:
 TAKES_ITS_TIME = """
 import sys
 from otel_limits.audit import questions
-from otel_limits.cli import main
+from otel_limits.cli.commands import main
 
 ask = questions.spend
 

@@ -21,14 +21,14 @@ import pytest
 from strands import tool
 
 from otel_limits import Limits, disable, enable
-from otel_limits.instrumentor import SWITCH
 from otel_limits.ledger import store as store_module
 from otel_limits.ledger import writer as writer_module
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import Spill
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.switch import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.conftest import eventually
 
@@ -393,8 +393,8 @@ def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def close_connections() -> None:
     """Have the next write open the database anew."""
-    assert SWITCH._ledger is not None
-    SWITCH._ledger.writer._store.close()
+    assert RUNTIME._ledger is not None
+    RUNTIME._ledger.writer._store.close()
 
 
 OUTAGES = (locked, vanished_for_good, unreadable, newer, full)
@@ -485,13 +485,13 @@ def test_a_directory_that_vanishes_is_made_anew(
 
 READ_ONLY = """
 from pathlib import Path
-from otel_limits.faults import FAULTS
-from otel_limits.instrumentor import SWITCH
+from otel_limits.core.faults import FAULTS
+from otel_limits.runtime.switch import RUNTIME
 beside = Path(os.environ["OTEL_LIMITS_LEDGER"]).parent
 run()
 while list(beside.glob("*.spill-*")):
     time.sleep(0.01)
-SWITCH._ledger.writer._store.close()
+RUNTIME._ledger.writer._store.close()
 for path in beside.glob("ledger.db*"):
     path.chmod(0o444)
 os.setgid(65534)
@@ -826,9 +826,9 @@ def test_rows_of_an_older_version_are_completed(ledger: LedgerFile) -> None:
 EIGHT = """
 import sys
 from pathlib import Path
-from otel_limits.facts import Invocation, ModelCall
+from otel_limits.core.facts import Invocation, ModelCall
 from otel_limits.ledger.address import parse
-from otel_limits.limits import Usage
+from otel_limits.core.limits import Usage
 from otel_limits.observers.ledger import LedgerObserver
 
 number, address, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])

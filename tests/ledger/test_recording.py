@@ -17,12 +17,12 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Usage, enable
-from otel_limits.facts import Invocation, Stop
-from otel_limits.instrumentor import SWITCH
+from otel_limits.core.facts import Invocation, Stop
 from otel_limits.ledger import store as store_module
 from otel_limits.ledger.rows import MAX_INTEGER, dollars, picodollars
 from otel_limits.observers.ledger import LedgerObserver
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.switch import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -430,9 +430,9 @@ def test_another_ledger_takes_over(
 ) -> None:
     """`enable()` with another address records there; with the same one nothing changes."""
     enable()
-    first = SWITCH._ledger
+    first = RUNTIME._ledger
     enable()
-    assert SWITCH._ledger is first
+    assert RUNTIME._ledger is first
     make_agent(ScriptedModel([says("x")]))("go")
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "other.db"))
     enable()
@@ -446,8 +446,8 @@ def test_disable_ends_recording(ledger: LedgerFile, make_agent: MakeAgent) -> No
     enable()
     agent = make_agent(ScriptedModel(endless(says("x"))))
     agent("go")
-    assert SWITCH._ledger is not None
-    thread = SWITCH._ledger.writer._thread
+    assert RUNTIME._ledger is not None
+    thread = RUNTIME._ledger.writer._thread
     otel_limits.disable()
     assert thread is not None
     assert not thread.is_alive()
@@ -467,7 +467,7 @@ def test_who_keeps_no_ledger_does_not_pay_for_one() -> None:
     program = (
         "import sys, otel_limits\n"
         "otel_limits.enable()\n"
-        "from otel_limits.cli import make_parser\n"
+        "from otel_limits.cli.commands import make_parser\n"
         "make_parser()\n"
         "print([name for name in sys.modules if name.startswith('sqlalchemy')])"
     )

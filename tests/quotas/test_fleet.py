@@ -19,7 +19,7 @@ import redis
 from strands.middleware import InvokeModelStage
 
 import otel_limits
-from otel_limits.facts import ModelCall
+from otel_limits.core.facts import ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import Spill
 from otel_limits.ledger.store import Store
@@ -30,14 +30,14 @@ from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.redis_store import EXPIRED_KEY
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Demand, Reserve, Standing
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, tokens
 from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from otel_limits.quotas.redis_store import RedisStore
     from otel_limits.testing import Answer
     from tests.conftest import MakeAgent
@@ -235,7 +235,7 @@ def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
 ) -> None:
     """Two calls go out on one permission, and its lease ends during the second."""
     hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [facts.append])
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     gate._lease = 0.1
 
     def settled_elsewhere() -> bool:

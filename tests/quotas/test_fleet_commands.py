@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import otel_limits
-from otel_limits import cli
-from otel_limits.facts import QuotaGrant, QuotaUse, Stop
+from otel_limits.cli import commands as cli
+from otel_limits.core.facts import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import killing
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE, eventually
 from tests.quotas.test_agents import carrying
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
     from pathlib import Path
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from otel_limits.facts import Fault, QuotaDecision, QuotaUse
-from otel_limits.faults import FAULTS
+from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
+from otel_limits.core.faults import FAULTS
 from otel_limits.quotas import courier, engine
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import Count, Standing
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE, Server, Wire, eventually
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from strands import Agent
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold
 
@@ -180,7 +180,7 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
     agent = lose("local")
     agent("go")
     place.recover()
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     eventually(lambda: not gate._carrier._is_down)  # asking the agent would use up what was left
     eventually(lambda: agent("go").stop_reason == "end_turn" and decisions(facts)[-1] == "admitted")
     used = [fact.used for fact in facts if isinstance(fact, QuotaUse)][-1]
@@ -208,7 +208,7 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
     agent = lose("allow")
     caplog.clear()
     agent("go")
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     eventually(lambda: gate._carrier._is_down)
     waits: list[float] = []
 
@@ -360,7 +360,7 @@ def test_settlements_that_wait_are_bounded(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     for _ in range(6):
         agent("go")
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     assert len(gate._carrier._kept) == 3
 
 
@@ -371,7 +371,7 @@ def test_a_refused_call_leaves_nothing_to_be_sent(
     place.refuse()
     hold({"calls": CALLS}, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel([]))
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     agent("go")
     eventually(lambda: gate._carrier._is_down)
     kept = len(gate._carrier._kept)
@@ -395,7 +395,7 @@ def test_only_what_was_used_is_missed_at_the_end(
     place.refuse()
     hold({"calls": CALLS | {"on_backend_error": way}}, place.url, timeout=TIMEOUT)
     make_agent(ScriptedModel(endless(says("done"))))("go")
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     eventually(lambda: gate._carrier._is_down)
     monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
     gate.close()

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits import ConfigurationError, enable
-from otel_limits.policy.reader import parse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, parts_of_usd
 from otel_limits.quotas.section import parse_quotas, read_quotas
 from otel_limits.quotas.windows import Windows
+from otel_limits.settings.policy.reader import parse
 
 
 def mistakes(section: object) -> tuple[str, ...]:

@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits import ConfigurationError, config, disable, enable
-from otel_limits.facts import QuotaUse
-from otel_limits.instrumentor import SWITCH
+from otel_limits import ConfigurationError, disable, enable
+from otel_limits.core.facts import QuotaUse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import Count, Standing, StoreError
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.switch import RUNTIME
+from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.quotas.conftest import Server, Wire, eventually, free_port, require_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.facts import Fact
+    from otel_limits.core.facts import Fact
     from tests.conftest import Call, MakeAgent
     from tests.quotas.conftest import Hold
 
@@ -89,7 +90,7 @@ def test_agents_that_ask_at_once_share_a_round_trip(
     """While one batch is under way the next one gathers."""
     hold({"calls": CALLS}, server.url)
     batches: list[int] = []
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     store = gate._carrier._store
     run = store.run
 
@@ -114,7 +115,7 @@ def test_nothing_is_sent_by_the_thread_of_an_agent(
     """Neither in hooks nor in span callbacks: the event loop is never held up by the network."""
     hold({"calls": CALLS}, server.url)
     senders: set[str] = set()
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     store = gate._carrier._store
     evaluate = store._evaluate
 
@@ -146,7 +147,7 @@ def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
         raise RuntimeError("no")
 
     hold({"calls": CALLS}, server.url)
-    quotas: Any = SWITCH._quotas
+    quotas: Any = RUNTIME._quotas
     for thread in quotas._threads:
         monkeypatch.setattr(getattr(thread, "_channel", None) or thread._store, "close", fail)
     disable()
@@ -370,7 +371,7 @@ def test_a_cluster_that_moves_our_keys_is_followed(
 ) -> None:
     """A node that was restarted is asked again where they are."""
     hold({"calls": CALLS}, cluster)
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
     link = gate._carrier._store._link

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from strands import Agent, tool
 
 import otel_limits
-from otel_limits.pricing import Prices
+from otel_limits.core.pricing import Prices
 from otel_limits.quotas import setup
 from otel_limits.quotas.store import Operation, Reply, Settle
-from otel_limits.runs import LIVE
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Journal:
 def live_dangerously(folder: str, lease: float) -> None:
     """Spend until killed; a journal with this process' id says how often."""
     enable()
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     gate._lease = lease
     gate._carrier = Journal(gate._carrier, Path(folder) / str(os.getpid()))
     randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
@@ -193,7 +193,7 @@ class Fatal:
 
 def die(lease: float) -> dict[str, int]:
     """Make one call, and be killed between its end and its settlement."""
-    gate: Any = LIVE.gate
+    gate: Any = LIVE.observers.gate
     gate._lease = lease
     gate._carrier = Fatal(gate._carrier)
     make_agent(iter([says("done", usage=usage(90))]), 100)("go")

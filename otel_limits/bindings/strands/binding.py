@@ -69,9 +69,9 @@ from otel_limits.bindings.strands.registries import (
     step_back,
 )
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
-from otel_limits.errors import LimitReachedError, limit_reached
-from otel_limits.faults import FAULTS, note, unfelt, unfelt_async
-from otel_limits.limits import (
+from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.faults import FAULTS, never_raises, never_raises_async, note
+from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     KIND,
     MAX_DURATION_STOP_REASON,
@@ -80,7 +80,7 @@ from otel_limits.limits import (
     Verdict,
     verdict_of,
 )
-from otel_limits.messages import (
+from otel_limits.core.messages import (
     budget_note,
     halt_message,
     halt_text,
@@ -89,8 +89,8 @@ from otel_limits.messages import (
     why,
     wrap_up_note,
 )
-from otel_limits.names import clean
-from otel_limits.runs import CURRENT, Run, Runs
+from otel_limits.core.names import clean
+from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -102,8 +102,10 @@ if TYPE_CHECKING:
     from strands.types.content import Message
 
     from otel_limits.bindings.strands.registries import Callbacks
-    from otel_limits.facts import ActionTaken
-    from otel_limits.runs import OpenCall
+    from otel_limits.core.facts import ActionTaken
+    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.registry import Runs
+    from otel_limits.runs.run import Run
 
     Next: TypeAlias = MiddlewareNext[Any, Any]
     Hooks: TypeAlias = tuple[tuple[type, Callable[[Any], Any], float], ...]
@@ -252,7 +254,7 @@ class Binding:
             AfterInvocationEvent: self._after_leg,
         }
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _attach_again(self, agent: Agent) -> None:
         """Stay attached where an application has given the agent registries as Strands makes them.
 
@@ -283,7 +285,7 @@ class Binding:
 
     # --- begin and end of an invocation -----------------------------------------------------------
 
-    @unfelt("binding")
+    @never_raises("binding")
     def begin(self, agent: Agent, span: trace.Span) -> None:
         """An invocation begins under `span`.
 
@@ -301,7 +303,7 @@ class Binding:
         self._attach_again(agent)
         answer = answer_of(agent)
         policy = self.policy(agent.name)
-        if self._runs.gate is not None:  # without one, no call waits
+        if self._runs.observers.gate is not None:  # without one, no call waits
             self._attach_also(agent, self._gate_hooks())
         if answer is not None:
             policy = extend(policy, answer.response)
@@ -329,7 +331,7 @@ class Binding:
             attributes=audit_attributes(agent, self._runs.audit_keys),
         )
 
-    @unfelt("binding")
+    @never_raises("binding")
     def end(
         self,
         response: AgentResult | None,
@@ -349,7 +351,7 @@ class Binding:
         else:
             run.finish("error" if error is not None else "aborted")
 
-    @unfelt("binding")
+    @never_raises("binding")
     def begin_direct(self, agent: Agent) -> Run:
         """A direct request for structured output begins, which asks the model without the loop.
 
@@ -367,7 +369,7 @@ class Binding:
     def _start_direct(self, agent: Agent) -> Run:
         return self._start(agent, trace.INVALID_SPAN, self.policy(agent.name), direct=True)
 
-    @unfelt("binding")
+    @never_raises("binding")
     def end_direct(
         self, run: Run | None, agent: Agent, prompt: object, output: object | None
     ) -> None:
@@ -432,19 +434,19 @@ class Binding:
         """Tell whether the present task makes a direct request, which is no leg of the loop."""
         return bool(self._direct) and CURRENT.get() in self._direct
 
-    @unfelt_async("quotas")
+    @never_raises_async("quotas")
     async def _ask_gate(self, event: BeforeModelCallEvent) -> None:
         """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
-        gate, live = self._runs.gate, self.newest
+        gate, live = self._runs.observers.gate, self.newest
         if gate is None or live is None or event.cancel:
             return
         request = request_of(live.run, event)
         live.against = await gate.admit(request) if request is not None else None
 
-    @unfelt_async("quotas")
+    @never_raises_async("quotas")
     async def _tell_gate(self, event: AfterModelCallEvent) -> None:  # noqa: ARG002
         """Settle what was reserved; the call has been booked by now."""
-        gate, live = self._runs.gate, self.newest
+        gate, live = self._runs.observers.gate, self.newest
         if gate is not None and live is not None:
             await gate.settle(live.run.invocation.id)
 
@@ -497,7 +499,7 @@ class Binding:
         if batch.refusals:
             self._attach_also(event.agent, self._tool_hooks())
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _before_tool(self, event: BeforeToolCallEvent) -> None:
         """Answer in the place of a tool that has no call left."""
         live = self.newest
@@ -580,7 +582,7 @@ class Binding:
             live.run.cycle()
         return False
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _stop(self, agent: Agent, event: EventLoopStopEvent) -> bool:
         """Note how the leg ended; True when it was our halt."""
         live = self.newest
@@ -612,7 +614,7 @@ class Binding:
         live.refused = True
         return stop
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _hear_again(self, agent: Agent, live: Live) -> None:
         """Be told again what `agent` does, where its hooks were replaced since it began."""
         self._attach_again(agent)
@@ -621,7 +623,7 @@ class Binding:
         live.heard, self._stands_in = True, False
         self._further.clear()
         self._attach_callbacks(agent)
-        if self._runs.gate is not None:
+        if self._runs.observers.gate is not None:
             self._attach_also(agent, self._gate_hooks())
 
     def model_stage(self, next_fn: Next, context: InvokeModelContext) -> AsyncGenerator[Any, None]:
@@ -637,7 +639,7 @@ class Binding:
 
 def _hooks_of(callbacks: Callbacks, order: float = VERY_LAST) -> Hooks:
     """Return what has to be added where nothing stands in for the registry."""
-    return tuple((event, unfelt("binding")(call), order) for event, call in callbacks.items())
+    return tuple((event, never_raises("binding")(call), order) for event, call in callbacks.items())
 
 
 def _add(agent: Agent, hooks: Hooks) -> None:
@@ -658,11 +660,11 @@ def _remove(agent: Agent, callbacks: Sequence[Callable[..., Any]]) -> None:
             del registered[event]
 
 
-@unfelt("binding")
+@never_raises("binding")
 def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
     """Book a request that a provider made by itself: of that, nothing is known but the texts."""
     asked = estimate_tokens([agent.messages, prompt])
-    call = run.open_beside(model_id(agent.model), asked, provider_of(type(agent.model)))
+    call = run.open_side_call(model_id(agent.model), asked, provider_of(type(agent.model)))
     run.settle(call, output_estimate=estimate_tokens(output))
 
 
@@ -833,7 +835,7 @@ def _open_call(live: Live, context: InvokeModelContext) -> OpenCall | None:
         return None
 
 
-@unfelt("binding")
+@never_raises("binding")
 def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
     """Tell the model what it has to know; the conversation does not keep it."""
     if live.wrapping is not None and not live.run.wrapped_up:
@@ -901,7 +903,7 @@ def _book_end(live: Live, call: OpenCall | None, answer: ModelStopReason | None)
         note("binding", error)
 
 
-@unfelt("binding")
+@never_raises("binding")
 def _gives_up(live: Live, call: OpenCall | None, error: Exception) -> bool:
     """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
     live.overflowed = isinstance(error, ContextWindowOverflowException)
@@ -926,7 +928,7 @@ def _perform(
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
 
-@unfelt("binding")
+@never_raises("binding")
 def _perform_if_due(agent: Agent, live: Live, message: Message) -> None:
     """Perform the halt under way when this is its message, unless that was done."""
     if live.marked is not None or live.verdict is None:

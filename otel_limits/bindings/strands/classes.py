@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import wrapt
 
-from otel_limits.faults import unfelt
-from otel_limits.runs import CURRENT, FOLLOWED, Run, Runs, is_followed
+from otel_limits.core.faults import never_raises
+from otel_limits.runs.calls import FOLLOWED
+from otel_limits.runs.run import Run, is_followed
+from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
-    from otel_limits.limits import Policy
-    from otel_limits.runs import OpenCall
+    from otel_limits.core.limits import Policy
+    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.registry import Runs
 
 
 class Host(Protocol):
@@ -120,7 +123,7 @@ class Watch:
 
         return start
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _begun(self, agent: Agent, span: Span) -> None:
         binding = self._host.binding_of(agent)
         if binding is not None:
@@ -142,7 +145,7 @@ class Watch:
 
         return end
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _ended(self, agent: Agent, *how: Any) -> None:
         binding = self._host.binding_of(agent)
         if binding is not None:
@@ -193,7 +196,7 @@ class Watch:
 
     # --- direct model calls -----------------------------------------------------------------------
 
-    @unfelt("binding")
+    @never_raises("binding")
     def _watch_models_of(self, agent: Agent) -> None:
         from strands.models import Model
 
@@ -249,7 +252,7 @@ async def follow_direct(
             yield chunk
         return
     asked = estimate_tokens(args[0] if args else "")
-    call = run.open_beside(model_id(model), asked, provider_of(model.__class__))
+    call = run.open_side_call(model_id(model), asked, provider_of(model.__class__))
     try:
         async for chunk in inside(call, events):
             call.streamed = True
@@ -264,7 +267,7 @@ async def follow_direct(
             await close()
 
 
-@unfelt("binding")
+@never_raises("binding")
 def _settle(run: Run, call: OpenCall, *, failed: bool) -> None:
     """Book a call that has not been booked yet."""
     if call.is_open:

@@ -11,12 +11,12 @@ from opentelemetry import baggage, trace
 from strands.telemetry.metrics import _total_prompt_tokens
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
-from otel_limits.faults import note, unfelt
-from otel_limits.gate import Request
-from otel_limits.limits import Usage
-from otel_limits.loops import Call, fingerprint
-from otel_limits.processor import token_count
-from otel_limits.runs import CHARACTERS_PER_TOKEN, OpenCall, Run
+from otel_limits.core.faults import never_raises, note
+from otel_limits.core.limits import Usage
+from otel_limits.core.loops import Call, fingerprint
+from otel_limits.otel.processor import token_count
+from otel_limits.runs.calls import CHARACTERS_PER_TOKEN, OpenCall
+from otel_limits.runs.gate import Request
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import AfterToolsEvent, BeforeModelCallEvent
     from strands.types.content import Message
+
+    from otel_limits.runs.run import Run
 
 DICTIONARIES: Final = (dict, Mapping)
 """The first is as good as always what there is: asking for the second takes ten times as long."""
@@ -58,7 +60,7 @@ def estimate_tokens(content: object) -> int:
     return max(1, (_characters(content) or 0) // CHARACTERS_PER_TOKEN)
 
 
-@unfelt("binding")
+@never_raises("binding")
 def _characters(content: object) -> int:
     return len(json.dumps(content, default=str, ensure_ascii=False))
 
@@ -108,7 +110,7 @@ def _as_sent(usage: Mapping[str, Any]) -> Usage:
     )
 
 
-@unfelt("binding")
+@never_raises("binding")
 def note_chat_span(run: Run) -> None:
     """Learn the id of a `chat` span that no processor saw: it is current while its chunks come.
 
@@ -209,7 +211,7 @@ def text_of(result: Mapping[str, Any]) -> str:
     )
 
 
-@unfelt("binding")
+@never_raises("binding")
 def request_of(run: Run, event: BeforeModelCallEvent) -> Request:
     """Say what is known of a model call before it goes out."""
     agent, projected = event.agent, event.projected_input_tokens

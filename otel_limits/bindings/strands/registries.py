@@ -21,7 +21,7 @@ from strands.middleware import InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamStage
 from strands.middleware._registry import MiddlewareRegistry
 
-from otel_limits.faults import note
+from otel_limits.core.faults import note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping

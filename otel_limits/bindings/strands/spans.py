@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
 
-from otel_limits import semconv
-from otel_limits.errors import limit_reached
-from otel_limits.faults import unfelt
+from otel_limits.core.errors import limit_reached
+from otel_limits.core.faults import never_raises
+from otel_limits.otel import semconv
 
 if TYPE_CHECKING:
-    from otel_limits.facts import Warned
-    from otel_limits.limits import Verdict
-    from otel_limits.runs import Run
+    from otel_limits.core.facts import Warned
+    from otel_limits.core.limits import Verdict
+    from otel_limits.runs.run import Run
 
 
-@unfelt("span")
+@never_raises("span")
 def end_cycle_span(span: trace.Span) -> None:
     """End the cycle that a refusal leaves, or Strands ends it as an error, which it is not."""
     if span.is_recording() and getattr(span, "name", None) == semconv.CYCLE_SPAN:
@@ -24,7 +24,7 @@ def end_cycle_span(span: trace.Span) -> None:
         span.end()
 
 
-@unfelt("span")
+@never_raises("span")
 def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic: bool) -> None:
     """Write the halt to the live agent span: attributes are frozen once it ends."""
     if span is None or not span.is_recording():
@@ -45,7 +45,7 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
         span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
 
 
-@unfelt("span")
+@never_raises("span")
 def write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> None:
     """Write each soft threshold that was passed to the live agent span."""
     for warning in warnings:

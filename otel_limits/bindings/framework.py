@@ -1,0 +1,79 @@
+"""What the rest of the product may know of an agent framework: this protocol, and nothing else.
+
+A new framework is one package beside `strands` that has an object like this, and one line in
+`otel_limits.bindings.known`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from otel_limits.core.records import Record, record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_limits.core.facts import Stop
+    from otel_limits.core.limits import Policy
+    from otel_limits.runs.registry import Runs
+
+
+@record
+class SpanNames(Record):
+    """How a framework's own spans are recognised."""
+
+    scope: str
+    """Its instrumentation scope."""
+    agent: str
+    """Begin of the name of the span of an invocation."""
+    cycle: str
+    """Name of the span of one pass through its loop: a model call and the tools it asked for."""
+
+
+class Host(Protocol):
+    """Who knows what applies to an agent: the runtime of the process."""
+
+    @property
+    def runs(self) -> Runs:
+        """Where invocations are followed."""
+
+    @property
+    def is_on(self) -> bool:
+        """True while every agent of the process is limited, not only those with limits of their own."""
+
+    def policy(self, agent: str) -> Policy:
+        """Return what applies to an agent, or a group of agents, of this name."""
+
+    def prepare(self) -> None:
+        """Do what has to be done before the span of an invocation begins."""
+
+
+class Framework(Protocol):
+    """One agent framework. Nothing of it is imported before the application imports it."""
+
+    name: str
+    """Such as `strands`."""
+    module: str
+    """The module whose import shows that a program has agents."""
+    spans: SpanNames
+    stop_reasons: tuple[str, ...]
+    """How its invocations end without us."""
+
+    @property
+    def has_own(self) -> bool:
+        """True while there is an agent with limits of its own."""
+
+    def watch(self, host: Host) -> None:
+        """Follow every invocation from now on, by what `host` says; again is harmless."""
+
+    def release(self) -> None:
+        """Follow no invocation any more, but those of agents with limits of their own."""
+
+    def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
+        """Write `stop` into the message that a halt left, where no model is ever sent it."""
+
+    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
+        """Return what `mark` wrote into a message, or into the last message of a result."""
+
+    def put_stop(self, ending: Any, reason: str) -> None:
+        """Put a stop reason of ours in the place of the framework's in what ends an invocation."""

@@ -1,0 +1,12 @@
+"""The agent frameworks that are followed: one line each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.bindings.strands.framework import STRANDS
+
+if TYPE_CHECKING:
+    from otel_limits.bindings.framework import Framework
+
+FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS,)

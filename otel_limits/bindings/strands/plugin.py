@@ -1,0 +1,55 @@
+"""Limits for one agent, given to it when it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strands.plugins import Plugin
+
+from otel_limits.core.limits import ACTIONS, NO_LIMITS, Action, Limits, require_choice, require_tree
+
+if TYPE_CHECKING:
+    from strands.agent.agent import Agent
+
+
+class LimitsPlugin(Plugin):
+    """One agent's own limits: `Agent(plugins=[LimitsPlugin(Limits(max_turns=5))])`.
+
+    They win over `enable()` cap by cap: one that is `None` here is taken from there. Nothing is
+    counted twice.
+
+    Args:
+        limits: This agent's caps.
+        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`; unless given, that of `enable()`,
+            else `halt`.
+        tree: Caps for an invocation of this agent together with everything that it starts.
+
+    Raises:
+        ValueError: `action` is none of these, or a limit makes no sense for a tree.
+    """
+
+    def __init__(
+        self,
+        limits: Limits = NO_LIMITS,
+        *,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
+    ) -> None:
+        """Keep them until the agent is there."""
+        super().__init__()
+        if action is not None:
+            require_choice("action", action, ACTIONS)
+        self._limits = limits
+        self._action = action
+        self._tree = require_tree(tree)
+
+    @property
+    def name(self) -> str:
+        """Name under which the agent knows this plugin."""
+        return "otel-limits"
+
+    def init_agent(self, agent: Agent) -> None:
+        """Attach to `agent`."""
+        from otel_limits.runtime.switch import RUNTIME
+
+        RUNTIME.adopt(agent, self._limits, self._action, self._tree)

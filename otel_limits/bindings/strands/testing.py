@@ -1,0 +1,160 @@
+"""Scripted models, to test what limits do to an agent without a provider.
+
+model = ScriptedModel(endless(uses("search")))
+agent = Agent(model=model, tools=[search], callback_handler=None)
+agent("go")
+assert model.calls == 3
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+from strands.models import Model
+
+from otel_limits.core.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
+
+    from strands.types.content import Messages
+    from strands.types.streaming import StreamEvent
+    from strands.types.tools import ToolSpec
+
+T = TypeVar("T", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One scripted response of a model."""
+
+    text: str = ""
+    tools: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """Names and arguments of the tools that it asks for."""
+    usage: Mapping[str, int] | None = field(
+        default_factory=lambda: {"inputTokens": 10, "outputTokens": 5, "totalTokens": 15}
+    )
+    """What the provider reports; `None` when it reports nothing."""
+    stop_reason: str | None = None
+    error: BaseException | None = None
+    """Raised after the chunks, or at once when there are none."""
+
+
+def says(text: str, **changes: Any) -> Answer:
+    """Script a response in text."""
+    return Answer(text=text, **changes)
+
+
+def uses(*names: str, arguments: Mapping[str, Any] | None = None, **changes: Any) -> Answer:
+    """Script a response that asks for tools."""
+    return Answer(tools=tuple((name, arguments or {}) for name in names), **changes)
+
+
+def fails(error: BaseException) -> Answer:
+    """Script a request that fails before anything came back."""
+    return Answer(error=error, usage=None)
+
+
+def endless(answer: Answer) -> Iterator[Answer]:
+    """Script the same response for ever."""
+    return itertools.repeat(answer)
+
+
+def only(name: str, cap: Any) -> Limits:
+    """Set the one limit `name`."""
+    return Limits(**{name: cap})
+
+
+def tokens(total: int) -> dict[str, int]:
+    """Make reported usage of `total` tokens, one of them output."""
+    return {"inputTokens": total - 1, "outputTokens": 1, "totalTokens": total}
+
+
+class ScriptedModel(Model):
+    """Answers from a script and counts what it is asked.
+
+    Attributes:
+        calls: Requests that reached it.
+        requests: Messages of each request.
+        tool_specs: Tool specifications of each request.
+    """
+
+    def __init__(self, script: Iterable[Answer], model_id: str = "scripted") -> None:
+        """Take the answers in order; running out of them is an error of the test."""
+        self.config = {"model_id": model_id}
+        self.calls = 0
+        self.requests: list[Messages] = []
+        self.tool_specs: list[list[ToolSpec] | None] = []
+        self._script = iter(script)
+
+    def update_config(self, **model_config: Any) -> None:
+        """Take over configuration, as every model does."""
+        self.config.update(model_config)
+
+    def get_config(self) -> dict[str, str]:
+        """Return the configuration."""
+        return self.config
+
+    async def structured_output(
+        self,
+        output_model: type[T],
+        prompt: Messages,  # noqa: ARG002  the signature of every model
+        system_prompt: str | None = None,  # noqa: ARG002
+        **_: Any,
+    ) -> AsyncGenerator[dict[str, T | Any], None]:
+        """Answer with an empty instance of `output_model`."""
+        self.calls += 1
+        yield {"output": output_model.model_construct()}
+
+    async def stream(
+        self,
+        messages: Messages,
+        tool_specs: list[ToolSpec] | None = None,
+        system_prompt: str | None = None,  # noqa: ARG002  the signature of every model
+        **_: Any,
+    ) -> AsyncIterable[StreamEvent]:
+        """Stream the next answer of the script."""
+        self.calls += 1
+        self._keep(messages, tool_specs)
+        answer = next(self._script)
+        for event in _events(answer, self.calls):
+            yield event
+        if answer.error is not None:
+            raise answer.error
+
+    def _keep(self, messages: Messages, tool_specs: list[ToolSpec] | None) -> None:
+        """Keep what was asked, as it was at that moment."""
+        self.requests.append(copy.deepcopy(messages))
+        self.tool_specs.append(tool_specs)
+
+
+def _events(answer: Answer, call: int) -> Iterator[StreamEvent]:
+    if not answer.text and not answer.tools and answer.error is not None:
+        return
+    yield {"messageStart": {"role": "assistant"}}
+    if answer.text:
+        yield {"contentBlockStart": {"start": {}}}
+        yield {"contentBlockDelta": {"delta": {"text": answer.text}}}
+        yield {"contentBlockStop": {}}
+    for number, (name, arguments) in enumerate(answer.tools):
+        use = {"name": name, "toolUseId": f"call-{call}-{number}"}
+        yield {"contentBlockStart": {"start": {"toolUse": use}}}  # type: ignore[typeddict-item]
+        yield {"contentBlockDelta": {"delta": {"toolUse": {"input": _json(arguments)}}}}
+        yield {"contentBlockStop": {}}
+    if answer.error is not None:
+        return
+    reason = answer.stop_reason or ("tool_use" if answer.tools else "end_turn")
+    yield {"messageStop": {"stopReason": reason}}  # type: ignore[typeddict-item]
+    if answer.usage is not None:
+        usage: Any = dict(answer.usage)
+        yield {"metadata": {"usage": usage, "metrics": {"latencyMs": 1}}}
+
+
+def _json(arguments: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(dict(arguments))

@@ -1,0 +1,5 @@
+"""The command line: `otel_limits.cli:main` is what the console script calls."""
+
+from otel_limits.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,7 @@
+"""Runs the command line as `python -m otel_limits.cli`."""
+
+import sys
+
+from otel_limits.cli import main
+
+sys.exit(main())

@@ -1,0 +1,402 @@
+"""The commands about a fleet: show quotas, reset or extend them, end agents in every process."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import json
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.facts import QuotaGrant
+from otel_limits.quotas.levels import Level, find_key, read_levels
+from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, in_words, parts_of_usd, unit_name
+from otel_limits.quotas.recovery import settle_expired
+from otel_limits.quotas.store import Count, StoreError
+from otel_limits.quotas.urls import MEMORY_URL
+from otel_limits.runs.registry import LIVE
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from rich.table import Table
+
+    from otel_limits.ledger.address import Address
+    from otel_limits.quotas.keys import Key
+    from otel_limits.quotas.redis_store import RedisStore
+
+    AddCommand = Callable[[Any, str, str, Callable[[Namespace], int]], ArgumentParser]
+
+TIMEOUT_SECONDS: Final = 2.0
+WATCH_SECONDS: Final = 1.0
+MISTAKE: Final = 2
+
+QUOTAS_HELP: Final = """\
+Show every quota: what is used, reserved and left of it, and when it begins again.
+
+Quotas are those of the policy file (OTEL_LIMITS_POLICY), counted on OTEL_LIMITS_QUOTA_STORE. Keys
+that came from outside, such as a tenant in the baggage, are shown as the beginning of a hash.
+What killed workers did not settle, and the ledger has, is counted first.
+"""
+
+RESET_HELP: Final = """\
+Begin to count one key of a quota from 0, in the present window.
+
+KEY is written as the quota's key has it (acme, or researcher/acme), or as the table shows it; a
+quota without a key has none. What is reserved for calls under way stays reserved.
+"""
+
+GRANT_HELP: Final = """\
+Permit more of one key of a quota for a time.
+
+Until then every window permits AMOUNT more. The ledger keeps who granted it and when: see
+otel-limits audit grants.
+
+  otel-limits quotas grant tenants acme 100000 --until 2026-12-01
+  otel-limits quotas grant nightly 5.50 --until 2026-12-01T06:00+01:00
+"""
+
+KILL_HELP: Final = """\
+End live invocations of agents in every process that shares the quota store.
+
+A response that is being streamed is broken off, tools that run are waited for, and the stop reason
+is killed. Invocations that begin afterwards are untouched.
+
+  otel-limits kill --agent 'research-*'
+"""
+
+
+class Mistake(Exception):  # noqa: N818  it is what a person did
+    """What was asked for cannot be done; the sentence says why."""
+
+
+def add_commands(commands: Any, add: AddCommand) -> None:
+    """Describe the commands.
+
+    Args:
+        commands: Where they belong on the command line.
+        add: Makes one: takes where, its name, its help and what it calls.
+    """
+    quotas = add(commands, "quotas", QUOTAS_HELP, told(show))
+    quotas.add_argument("--watch", action="store_true", help="show it again every second")
+    quotas.add_argument(
+        "--format", choices=("table", "json"), default="table", help="table or json"
+    )
+    below = quotas.add_subparsers(title="commands", metavar="COMMAND")
+    reset = add(below, "reset", RESET_HELP, told(reset_key))
+    grant = add(below, "grant", GRANT_HELP, told(grant_more))
+    for command in (reset, grant):
+        command.add_argument("name", metavar="NAME", help="the quota")
+        command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
+    grant.add_argument("amount", metavar="AMOUNT", help="how much more, in the quota's unit")
+    grant.add_argument(
+        "--until",
+        metavar="WHEN",
+        required=True,
+        help="date and time (ISO 8601; UTC unless it says)",
+    )
+    kill = add(commands, "kill", KILL_HELP, told(kill_agents))
+    kill.add_argument(
+        "--agent", metavar="GLOB", required=True, help="name of the agents, such as 'research-*'"
+    )
+
+
+def told(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+    """Make a command tell its mistakes as sentences, with exit status 2, and outages with 1."""
+
+    def call(options: Namespace) -> int:
+        try:
+            command(options)
+        except Mistake as mistake:
+            sys.stderr.write(f"otel-limits: {mistake}\n")
+            return MISTAKE
+        except StoreError as error:
+            sys.stderr.write(f"otel-limits: The quota store does not answer ({error}).\n")
+            return 1
+        return 0
+
+    return call
+
+
+# --- what they do -----------------------------------------------------------------------------
+
+
+def show(options: Namespace) -> None:
+    """Show every quota, once or for ever."""
+    quotas, store = known_quotas(), shared_store()
+    settle_for_the_dead(store, quotas)
+    if not options.watch:
+        print_levels(read_levels(store, quotas), options.format)
+        return
+    try:
+        watch(lambda: read_levels(store, quotas), options.format)
+    except KeyboardInterrupt:
+        return
+
+
+def settle_for_the_dead(store: RedisStore, quotas: Sequence[Quota]) -> None:
+    """Count what killed workers have in the ledger and did not settle."""
+    ledger = recorded_in()
+    if ledger is None:
+        return
+    from otel_limits.ledger.settlements import charges_in
+
+    read_levels(store, quotas)  # finds the reservations that have expired
+    settle_expired(store, functools.partial(charges_in, ledger))
+
+
+def reset_key(options: Namespace) -> None:
+    """Begin to count from 0."""
+    store, ledger = shared_store(), recorded_in()
+    quota, key = named(store, options)
+    count = Count(quota.name, key.id, quota.windows.at(store.now()), key.shown)
+    store.reset(count)
+    record(ledger, changed(quota, key, "reset", 0, None))
+    sys.stdout.write(f"Quota {quota.name!r} counts {key.shown} from 0 again.\n")
+
+
+def grant_more(options: Namespace) -> None:
+    """Permit more for a time."""
+    store, ledger = shared_store(), recorded_in()
+    quota, key = named(store, options)
+    amount, until = parts(quota, options.amount), moment(options.until)
+    if until <= store.now():
+        raise Mistake(f"--until must be in the future, got {options.until}.")
+    store.grant(Count(quota.name, key.id, quota.windows.at(store.now()), key.shown), amount, until)
+    record(ledger, changed(quota, key, "grant", amount, until))
+    sys.stdout.write(
+        f"Quota {quota.name!r} permits {key.shown} {in_unit(quota.unit, amount)} "
+        f"{unit_name(quota.unit)} more until {shown_time(until)}.\n"
+    )
+
+
+def kill_agents(options: Namespace) -> None:
+    """End agents in every process."""
+    told_to = shared_store().kill(options.agent)
+    processes = "1 process" if told_to == 1 else f"{told_to} processes"
+    sys.stdout.write(f"Told {processes} to end agents named {options.agent!r}.\n")
+
+
+def recorded_in() -> Address | None:
+    """The ledger that keeps what a person changes, or `None` where there is to be none.
+
+    Raises:
+        Mistake: The environment names no ledger that can be used.
+    """
+    try:
+        return config.recorded_ledger()
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+
+
+def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> QuotaGrant:
+    """Put into words that a person changed what a quota permits."""
+    return QuotaGrant(
+        quota=quota.name,
+        key=key.shown,
+        change=change,
+        amount=in_unit(quota.unit, amount),
+        unit=unit_name(quota.unit),
+        until=until,
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        at=time.time(),
+        id=uuid.uuid4().hex,
+    )
+
+
+def record(address: Address | None, fact: QuotaGrant) -> None:
+    """Tell those who keep books."""
+    LIVE.observers.publish(fact)
+    if address is not None:
+        from otel_limits.observers.ledger import LedgerObserver
+
+        ledger = LedgerObserver(address)
+        ledger(fact)
+        ledger.close()
+
+
+# --- what they need ---------------------------------------------------------------------------
+
+
+def known_quotas() -> list[Quota]:
+    """Read the quotas of the policy file.
+
+    Raises:
+        Mistake: There is none, or something is wrong with it.
+    """
+    settings = config.read().settings
+    policy = PolicyFile(settings.policy_path)
+    if policy.mistakes:
+        raise Mistake("\notel-limits: ".join(policy.mistakes))
+    quotas = [entry.value for entry in policy.document.quotas.values()]
+    if not quotas:
+        raise Mistake("There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.")
+    return quotas
+
+
+def shared_store() -> RedisStore:
+    """Open the store that the fleet shares.
+
+    Raises:
+        Mistake: There is none.
+    """
+    reading = config.read()
+    wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
+    if wrong:
+        raise Mistake(wrong[0])
+    if reading.settings.quota_store == MEMORY_URL:
+        raise Mistake(
+            "Quotas are counted in the memory of each process, where nobody else can see them. "
+            "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
+        )
+    from otel_limits.quotas.redis_store import RedisStore
+
+    return RedisStore(reading.settings.quota_store, TIMEOUT_SECONDS)
+
+
+def named(store: RedisStore, options: Namespace) -> tuple[Quota, Key]:
+    """Find the quota and the key that were named.
+
+    Raises:
+        Mistake: There is no such quota, or its keys look different.
+    """
+    quotas = {quota.name: quota for quota in known_quotas()}
+    quota = quotas.get(options.name)
+    if quota is None:
+        raise Mistake(f"There is no quota {options.name!r}. There are: {', '.join(quotas)}.")
+    try:
+        return quota, find_key(store, quota, options.key)
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+
+
+def parts(quota: Quota, text: str) -> int:
+    """Read an amount in the quota's unit.
+
+    Raises:
+        Mistake: It is none.
+    """
+    is_money = quota.unit == "usd"
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if (
+        not amount.is_finite()
+        or amount <= 0
+        or not (is_money or amount == amount.to_integral_value())
+    ):
+        kind = "number" if is_money else "whole number"
+        raise Mistake(f"AMOUNT must be a {kind} of {unit_name(quota.unit)} above 0, got {text!r}.")
+    if amount > in_unit(quota.unit, MAX_PARTS):
+        raise Mistake(f"AMOUNT must be at most {in_words(quota.unit, MAX_PARTS)}, got {text!r}.")
+    return parts_of_usd(amount) if is_money else int(amount)
+
+
+def moment(text: str) -> float:
+    """Read a date and time as seconds since the epoch.
+
+    Raises:
+        Mistake: It is none.
+    """
+    try:
+        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise Mistake(
+            f"--until must be a date and time such as 2026-12-01T06:00+01:00, got {text!r}."
+        ) from None
+    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+
+
+# --- how it looks -----------------------------------------------------------------------------
+
+
+def print_levels(levels: Sequence[Level], form: str) -> None:
+    """Print once."""
+    if form == "json":
+        sys.stdout.write(json.dumps([as_json(level) for level in levels], indent=2) + "\n")
+        return
+    from otel_limits.cli.terminal import console
+
+    console().print(table_of(levels))
+
+
+def watch(read: Callable[[], Sequence[Level]], form: str) -> None:
+    """Print every second: over itself on a terminal, one JSON document per line otherwise."""
+    if form == "json":
+        while True:
+            sys.stdout.write(json.dumps([as_json(level) for level in read()]) + "\n")
+            sys.stdout.flush()
+            time.sleep(WATCH_SECONDS)
+    from rich.live import Live
+
+    from otel_limits.cli.terminal import console
+
+    with Live(table_of(read()), console=console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            live.update(table_of(read()), refresh=True)
+
+
+def table_of(levels: Sequence[Level]) -> Table:
+    """Lay levels out; a quota that is nearly used up stands out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Quota")
+    table.add_column("Key", overflow="fold")
+    for title in ("Used", "Reserved", "Left", "Limit"):
+        table.add_column(title, justify="right")
+    table.add_column("Unit")
+    table.add_column("Begins again")
+    for level in levels:
+        numbers = [level.used, level.reserved, level.remaining, level.limit]
+        cells = [level.quota, level.key, *(_number(each) for each in numbers), level.unit]
+        table.add_row(
+            *(Text(cell) for cell in cells), shown_time(level.resets), style=_style(level)
+        )
+    return table
+
+
+def _number(number: Any) -> str:
+    return f"{number:,f}" if isinstance(number, Decimal) else f"{number:,}"
+
+
+def _style(level: Level) -> str:
+    share = 1 - float(level.remaining) / float(level.limit)
+    return "bold red" if share >= 1 else "yellow" if share >= 0.8 else ""  # noqa: PLR2004
+
+
+def as_json(level: Level) -> dict[str, Any]:
+    """Write a level as plain JSON values; money as text, so that it stays exact."""
+    plain = {
+        name: str(each) if isinstance(each, Decimal) else each
+        for name, each in (
+            ("used", level.used),
+            ("reserved", level.reserved),
+            ("remaining", level.remaining),
+            ("limit", level.limit),
+        )
+    }
+    return {
+        "quota": level.quota,
+        "key": level.key,
+        "unit": level.unit,
+        **plain,
+        "resets": shown_time(level.resets),
+    }
+
+
+def shown_time(seconds: float) -> str:
+    """Write a time in UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

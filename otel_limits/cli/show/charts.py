@@ -1,0 +1,187 @@
+"""Charts as SVG that takes its colours from the page around it."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.audit.words import money, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from otel_limits.audit.answers import Chart, Kind, Mark, Series
+
+WIDTH: Final = 640
+WIDE: Final = 1300
+HEIGHT: Final = 260
+CENT: Final = 0.01
+LEFT: Final = 64
+NAMES: Final = 190
+"""Room for names on the left of horizontal bars."""
+RIGHT: Final = 20
+TOP: Final = 24
+BOTTOM: Final = 40
+ROW: Final = 30
+BAR: Final = 0.72
+"""Part of its slot that a bar fills."""
+WIDEST_BAR: Final = 56.0
+LABEL_ROOM: Final = 84.0
+NAME_LENGTH: Final = 27
+TICKS: Final = 5
+COLOURS: Final = 6
+
+SUFFIXES: Final = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
+
+
+def draw(chart: Chart) -> str:
+    """Draw a chart; one without anything in it says so."""
+    if not chart.labels:
+        return '<p class="empty">Nothing was recorded.</p>'
+    parts = _bars(chart) if chart.horizontal else _columns(chart)
+    height = _height(chart)
+    described = escape(f"{chart.title}: {', '.join(each.name for each in chart.series)}")
+    return (
+        f'<svg viewBox="0 0 {_width(chart)} {height:g}" role="img" aria-label="{described}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def nice_top(highest: float, *, whole: bool) -> float:
+    """A round number that is not below `highest`, and that `TICKS` steps divide well."""
+    if highest <= 0:
+        return TICKS if whole else 1.0
+    step = highest / TICKS
+    unit = 10.0 ** math.floor(math.log10(step))
+    if whole:
+        unit = max(1.0, unit)
+    rounded = next(unit * each for each in (1, 2, 2.5, 5, 10) if unit * each >= step)
+    if whole:
+        rounded = math.ceil(rounded)
+    return rounded * TICKS
+
+
+def short(value: float, kind: Kind) -> str:
+    """A value for an axis, in as few characters as it takes."""
+    if kind == "money":
+        return _short_money(value)
+    for size, suffix in SUFFIXES:
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:g}"
+
+
+def _short_money(value: float) -> str:
+    for size, suffix in SUFFIXES:
+        if abs(value) >= size:
+            return f"${value / size:.3g}{suffix}"
+    return f"${value:.2f}" if CENT <= value != int(value) else f"${value:.3g}"
+
+
+def colour(number: int, series: Series) -> str:
+    """The class of a series, which the page colours."""
+    return series.tone or f"c{number % COLOURS}"
+
+
+def _width(chart: Chart) -> int:
+    return WIDE if chart.wide else WIDTH
+
+
+def _height(chart: Chart) -> float:
+    return TOP + ROW * len(chart.labels) + BOTTOM - 24 if chart.horizontal else HEIGHT
+
+
+def _columns(chart: Chart) -> Iterator[str]:
+    """Upright bars, stacked."""
+    count = len(chart.labels)
+    top = nice_top(max(_stacked(chart)), whole=chart.kind == "count")
+    right = _width(chart) - RIGHT
+    width, height = right - LEFT, HEIGHT - TOP - BOTTOM
+    slot = width / count
+    bar = min(slot * BAR, WIDEST_BAR)
+    for tick in range(TICKS + 1):
+        y = TOP + height * (1 - tick / TICKS)
+        yield _line(LEFT, y, right, y, "grid")
+        yield _text(LEFT - 8, y + 4, short(top * tick / TICKS, chart.kind), "end")
+    every = max(1, math.ceil(count / (width / LABEL_ROOM)))
+    for index, label in enumerate(chart.labels):
+        x = LEFT + slot * index + (slot - bar) / 2
+        base: float = TOP + height
+        for number, series in enumerate(chart.series):
+            value = series.values[index]
+            tall = height * value / top
+            base -= tall
+            hint = f"{label} · {series.name}: {_hint(value, chart.kind)}"
+            yield _rect(x, base, bar, tall, colour(number, series), hint)
+        if index % every == 0:
+            yield _text(x + bar / 2, HEIGHT - BOTTOM + 18, label, "middle")
+    yield _text(LEFT + width / 2, HEIGHT - 4, chart.axis, "middle")
+    for mark in chart.marks:
+        yield from _mark(mark, chart.labels, slot)
+
+
+def _mark(mark: Mark, labels: Sequence[str], slot: float) -> Iterator[str]:
+    """Draw a line where a number falls among labels that are numbers or ranges of them."""
+    x = LEFT + slot * _position(mark.at, labels)
+    is_far_right = x > WIDTH * 0.75
+    yield _line(x, TOP - 8, x, HEIGHT - BOTTOM, "mark")
+    yield _text(x + (-6 if is_far_right else 6), TOP - 10, mark.text,
+                "end" if is_far_right else "start", "marked")  # fmt: skip
+
+
+def _position(at: float, labels: Sequence[str]) -> float:
+    """Slots to the left of a number: it is drawn at the right edge of the slot that holds it."""
+    lows = [float(label.split("-")[0].rstrip("+")) for label in labels]
+    return float(sum(low <= at for low in lows))
+
+
+def _bars(chart: Chart) -> Iterator[str]:
+    """Lying bars, stacked, with the value at the end of each."""
+    sums = _stacked(chart)
+    room = WIDTH - NAMES - RIGHT - LABEL_ROOM
+    scale = room / (max(sums) or 1)
+    for index, label in enumerate(chart.labels):
+        y = TOP + ROW * index
+        thick = ROW * BAR
+        name = label if len(label) <= NAME_LENGTH else label[: NAME_LENGTH - 1] + "…"
+        yield _text(NAMES - 10, y + thick / 2 + 4, name, "end", hint=label)
+        x: float = NAMES
+        for number, series in enumerate(chart.series):
+            value = series.values[index]
+            hint = f"{label} · {series.name}: {_hint(value, chart.kind)}"
+            yield _rect(x, y, value * scale, thick, colour(number, series), hint)
+            x += value * scale
+        yield _text(x + 6, y + thick / 2 + 4, short(sums[index], chart.kind), "start", "value")
+
+
+def _stacked(chart: Chart) -> list[float]:
+    return [
+        sum(series.values[index] for series in chart.series) for index in range(len(chart.labels))
+    ]
+
+
+def _hint(value: float, kind: Kind) -> str:
+    return money(Decimal(str(value))) if kind == "money" else written(round(value), kind)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _rect(x: float, y: float, width: float, height: float, style: str, hint: str) -> str:
+    if not width or not height:
+        return ""
+    return (
+        f'<rect class="{style}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" '
+        f'height="{height:.2f}"><title>{escape(hint)}</title></rect>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str, style: str = "", hint: str = "") -> str:
+    title = f"<title>{escape(hint)}</title>" if hint else ""
+    return (
+        f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{title}{escape(text)}</text>"
+    )

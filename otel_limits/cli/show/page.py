@@ -1,0 +1,136 @@
+"""An answer as one page that needs nothing but itself: no network, no other file."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.words import exact, written
+from otel_limits.cli.show.charts import colour, draw
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_limits.audit.answers import Answer, Chart, Column, Kind, Table
+
+POLICY: Final = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+)
+"""The browser is told to fetch nothing at all."""
+
+NUMBERS: Final = ("count", "money", "share", "seconds")
+MOST_ROWS: Final = 5_000
+"""Rows of a table on a page; more of them belong in a file."""
+
+
+def as_page(answer: Answer) -> str:
+    """The whole page."""
+    style, script = _asset("page.css"), _asset("page.js")
+    body = "".join(
+        (
+            _header(answer),
+            _totals(answer.totals),
+            f'<div class="charts">{"".join(map(_chart, answer.charts))}</div>',
+            *map(_table, answer.tables),
+            f"<pre>{escape(answer.text)}</pre>" if answer.text else "",
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{escape(answer.title)}</title><style>{style}</style></head>"
+        f"<body><main>{body}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("otel_limits.cli.show").joinpath(name).read_text(encoding="utf-8")
+
+
+def _header(answer: Answer) -> str:
+    return (
+        f"<header><div><h1>{escape(answer.title)}</h1><p>{escape(answer.about)}</p></div>"
+        '<button type="button" id="theme">Dark</button></header>'
+    )
+
+
+def _totals(totals: Sequence[tuple[str, Kind, Any]]) -> str:
+    if not totals:
+        return ""
+    tiles = "".join(
+        f"<div><dt>{escape(title)}</dt>"
+        f'<dd data-total="{escape(title)}" data-value="{_value(value, kind)}">'
+        f"{escape(written(value, kind))}</dd></div>"
+        for title, kind, value in totals
+    )
+    return f'<dl class="totals">{tiles}</dl>'
+
+
+def _chart(chart: Chart) -> str:
+    legend = "".join(
+        f'<li><i class="{colour(number, series)}"></i>{escape(series.name)}</li>'
+        for number, series in enumerate(chart.series)
+        if any(series.values)
+    )
+    shown = f'<ul class="legend">{legend}</ul>' if len(chart.series) > 1 else ""
+    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    wide = ' class="wide"' if chart.wide else ""
+    return (
+        f'<figure id="chart-{chart.name}"{wide}><figcaption>{escape(chart.title)}</figcaption>'
+        f"{shown}{draw(chart)}{note}</figure>"
+    )
+
+
+def _table(table: Table) -> str:
+    heads = "".join(_head(column) for column in table.columns)
+    levels = [*table.levels, *(0 for _ in range(len(table.rows) - len(table.levels)))]
+    rows = "".join(
+        _row(table.columns, row, level)
+        for row, level in zip(table.rows[:MOST_ROWS], levels, strict=False)
+    )
+    foot = _row(table.columns, table.total, 0) if table.total is not None else ""
+    return (
+        f'<section><h2>{escape(table.title)}</h2><div class="scroll">'
+        f'<table id="table-{table.name}"{" data-tree" if table.levels else ""}>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody><tfoot>{foot}</tfoot></table></div>"
+        f"{_note(table)}</section>"
+    )
+
+
+def _note(table: Table) -> str:
+    left_out = len(table.rows) - MOST_ROWS
+    notes = [table.note] if table.note else []
+    if left_out > 0:
+        notes.append(f"{left_out:,} more rows are left out here; --format csv has them all.")
+    return f'<p class="note">{escape(" ".join(notes))}</p>' if notes else ""
+
+
+def _head(column: Column) -> str:
+    kind = "number" if column.kind in NUMBERS else "text"
+    return f'<th scope="col" class="{kind}"><button type="button">{escape(column.title)}</button>'
+
+
+def _row(columns: Sequence[Column], row: Sequence[Any], level: int) -> str:
+    cells = "".join(
+        _cell(column, value, level if index == 0 else 0)
+        for index, (column, value) in enumerate(zip(columns, row, strict=True))
+    )
+    return f"<tr>{cells}</tr>"
+
+
+def _cell(column: Column, value: Any, level: int) -> str:
+    if column.kind not in NUMBERS:
+        style = f' style="padding-left: {0.75 + 1.5 * level}rem"' if level else ""
+        is_code = ' class="id"' if column.kind == "id" else ""
+        return f"<td{is_code}{style}>{escape(written(value, column.kind))}</td>"
+    return (
+        f'<td class="number" data-value="{_value(value, column.kind)}">'
+        f"{escape(written(value, column.kind))}</td>"
+    )
+
+
+def _value(value: Any, kind: Kind) -> str:
+    return "" if value is None else escape(str(exact(value, kind)))

@@ -1,0 +1,118 @@
+"""Switches otel-limits on in every Python that a program under `otel-limits run` consists of.
+
+Python imports it by itself, also in interpreters that the program starts: those are limited too,
+which is wanted. They may be of another version, without otel-limits, or have nothing to do with
+agents. So it only waits until something is imported that matters, costs nothing until then, never
+raises, and lets the `sitecustomize` that it hides run as if it weren't there. Syntax and imports
+are those of any Python 3.6.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+AGENTS = "strands.agent.agent"
+TRIGGERS = ("opentelemetry.sdk.trace", AGENTS)
+"""After these, otel-limits has something to attach to; a provider made early is seen, too."""
+
+
+class Watch:
+    """Stands first among the finders, to know when a trigger has been loaded."""
+
+    def __init__(self) -> None:
+        """Begin to wait."""
+        self._asking = set()  # type: set[str]
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Find a trigger as the other finders do, with a loader that tells when it is done."""
+        if name not in TRIGGERS or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            spec = self._ask_others(name, path, target)
+        finally:
+            self._asking.discard(name)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = TellingLoader(spec.loader, self)  # type: ignore[assignment]
+        return spec
+
+    def _ask_others(
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+    ) -> "ModuleSpec | None":
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None) if finder is not self else None
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None:
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def loaded(self, name: str) -> None:
+        """Switch on, unless a later trigger is the right moment or it has been done."""
+        if self not in sys.meta_path or (name != AGENTS and AGENTS in sys.modules):
+            return
+        try:
+            from otel_limits.runtime import switch as instrumentor
+
+            enable = getattr(instrumentor, "enable_for_run", None)
+            if enable is not None:  # else it is being imported itself right now
+                sys.meta_path.remove(self)
+                enable()
+        except Exception as error:  # noqa: BLE001  the program must not feel it
+            if name == AGENTS:
+                sys.stderr.write(
+                    f"otel-limits: it cannot be loaded in {sys.executable} ({error}), "
+                    f"so no limit is in force there. Install it there: pip install otel-limits\n"
+                )
+
+
+class TellingLoader:
+    """A loader that tells when its module has been loaded, and then leaves no trace."""
+
+    def __init__(self, loader: "Any", watch: Watch) -> None:
+        """Stand in for `loader`."""
+        self._loader = loader
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> "Any":
+        """Be like the other loader in everything else."""
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: "ModuleSpec") -> "Any":
+        """Do as the other loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Do as the other loader does, and tell."""
+        spec = module.__spec__
+        module.__loader__ = self._loader
+        if spec is not None:
+            spec.loader = self._loader
+        self._loader.exec_module(module)
+        self._watch.loaded(module.__name__)
+
+
+def run_hidden() -> None:
+    """Import the `sitecustomize` that stands behind this one; its errors are its own."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+sys.meta_path.insert(0, Watch())
+run_hidden()

@@ -1,0 +1,1 @@
+"""Values and pure decisions: what all other rooms speak of."""

@@ -1,0 +1,242 @@
+"""Everything that otel-limits raises on purpose.
+
+Exception
+├── ConfigurationError (a ValueError)
+├── LedgerError
+│   └── NewerLedgerError
+└── LimitReachedError
+    ├── MaxIterationsReachedException
+    ├── MaxTurnsReachedException
+    ├── MaxTokenBudgetReachedException
+    ├── MaxInputTokensReachedError
+    ├── MaxOutputTokensReachedError
+    ├── MaxToolCallsReachedError
+    ├── MaxCostReachedError
+    ├── MaxDurationReachedError
+    ├── LoopDetectedError
+    ├── QuotaExceededError
+    └── KilledError
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_limits.core.facts import Stop
+    from otel_limits.core.limits import Number, Verdict
+
+
+class ConfigurationError(ValueError):
+    """Settings that cannot be used.
+
+    Attributes:
+        mistakes: One sentence per mistake.
+    """
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        """Keep the sentences apart for those who print them one by one."""
+        super().__init__(mistakes)
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        """Every sentence, one per line."""
+        return "\n".join(self.mistakes)
+
+
+class LedgerError(Exception):
+    """A question to the ledger cannot be answered; the sentence says why and what to do."""
+
+
+class NewerLedgerError(LedgerError):
+    """A newer otel-limits wrote the ledger, and this one does not understand it."""
+
+    def __init__(self, found: int, known: int) -> None:
+        """Take the version of the tables, and the latest that this program knows."""
+        super().__init__(found, known)
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        """Say both, and what to do."""
+        return (
+            f"The ledger has schema version {self.found}, and this otel-limits knows versions up "
+            f"to {self.known}. Install the otel-limits that wrote it, or a later one."
+        )
+
+
+class LimitReachedError(Exception):
+    """A limit was reached and the action is `raise`.
+
+    The agent's history is valid and the agent can be called again.
+
+    Attributes:
+        observed: What had been used.
+        cap: What the limit permits.
+        stop: How the invocation ended, or `None` when the exception was not raised by a halt.
+    """
+
+    limit: str = "limit"
+    unit: str = ""
+    stop: Stop | None = None
+
+    def __init__(self, observed: Number, cap: Number) -> None:
+        """Take what was used and what is permitted."""
+        super().__init__(observed, cap)
+        self.observed = observed
+        self.cap = cap
+
+    def __str__(self) -> str:
+        """Name the agent, the limit, what it permits and what was used."""
+        agent = f" by agent {self.stop.agent!r}" if self.stop else ""
+        return f"{self.limit} reached{agent}: {self.observed} of {self.cap} {self.unit} used."
+
+
+class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  the name users know
+    """`max_iterations` was reached within one leg of an invocation."""
+
+    limit = "max_iterations"
+    unit = "turns"
+
+    def __init__(self, iterations: int, max_iterations: int) -> None:
+        """Take the turns of the leg and what is permitted."""
+        super().__init__(iterations, max_iterations)
+        self.iterations = iterations
+        self.max_iterations = max_iterations
+
+
+class MaxTurnsReachedException(LimitReachedError):  # noqa: N818  the name users know
+    """`max_turns` was reached."""
+
+    limit = "max_turns"
+    unit = "turns"
+
+    def __init__(self, turns: int, max_turns: int) -> None:
+        """Take the turns of the invocation and what is permitted."""
+        super().__init__(turns, max_turns)
+        self.turns = turns
+        self.max_turns = max_turns
+
+
+class MaxTokenBudgetReachedException(LimitReachedError):  # noqa: N818  the name users know
+    """`max_token_budget` was reached."""
+
+    limit = "max_token_budget"
+    unit = "tokens"
+
+    def __init__(self, tokens: int, max_token_budget: int) -> None:
+        """Take the tokens of the invocation and what is permitted."""
+        super().__init__(tokens, max_token_budget)
+        self.tokens = tokens
+        self.max_token_budget = max_token_budget
+
+
+class MaxInputTokensReachedError(LimitReachedError):
+    """`max_input_tokens` was reached."""
+
+    limit = "max_input_tokens"
+    unit = "input tokens"
+
+
+class MaxOutputTokensReachedError(LimitReachedError):
+    """`max_output_tokens` was reached."""
+
+    limit = "max_output_tokens"
+    unit = "output tokens"
+
+
+class MaxToolCallsReachedError(LimitReachedError):
+    """`max_tool_calls`, or the cap of a single tool, was passed by a call that was refused."""
+
+    limit = "max_tool_calls"
+    unit = "calls"
+
+
+class MaxCostReachedError(LimitReachedError):
+    """`max_cost_usd` was reached."""
+
+    limit = "max_cost_usd"
+    unit = "USD"
+
+
+class MaxDurationReachedError(LimitReachedError):
+    """`max_duration_seconds` was reached."""
+
+    limit = "max_duration_seconds"
+    unit = "seconds"
+
+
+class LoopDetectedError(LimitReachedError):
+    """The agent repeats itself.
+
+    Attributes:
+        tool_name: The tool that it repeats, if it is one.
+        count: How often.
+    """
+
+    limit = "a loop limit"
+
+    def __init__(self, tool_name: str | None, count: int) -> None:
+        """Take the tool and how often it was repeated."""
+        super().__init__(count, count)
+        self.args = (tool_name, count)
+        self.tool_name = tool_name
+        self.count = count
+
+    def __str__(self) -> str:
+        """Name the agent, the tool and how often."""
+        agent = f" by agent {self.stop.agent!r}" if self.stop else ""
+        tool = f" of tool {self.tool_name!r}" if self.tool_name else ""
+        return f"loop detected{agent}: {self.count} repetitions{tool}."
+
+
+class QuotaExceededError(LimitReachedError):
+    """A quota is used up, or a gateway said that its budget is."""
+
+    limit = "quota"
+
+
+class KilledError(LimitReachedError):
+    """An operator ended the invocation."""
+
+    limit = "killed"
+
+    def __init__(self, observed: Number = 1, cap: Number = 0) -> None:
+        """There is nothing to count."""
+        super().__init__(observed, cap)
+
+    def __str__(self) -> str:
+        """Name the agent."""
+        agent = f" of agent {self.stop.agent!r}" if self.stop else ""
+        return f"The invocation{agent} was killed."
+
+
+BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
+    "max_iterations": MaxIterationsReachedException,
+    "max_turns": MaxTurnsReachedException,
+    "max_token_budget": MaxTokenBudgetReachedException,
+    "max_input_tokens": MaxInputTokensReachedError,
+    "max_output_tokens": MaxOutputTokensReachedError,
+    "max_tool_calls": MaxToolCallsReachedError,
+    "max_cost_usd": MaxCostReachedError,
+    "max_duration": MaxDurationReachedError,
+    "quota_exceeded": QuotaExceededError,
+}
+
+
+def limit_reached(verdict: Verdict, stop: Stop) -> LimitReachedError:
+    """Make the exception that tells of `verdict`."""
+    breach = verdict.breach
+    error: LimitReachedError
+    if breach is None:
+        error = KilledError()
+    elif breach.reason == "loop_detected":
+        error = LoopDetectedError(breach.subject, int(breach.observed))
+    else:
+        error = BY_REASON.get(breach.reason, LimitReachedError)(
+            *cast("tuple[int, int]", (breach.observed, breach.cap))
+        )
+    error.stop = stop
+    return error

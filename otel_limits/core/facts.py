@@ -1,0 +1,321 @@
+"""What happened: one fact per event, handed to every observer, which must not change it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from otel_limits.core.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Number, Usage
+from otel_limits.core.records import Record, record
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
+"""What otel-limits did at the end of an invocation."""
+
+CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
+"""How much is known of a model call. A halt is none of them: no model was called."""
+
+ToolStatus = Literal["success", "error", "refused"]
+"""How a tool call ended."""
+
+Decision: TypeAlias = Literal[
+    "admitted",
+    "refused",
+    "observed",
+    "unpriced",
+    "degraded_denied",
+    "degraded_allowed",
+    "degraded_local_admitted",
+    "degraded_local_refused",
+]
+"""What a quota said to a model call. `observed` would have been refused; `unpriced` is a call that
+a quota in money does not count; the degraded ones were made without the store."""
+
+
+@record
+class Invocation(Record):
+    """Which invocation a fact belongs to."""
+
+    agent: str
+    id: str
+    """Unique over processes and restarts."""
+    root_id: str
+    """The outermost invocation of its budget tree; its own id when it is that one."""
+    parent_id: str | None = None
+    """The invocation that started it, if one did."""
+    trace_id: str | None = None
+    """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
+    span_id: str | None = None
+    """16 hexadecimal digits of the `invoke_agent` span."""
+    sampled: bool = False
+    """True when that span is going to be exported, so that a link to its trace leads somewhere."""
+
+
+@record
+class Started(Record):
+    """An invocation began."""
+
+    invocation: Invocation
+    limits: Limits
+    action: ActionTaken
+    """What will be done when a limit is reached."""
+    blind: bool
+    """True when its span did not reach the span processor, so that the hooks are followed."""
+    model: str | None = None
+    """Id of the agent's model, where it has one."""
+    session_id: str | None = None
+    """The agent's session, where the framework has one."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What the keys chosen for audit were set to, in the baggage or on the agent."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time, in seconds since the epoch."""
+
+
+@record
+class Cycle(Record):
+    """An event loop cycle began, replays of interrupted tools included."""
+
+    invocation: Invocation
+
+
+@record
+class Turn(Record):
+    """A model response was taken into the conversation."""
+
+    invocation: Invocation
+    number: int
+    """1 for the first turn of the invocation."""
+
+
+@record
+class ModelCall(Record):
+    """One request to a provider, settled."""
+
+    invocation: Invocation
+    number: int
+    """1 for the first model call of the invocation."""
+    model: str
+    """Model id as the provider knows it, or `unknown`."""
+    kind: CallKind
+    usage: Usage
+    """Tokens as they count against the budget."""
+    estimated: bool
+    """True when `usage` is an estimate because the provider reported none."""
+    span_id: str | None
+    """16 hexadecimal digits of the `chat` span, where there is one."""
+    seconds: float | None
+    """Duration of the call, where it is known."""
+    price: Decimal | None = None
+    """USD, or `None` when the price is unknown: never a guess, never 0 for unknown."""
+    price_source: str | None = None
+    """Where the price comes from, such as `genai-prices` or `policy`."""
+    price_version: str | None = None
+    """Version of that source, so that a price can be checked later."""
+    provider: str = "unknown"
+    """Who serves the model, such as `bedrock`."""
+    reported: Usage | None = None
+    """Tokens exactly as the provider reported them; `None` when it reported none."""
+    reported_total: int | None = None
+    """The provider's own total, which may or may not contain cached tokens."""
+    turn: int = 0
+    """Number of the turn that it worked for; retries of a response share it."""
+    iteration: int = 0
+    """The same, counted per leg."""
+    quota_operation: str | None = None
+    """Id under which shared quotas count it; `None` where none applies."""
+    quota_charges: str | None = None
+    """What they count, for whoever settles in the place of a killed worker."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time at which its end was seen, in seconds since the epoch."""
+
+
+@record
+class ToolCall(Record):
+    """One tool that the model asked for, in its final attempt."""
+
+    invocation: Invocation
+    number: int
+    """1 for the first tool call of the invocation, in the order of the requests."""
+    tool: str
+    status: ToolStatus
+    """`refused` when a limit kept it from running; `error` also when a hook denied it, or when no
+    tool can have its name."""
+    seconds: float | None
+    """Duration of that attempt; `None` when no tool ran, or when it goes on in the background."""
+    fingerprint: str | None
+    """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time at which its end was seen, in seconds since the epoch."""
+
+
+@record
+class Warned(Record):
+    """A soft threshold of a limit was passed: once per invocation, limit and threshold."""
+
+    invocation: Invocation
+    threshold: float
+    """Fraction of the cap, such as 0.8."""
+    level: Level
+
+
+@record
+class Halt(Record):
+    """A limit was reached: the agent was stopped, or would have been (`observed`)."""
+
+    invocation: Invocation
+    reason: str
+    """The stop reason that it leads to."""
+    breaches: tuple[Breach, ...]
+    """Every limit that was reached, the one that decides first; none when it was killed."""
+    action: ActionTaken
+
+    @property
+    def breach(self) -> Breach | None:
+        """The limit that decides."""
+        return self.breaches[0] if self.breaches else None
+
+
+@record
+class Stop(Record):
+    """How an invocation ended, told once per finished invocation."""
+
+    reason: str
+    """The stop reason of its result, `error` after an exception, `aborted` when nobody waited for
+    a result, `evicted` when it was dropped from the bounded registry of live invocations."""
+    action: ActionTaken
+    breach: Breach | None
+    """The limit that decided, when one did."""
+    breaches: tuple[Breach, ...] = ()
+    """Every limit that had been reached when the first one decided."""
+    turns: int = 0
+    usage: Usage = NO_USAGE
+    agent: str = ""
+    trace_id: str | None = None
+    invocation_id: str = ""
+    cycles: int = 0
+    model_calls: int = 0
+    started: float = 0.0
+    """Wall clock time at which the invocation began, in seconds since the epoch."""
+    seconds: float = 0.0
+    """Duration of the invocation."""
+    tool_calls: int = 0
+    cost: Decimal = NO_COST
+    """USD of the model calls with a known price."""
+    unpriced_calls: int = 0
+    """Model calls with tokens but without a known price."""
+    invocation: Invocation | None = field(default=None, compare=False)
+    """Its place in the budget tree; not kept in the conversation."""
+    levels: tuple[Level, ...] = field(default=(), compare=False)
+    """How much of each limit that is set had been used."""
+
+
+@record
+class QuotaDecision(Record):
+    """A quota was asked whether a model call may go out."""
+
+    invocation: Invocation
+    quota: str
+    key: str
+    """Whose share of the quota; what came from outside appears as a hash."""
+    decision: Decision
+    wanted: Number
+    """What the call may take at most."""
+    unit: str
+
+
+@record
+class QuotaUse(Record):
+    """How one key of a quota stands in the present window, over all processes."""
+
+    quota: str
+    key: str
+    unit: str
+    used: Number
+    reserved: Number
+    """Set aside for calls that are under way."""
+    limit: Number
+    """What is permitted, grants included."""
+    resets: float
+    """When the window ends, in seconds since the epoch."""
+
+
+@record
+class QuotaGrant(Record):
+    """A person permitted more of a quota for a time, or set its use back to 0."""
+
+    quota: str
+    key: str
+    change: Literal["grant", "reset"]
+    amount: Number
+    """What was granted; 0 for a reset."""
+    unit: str
+    until: float | None
+    """Seconds since the epoch at which the grant ends."""
+    by: str
+    """User and host that did it."""
+    at: float
+    """Seconds since the epoch at which it was done."""
+    id: str
+    """Unique over all changes."""
+
+
+@record
+class Fault(Record):
+    """Something inside otel-limits failed and was kept away from the agent."""
+
+    component: str
+
+
+@record
+class Dropped(Record):
+    """An observer lost facts: it failed on them, or could not keep up."""
+
+    observer: str
+    facts: int = 1
+
+
+@record
+class Lag(Record):
+    """How long an observer kept the end of an invocation waiting."""
+
+    observer: str
+    seconds: float
+
+
+@record
+class PolicyRead(Record):
+    """A new version of the policy file was read."""
+
+    path: str
+    valid: bool
+    """False when it was refused, so that the version before it stays in force."""
+
+
+Fact: TypeAlias = (
+    Started
+    | Cycle
+    | Turn
+    | ModelCall
+    | ToolCall
+    | Warned
+    | Halt
+    | Stop
+    | QuotaDecision
+    | QuotaUse
+    | QuotaGrant
+    | Fault
+    | Dropped
+    | Lag
+    | PolicyRead
+)
+
+Observer: TypeAlias = Callable[[Fact], None]
+"""Anything that is told every fact. It may fail: that is logged, counted and never felt.
+
+One that has an attribute `wants`, a tuple of types of facts, is told those and every `Stop`. Where
+it is a dictionary, its values are what takes the facts of each type.
+"""

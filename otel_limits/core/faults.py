@@ -1,0 +1,113 @@
+"""Our own failures: counted, logged at most once a minute, never felt by the agent."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger("otel_limits")
+
+LOG_INTERVAL_SECONDS = 60.0
+
+
+class Faults:
+    """Where every swallowed failure goes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start with nothing counted."""
+        self._clock = clock
+        self._logged: dict[str, float] = {}
+        self.unreported: list[str] = []
+        """Components whose failure could not be told at the time."""
+        self.publish: Callable[[str], None] = lambda component: None  # noqa: ARG005
+
+    def report(self, component: str, error: BaseException, sentence: str | None = None) -> None:
+        """Count a failure of `component`, and log it unless one was logged within the minute.
+
+        This is the last line of defence, so that nothing that it calls may get out of it.
+
+        Args:
+            component: What failed.
+            error: With what.
+            sentence: What that means, where more is known than that it was skipped.
+        """
+        try:
+            self.publish(component)
+            self.catch_up()
+            self._log(component, error, sentence)
+        except RecursionError:  # a runaway, deep down: there is no frame left to tell anybody
+            self.unreported.append(component)
+        except Exception:  # noqa: BLE001, S110  there is nobody left to tell
+            pass
+
+    def catch_up(self) -> None:
+        """Count what could not be told at the time."""
+        while self.unreported:
+            self.publish(self.unreported.pop())
+
+    def _log(self, component: str, error: BaseException, sentence: str | None) -> None:
+        now = self._clock()
+        if now - self._logged.get(component, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
+            return
+        self._logged[component] = now
+        logger.error(
+            "otel-limits: %s; the agent goes on. Further failures of it are counted in "
+            "otel_limits_internal_errors_total and logged at most once a minute.",
+            sentence or f"{component} failed with {type(error).__name__} and was skipped",
+            exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+        )
+
+
+FAULTS = Faults()
+
+
+def never_raises(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Keep every failure of a function away from its caller, who gets `None` instead."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  the agent must not feel any of them
+                note(component, error)
+                return None
+
+        return guarded
+
+    return decorate
+
+
+def never_raises_async(
+    component: str,
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | None]]]:
+    """Do the same for a coroutine function; that it is cancelled is no failure."""
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R | None]]:
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return await function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  the agent must not feel any of them
+                note(component, error)
+                return None
+
+        return guarded
+
+    return decorate
+
+
+def note(component: str, error: Exception) -> None:
+    """Report a failure that was kept away from the agent, however deep down it was."""
+    try:
+        FAULTS.report(component, error)
+    except RecursionError:  # no frame left even to report: a runaway, deep down
+        FAULTS.unreported.append(component)

@@ -1,0 +1,149 @@
+"""The message that a halt leaves: how it is worded, marked and recognised."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.facts import Stop
+from otel_limits.core.limits import Breach, Level, Usage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+MARKER: Final = "otel_limits"
+"""Key of our object under a message's `metadata["custom"]`, which never reaches a model."""
+
+
+def halt_text(verdict: Verdict) -> str:
+    """What stands in the conversation where the agent was stopped."""
+    return f"Stopped by otel-limits: {why(verdict)}. No model wrote this message."
+
+
+def why(verdict: Verdict) -> str:
+    """Say in half a sentence which limit was reached."""
+    breach = verdict.breach
+    if breach is None:
+        return "the invocation was killed"
+    if breach.note:
+        return breach.note
+    tool = f" by tool {breach.subject!r}" if breach.subject else ""
+    return f"{breach.limit} reached ({breach.observed} of {breach.cap} {breach.unit} used{tool})"
+
+
+def wrap_up_note(verdict: Verdict) -> str:
+    """Tell the model that its next answer is the last."""
+    return (
+        f"The budget of this task is spent: {why(verdict)}. You cannot use tools any more. "
+        "Give your final answer now, from what you know already, and say what is missing."
+    )
+
+
+def refusal_note(breach: Breach) -> str:
+    """Tell the model why a tool call did not run."""
+    which = f"tool {breach.subject!r}" if breach.subject else "tools"
+    return (
+        f"Not run: the limit of {breach.cap} calls of {which} is reached. "
+        "Don't ask for it again; answer with what you have."
+    )
+
+
+NUDGE_NOTE: Final = (
+    "Note: you are repeating yourself: this call and its result are the same as before. "
+    "Try something different, or give your answer now. One more repetition ends this task."
+)
+
+
+def budget_note(levels: Sequence[Level]) -> str:
+    """Tell the model what is left of each limit."""
+    left = ", ".join(
+        f"{max(level.cap - level.observed, 0)} of {level.cap} ({level.limit})"  # type: ignore[operator]
+        for level in levels
+    )
+    return f"Budget left for this task: {left}. Use it sparingly and finish in time."
+
+
+def halt_message(verdict: Verdict) -> dict[str, Any]:
+    """Make the assistant message that ends a halted conversation."""
+    return {"role": "assistant", "content": [{"text": halt_text(verdict)}]}
+
+
+def mark(message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = True) -> None:
+    """Write `stop` into the metadata of `message`.
+
+    A synthetic message has no `usage` and gets none: the framework takes the last assistant
+    message that has one as the baseline of its next projection, and a zero would make it collapse.
+    """
+    custom = {**message.get("metadata", {}).get("custom", {}), "synthetic": synthetic}
+    custom[MARKER] = _to_json(stop)
+    message["metadata"] = {**message.get("metadata", {}), "custom": custom}
+
+
+def is_synthetic(message: Mapping[str, Any]) -> bool:
+    """Tell whether `message` was put there by a halt, so that no model wrote it.
+
+    A real answer, even one for which the provider reported zero tokens, is never synthetic.
+    """
+    custom = _custom(message)
+    return custom.get("synthetic") is True and MARKER in custom
+
+
+def stop_of(result: Any) -> Stop | None:
+    """How otel-limits ended the invocation that `result` came from.
+
+    Args:
+        result: What an agent returned, live or read back from a session.
+
+    Returns:
+        The stop with its breach, or `None` when nothing halted the invocation.
+    """
+    marker = _custom(getattr(result, "message", None) or {}).get(MARKER)
+    return _from_json(marker) if isinstance(marker, Mapping) else None
+
+
+def _custom(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    custom = (message.get("metadata") or {}).get("custom")
+    return custom if isinstance(custom, Mapping) else {}
+
+
+def _to_json(stop: Stop) -> dict[str, Any]:
+    """Write a stop as plain JSON values, the deciding limit on top."""
+    values: dict[str, Any] = dataclasses.asdict(stop, dict_factory=_plain)
+    breach = values.pop("breach") or {}
+    for name in ("levels", "invocation"):
+        del values[name]
+    return {
+        **values,
+        "limit": breach.get("limit"),
+        "cap": breach.get("cap"),
+        "observed": breach.get("observed"),
+        "breaches": [dict(each) for each in values["breaches"]],
+    }
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Write exact amounts as text, so that they stay exact in JSON."""
+    return {name: str(each) if isinstance(each, Decimal) else each for name, each in items}
+
+
+def _from_json(marker: Mapping[str, Any]) -> Stop:
+    known = {spec.name for spec in dataclasses.fields(Stop)}
+    values = {name: value for name, value in marker.items() if name in known}
+    breaches = tuple(_breach(each) for each in marker.get("breaches", ()))
+    values["breaches"] = breaches
+    values["breach"] = breaches[0] if breaches else None
+    values["usage"] = Usage(**marker.get("usage", {}))
+    values["cost"] = Decimal(marker.get("cost", 0))
+    return Stop(**values)
+
+
+def _breach(values: Mapping[str, Any]) -> Breach:
+    """Read a breach back; only amounts of money were written as text."""
+    numbers = {
+        name: Decimal(each) if isinstance(each, str) else each
+        for name, each in values.items()
+        if name in ("cap", "observed")
+    }
+    return Breach(**{**values, **numbers})

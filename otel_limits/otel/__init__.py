@@ -1,0 +1,1 @@
+"""OpenTelemetry: spans to follow, providers to attach to, exports to set up."""

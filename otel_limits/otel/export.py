@@ -1,0 +1,158 @@
+"""Exports traces, metrics and events over OTLP where nobody else has set that up."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import logging
+import os
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry._logs import get_logger_provider
+from opentelemetry.metrics import get_meter_provider
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger("otel_limits")
+
+EXPORTERS: Final = {
+    "traces": ("trace_exporter", "OTLPSpanExporter", "spans"),
+    "metrics": ("metric_exporter", "OTLPMetricExporter", "metrics"),
+    "logs": ("_log_exporter", "OTLPLogExporter", "events"),
+}
+"""Module and class of each signal's exporter, and what it exports; that of logs is not public."""
+
+
+class ExitFlusher:
+    """Shuts providers down at the end of the process, all at once and within one timeout.
+
+    Each waits in a thread of its own that is there from the start: Python 3.12 starts none while
+    it shuts down. One after the other, three signals and an endpoint that hangs would take three
+    timeouts.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing to shut down."""
+        self.timeout_seconds = 0.0
+        self._shutdowns: list[Callable[[], object]] = []
+        self._park()
+        atexit.register(self)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._park)
+
+    def add(self, shutdown: Callable[[], object], timeout_seconds: float) -> None:
+        """Call `shutdown` at the end, and wait no longer than the longest timeout given."""
+        self.timeout_seconds = max(self.timeout_seconds, timeout_seconds)
+        self._shutdowns.append(shutdown)
+        self._start(shutdown)
+
+    def __call__(self) -> None:
+        """Shut down, and give up on what is not done within the timeout."""
+        deadline = time.monotonic() + self.timeout_seconds
+        self._now.set()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _park(self) -> None:
+        """Have one thread per provider, in a forked child too."""
+        self._now = threading.Event()
+        self._threads: list[threading.Thread] = []
+        for shutdown in self._shutdowns:
+            self._start(shutdown)
+
+    def _start(self, shutdown: Callable[[], object]) -> None:
+        now = self._now
+
+        def wait() -> None:
+            now.wait()
+            shutdown()
+
+        thread = threading.Thread(target=wait, name="otel-limits-farewell", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+FAREWELL: Final = ExitFlusher()
+
+
+@functools.cache
+def resource() -> Resource:
+    """Describe the process, with an id: it becomes Prometheus' label `instance`."""
+    described = Resource.create()
+    if SERVICE_INSTANCE_ID in described.attributes:
+        return described
+    return described.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
+
+
+def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvider:
+    """Make a tracer provider, one that exports when an OTLP protocol is given."""
+    exporter = otlp_exporter("traces", protocol)
+    if exporter is None:
+        return TracerProvider()
+    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    FAREWELL.add(provider.shutdown, timeout_seconds)
+    return provider
+
+
+def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvider | None:
+    """Make a meter provider that exports, where OTLP is asked for and the process has none."""
+    if isinstance(get_meter_provider(), MeterProvider):
+        return None
+    exporter = otlp_exporter("metrics", protocol)
+    if exporter is None:
+        return None
+    reader = PeriodicExportingMetricReader(exporter)
+    provider = MeterProvider([reader], resource(), shutdown_on_exit=False)
+    FAREWELL.add(provider.shutdown, timeout_seconds)
+    return provider
+
+
+def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvider | None:
+    """Make a logger provider that exports, where OTLP is asked for and the process has none."""
+    if isinstance(get_logger_provider(), LoggerProvider):
+        return None
+    exporter = otlp_exporter("logs", protocol)
+    if exporter is None:
+        return None
+    provider = LoggerProvider(resource(), shutdown_on_exit=False)
+    provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+    FAREWELL.add(provider.shutdown, timeout_seconds)
+    return provider
+
+
+def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
+    """Make the exporter for `grpc` or `http/protobuf`; it reads OTEL_EXPORTER_OTLP_* itself.
+
+    Without one the process goes on: a mistake in where telemetry goes is no reason to lose a limit.
+    """
+    if protocol is None:
+        return None
+    module, name, things = EXPORTERS[signal]
+    transport = "grpc" if protocol == "grpc" else "http"
+    try:
+        found = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{transport}.{module}")
+        return getattr(found, name)()
+    except ImportError:
+        logger.error(  # noqa: TRY400  the traceback would not help
+            "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
+            "%s are exported. Run: pip install 'otel-limits[otlp]'",
+            things,
+        )
+    except Exception:
+        logger.exception(
+            "otel-limits cannot make the OTLP exporter, so no %s are exported.", things
+        )
+    return None

@@ -1,0 +1,95 @@
+"""Calls back when time is up: one shared thread, and none while nobody waits."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.core.faults import never_raises
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LONGEST_WAIT_SECONDS: Final = 3600.0
+"""How long the thread sleeps at most; no system waits for centuries at once."""
+
+FEW: Final = 64
+"""Cancelled deadlines that may stay in the queue, with all that they hold, until their time."""
+
+
+class Deadlines:
+    """A queue of moments, each with what is to be done then."""
+
+    def __init__(self) -> None:
+        """Wait for nothing, without a thread."""
+        self._changed = threading.Condition()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._waiting: set[int] = set()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        """Deadlines that are waited for."""
+        return len(self._waiting)
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> int:
+        """Call `callback` in `seconds`, in the shared thread; returns what `cancel` takes."""
+        number = next(self._numbers)
+        with self._changed:
+            heapq.heappush(self._queue, (time.monotonic() + seconds, number, callback))
+            self._waiting.add(number)
+            self._changed.notify()
+        self._start()
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Forget a deadline; the thread ends when it was the last."""
+        with self._changed:
+            self._waiting.discard(number)
+            self._sweep()
+            self._changed.notify()
+
+    def reset_after_fork(self) -> None:
+        """Forget everything in a child, where the thread does not exist."""
+        self.__init__()  # type: ignore[misc]
+
+    @never_raises("deadlines")
+    def _start(self) -> None:
+        """Start the thread unless it runs; where that fails, the next deadline tries again."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._work, name="otel-limits-deadlines", daemon=True
+                )
+                thread.start()
+                self._thread = thread
+
+    def _sweep(self) -> None:
+        """Make the queue anew when most of it was cancelled, so that it holds no ended runs."""
+        if len(self._queue) > 2 * len(self._waiting) + FEW:
+            self._queue = [each for each in self._queue if each[1] in self._waiting]
+            heapq.heapify(self._queue)
+
+    def _work(self) -> None:
+        while (callback := self._next()) is not None:
+            never_raises("deadlines")(callback)()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for the next callback; `None` when there is nothing left to wait for."""
+        with self._changed:
+            while self._queue:
+                when, number, callback = self._queue[0]
+                left = when - time.monotonic()
+                if number not in self._waiting:
+                    heapq.heappop(self._queue)
+                elif left <= 0:
+                    heapq.heappop(self._queue)
+                    self._waiting.discard(number)
+                    return callback
+                else:
+                    self._changed.wait(min(left, LONGEST_WAIT_SECONDS))
+            self._thread = None
+            return None

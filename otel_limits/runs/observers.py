@@ -1,0 +1,99 @@
+"""Hands every fact to those who observe, as it happens and under no lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
+
+from otel_limits.core import facts
+from otel_limits.core.facts import Fact, Observer, Stop
+from otel_limits.core.faults import FAULTS
+
+if TYPE_CHECKING:
+    from otel_limits.runs.gate import Gate
+
+EVERY_KIND: Final[tuple[type, ...]] = get_args(Fact)
+"""What an observer is told that subscribes to nothing in particular."""
+
+ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
+"""Facts whose loss is not told: telling it would have no end."""
+
+Taker: TypeAlias = Callable[[Any], None]
+"""The part of an observer that takes facts of one kind."""
+
+
+class Observers:
+    """Those who are told facts, in this order. None of them is felt by another, or by an agent."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self.gate: Gate | None = None
+        """Asked before every model call where quotas are set; it is told every fact, first."""
+        self.all: tuple[Observer, ...] = ()
+        self._takers: dict[type, tuple[tuple[Observer, Taker], ...]] = {}
+
+    def use(self, observers: tuple[Observer, ...]) -> None:
+        """Tell these from now on, and nobody else."""
+        subscriptions = [(each, subscriptions_of(each)) for each in observers]
+        self.all = observers
+        self._takers = {
+            kind: tuple((each, taken[kind]) for each, taken in subscriptions if kind in taken)
+            for kind in EVERY_KIND
+        }
+
+    def replace(self, former: Observer, observer: Observer) -> None:
+        """Tell `observer` from now on what `former` was told."""
+        self.use(tuple(observer if each is former else each for each in self.all))
+
+    def publish(self, fact: Fact) -> None:
+        """Hand `fact` to its subscribers; one that fails does not keep it from the others."""
+        if self.gate is not None:
+            fact = self.gate(fact) or fact
+        for observer, take in self._takers.get(type(fact), ()):
+            try:
+                take(fact)
+            except Exception as error:  # noqa: BLE001, PERF203  foreign code
+                self._lost(observer, fact, error)
+
+    def publish_stop(self, stop: Stop) -> None:
+        """Hand `stop` to every observer, and tell how long each took for it."""
+        if self.gate is not None:
+            self.gate(stop)
+        lags = []
+        for observer in self.all:
+            begin = time.perf_counter()
+            try:
+                observer(stop)
+            except Exception as error:  # noqa: BLE001  foreign code
+                self._lost(observer, stop, error)
+            lags.append(
+                facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
+            )
+        for lag in lags:
+            self.publish(lag)
+
+    def publish_fault(self, component: str) -> None:
+        """Tell every observer that `component` failed."""
+        self.publish(facts.Fault(component=component))
+
+    def _lost(self, observer: Observer, fact: Fact, error: Exception) -> None:
+        if not isinstance(fact, ABOUT_OBSERVERS):
+            FAULTS.report(component_name(observer), error)
+            self.publish(facts.Dropped(observer=component_name(observer)))
+
+
+def subscriptions_of(observer: Observer) -> Mapping[type, Taker]:
+    """Return what takes the facts that an observer names, or all: a mock has any attribute."""
+    for name in ("subscribes_to", "wants"):  # the second is the first one's name until 0.1
+        named = getattr(observer, name, None)
+        if isinstance(named, dict):
+            return named
+        if isinstance(named, tuple):
+            return dict.fromkeys(named, observer)
+    return dict.fromkeys(EVERY_KIND, observer)
+
+
+def component_name(observer: Observer) -> str:
+    """What a failing observer is called in logs and metrics."""
+    return getattr(observer, "component", None) or "observer"

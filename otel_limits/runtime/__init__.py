@@ -1,0 +1,1 @@
+"""Switches otel-limits on and off in a process."""

@@ -1,0 +1,149 @@
+"""What one version of a policy file says, and what follows from it for an agent or a model.
+
+What a plugin sets wins over the file, and the file over `enable()` and the environment, cap by cap.
+Within the file an agent's own value wins over the defaults, and where several globs fit an
+agent's name, that of the most specific one; of two that are equally specific the later one wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.globs import matching, specificity
+from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
+from otel_limits.core.records import Record, record, short_record
+from otel_limits.settings.policy.kinds import PRICES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from decimal import Decimal
+
+    from otel_limits.core.pricing import Price
+
+PER_TOOL: Final = "max_calls_per_tool"
+
+
+@short_record
+class Entry(Record):
+    """One value of the file."""
+
+    value: Any
+    line: int
+
+
+@short_record
+class Row(Record):
+    """One effective setting, for those who ask where it comes from."""
+
+    name: str
+    value: Any
+    source: str
+    """`default`, `environment`, a preset, or `policy limits.yaml:12`."""
+
+
+@record
+class Document(Record):
+    """One version of a policy file. Its values are named as the settings of the environment."""
+
+    path: str = ""
+    defaults: Mapping[str, Entry] = field(default_factory=dict)
+    agents: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    """By glob on the agent's name."""
+    prices: Mapping[str, Entry] = field(default_factory=dict)
+    """By glob on the model's id; each holds a `Price`."""
+    exemptions: Mapping[str, Entry] = field(default_factory=dict)
+    """By glob on the tool's name; each holds a boolean."""
+    quotas: Mapping[str, Entry] = field(default_factory=dict)
+    """By name; each holds a `Quota`."""
+
+    def entries(self, agent: str | None) -> dict[str, Entry]:
+        """Every value that applies to `agent`; without a name those that apply to all."""
+        entries = dict(self.defaults)
+        for glob in () if agent is None else matching(self.agents, agent):
+            entries.update(self.agents[glob])
+        return entries
+
+    def effective(self, agent: str, base: Policy) -> Policy:
+        """What applies to `agent`, with `base` for all that the file leaves open."""
+        if self is NO_DOCUMENT:
+            return base
+        values = {name: entry.value for name, entry in self.entries(agent).items()}
+        exempt = frozenset(glob for glob, entry in self.exemptions.items() if entry.value)
+        watched = frozenset(self.exemptions) - exempt
+        return dataclasses.replace(
+            base,
+            limits=_limits(values).over(base.limits),
+            tree=_limits(_without_prefix(values, TREE_PREFIX)).over(base.tree),
+            exempt_tools=(base.exempt_tools - watched) | exempt,
+            watched_tools=(base.watched_tools - exempt) | watched,
+            **_fields(values),
+        )
+
+    def price_list(self) -> dict[str, Price]:
+        """Every price by its glob, the most specific first: the first that fits is the one."""
+        ranked = sorted(self.prices, key=specificity)
+        return {glob: self.prices[glob].value for glob in reversed(ranked)}
+
+    def rows(
+        self, values: Mapping[str, Any], sources: Mapping[str, str], agent: str | None = None
+    ) -> list[Row]:
+        """Every setting that is effective for `agent`, and where it comes from.
+
+        Args:
+            values: What was read from the environment, by setting.
+            sources: Where each of them came from.
+            agent: Name of the agent; without one the rows are those of an agent of no name.
+        """
+        entries = self.entries(agent) | self._keyed()
+        rows = {name: Row(name, value, sources[name]) for name, value in values.items()}
+        if any(name.startswith(PER_TOOL + ".") for name in entries):
+            caps = rows.pop(PER_TOOL)
+            for tool, cap in (caps.value or {}).items():
+                rows[f"{PER_TOOL}.{tool}"] = Row(f"{PER_TOOL}.{tool}", cap, caps.source)
+        for name, entry in entries.items():
+            rows[name] = Row(name, entry.value, f"policy {self.path}:{entry.line}")
+        return list(rows.values())
+
+    def _keyed(self) -> dict[str, Entry]:
+        """What the file says about models and tools, by the key that says it."""
+        prices = {
+            f'models["{glob}"].price': Entry(_written(entry.value), entry.line)
+            for glob, entry in self.prices.items()
+        }
+        exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
+        quotas = {f'quotas["{name}"]': entry for name, entry in self.quotas.items()}
+        return prices | exempt | quotas
+
+
+NO_DOCUMENT: Final = Document()
+
+
+def _limits(values: Mapping[str, Any]) -> Limits:
+    caps = {name: value for name, value in values.items() if name in LIMIT_NAMES}
+    per_tool = _without_prefix(values, PER_TOOL + ".")
+    return Limits(**caps, max_calls_per_tool=per_tool or None)
+
+
+def _written(price: Price) -> dict[str, Decimal]:
+    """Return the parts of a price that a file can give, where they are given."""
+    parts = {name: getattr(price, name) for name in PRICES}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Name what is no cap as `Policy` does."""
+    fields = {spec.name for spec in dataclasses.fields(Policy)}
+    named = {name: value for name, value in values.items() if name in fields}
+    if "nudge_disabled" in values:
+        named["nudge"] = not values["nudge_disabled"]
+    return named

@@ -1,0 +1,138 @@
+"""The policy file on disk: read at the start, and again for new invocations once it has changed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from otel_limits.core.facts import PolicyRead
+from otel_limits.core.faults import never_raises
+from otel_limits.runs.registry import LIVE
+from otel_limits.settings.policy.document import NO_DOCUMENT, Document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger("otel_limits")
+
+LOOK_INTERVAL_SECONDS: Final = 1.0
+"""How often it is looked whether the file has changed, at most."""
+
+Stamp: TypeAlias = "tuple[int, ...] | None"
+"""Times of change, size and inode of the file; `None` where there is none."""
+
+
+class PolicyFile:
+    """The policy file of a process.
+
+    Attributes:
+        document: What applies now: the newest version without a mistake.
+        mistakes: What is wrong with the newest version.
+    """
+
+    def __init__(
+        self, path: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read the file; without a path there is none, and it says nothing."""
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_look = clock() + LOOK_INTERVAL_SECONDS
+        self._stamp: Stamp = None
+        self._content: bytes | None = None
+        self.document: Document = NO_DOCUMENT
+        self.mistakes: tuple[str, ...] = ()
+        if path is not None:
+            self._stamp = _stamp(path)
+            self._read(path)
+
+    @never_raises("policy")
+    def refresh(self) -> None:
+        """Read the file again if it has changed; one that has a mistake leaves all as it was.
+
+        Meant for the start of an invocation: it looks once a second at most, and while one thread
+        looks the others go on with what they have.
+        """
+        path = self._path
+        if path is None or self._clock() < self._next_look:
+            return
+        if self._lock.acquire(blocking=False):
+            try:
+                is_new = self._look(path)
+            finally:
+                self._lock.release()
+            if is_new:
+                self.announce()
+
+    def announce(self) -> None:
+        """Log and tell whether the newest version was taken."""
+        if self._path is None:
+            return
+        LIVE.observers.publish(PolicyRead(path=self._path, valid=not self.mistakes))
+        if not self.mistakes:
+            logger.info("otel-limits: the policy %s is in force.", self._path)
+            return
+        LIVE.observers.publish_fault("policy")
+        in_force = (
+            "No policy file is in force, every other setting is."
+            if self.document is NO_DOCUMENT
+            else "The version before it stays in force."
+        )
+        for mistake in self.mistakes:
+            logger.error("otel-limits: %s %s", mistake, in_force)
+
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child: another thread may have held it."""
+        self._lock = threading.Lock()
+
+    def _look(self, path: str) -> bool:
+        """Read the file if it is not the one that was read last; True when it says otherwise."""
+        self._next_look = self._clock() + LOOK_INTERVAL_SECONDS
+        stamp = _stamp(path)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        return self._read(path)
+
+    def _read(self, path: str) -> bool:
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            self._content = None
+            self.mistakes = (f"{path} cannot be read: {error.strerror}.",)
+            return True
+        if content == self._content:
+            return False
+        self._content = content
+        document, self.mistakes = _parse(content, path)
+        if not self.mistakes:
+            self.document = document
+        return True
+
+
+NO_FILE: Final = PolicyFile()
+"""What is used where no policy file was named."""
+
+
+def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
+    from otel_limits.settings.policy.reader import (
+        parse,  # a process without a file does without YAML
+    )
+
+    try:
+        return parse(content.decode(), path)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        return NO_DOCUMENT, (f"{path}:{line}: The file is not UTF-8 text.",)
+
+
+def _stamp(path: str) -> Stamp:
+    """What changes with every version, and with the right to read it."""
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino

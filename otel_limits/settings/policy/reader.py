@@ -1,0 +1,197 @@
+"""Reads the text of a policy file: what it says, and every mistake in it at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX
+from otel_limits.core.pricing import MISSING, Price, Prices
+from otel_limits.settings.policy import yaml_tree
+from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
+from otel_limits.settings.policy.kinds import (
+    BOOLEAN,
+    PRICE,
+    PRICES,
+    REQUIRED_PRICES,
+    ROOT,
+    SECTION_KEYS,
+    SETTINGS,
+    WHOLE_NUMBER,
+    Kind,
+    cap_kind,
+)
+from otel_limits.settings.policy.yaml_tree import Mistake, Node
+
+COST: Final = "max_cost_usd"
+EMPTY: Final = Node({}, 1, "a mapping")
+
+
+def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
+    """Read a policy.
+
+    Returns:
+        What it says, and a sentence with file, line and key for each mistake. Where there is one,
+        the policy says nothing: it is taken or refused as a whole.
+    """
+    root, mistakes = yaml_tree.read(text)
+    reader = _Reader(mistakes)
+    document = NO_DOCUMENT if mistakes and root.value is None else reader.document(root, path)
+    ordered = sorted(reader.mistakes, key=lambda mistake: mistake.line)
+    sentences = tuple(f"{path}:{each.line}: {each.sentence}" for each in ordered)
+    return (NO_DOCUMENT if sentences else document), sentences
+
+
+class _Reader:
+    """Goes through a whole file and keeps every mistake."""
+
+    def __init__(self, mistakes: Collection[Mistake]) -> None:
+        """Begin with the mistakes that are in the YAML itself."""
+        self.mistakes = list(mistakes)
+
+    def document(self, root: Node, path: str) -> Document:
+        """Read the file."""
+        parts = dict(self._known(root, "", ROOT))
+        document = Document(
+            path=path,
+            defaults=self._section(parts.get("defaults", EMPTY), "defaults"),
+            agents={
+                glob: self._section(node, key)
+                for glob, key, node in self._named(parts.get("agents", EMPTY), "agents")
+            },
+            prices=self._models(parts.get("models", EMPTY)),
+            exemptions=self._tools(parts.get("tools", EMPTY)),
+            quotas=self._quotas(parts["quotas"]) if "quotas" in parts else {},
+        )
+        self._require_prices(document)
+        return document
+
+    # --- the parts of a file ----------------------------------------------------------------------
+
+    def _section(self, node: Node, key: str) -> dict[str, Entry]:
+        """Read what applies to all agents, or to some."""
+        entries: dict[str, Entry] = {}
+        for name, child in self._known(node, key, SECTION_KEYS):
+            if name == "limits":
+                entries |= self._caps(child, f"{key}.limits", LIMIT_NAMES, "")
+            elif name == "tree":
+                entries |= self._caps(child, f"{key}.tree", TREE_LIMITS, TREE_PREFIX)
+            else:
+                entries |= self._entry(name, SETTINGS[name], f"{key}.{name}", child)
+        return entries
+
+    def _caps(self, node: Node, key: str, names: Collection[str], prefix: str) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for name, child in self._known(node, key, names):
+            kind = cap_kind(name)
+            if kind is not None:
+                entries |= self._entry(prefix + name, kind, f"{key}.{name}", child)
+                continue
+            for tool, tool_key, cap in self._named(child, f"{key}.{name}"):
+                entries |= self._entry(f"{prefix}{name}.{tool}", WHOLE_NUMBER, tool_key, cap)
+        return entries
+
+    def _models(self, node: Node) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for glob, key, model in self._named(node, "models"):
+            for name, child in self._known(model, key, ("price",)):
+                entries |= self._price(glob, f"{key}.{name}", child)
+        return entries
+
+    def _price(self, glob: str, key: str, node: Node) -> dict[str, Entry]:
+        written = dict(self._known(node, key, PRICES))
+        for name in REQUIRED_PRICES:
+            if name not in written:
+                self._refuse(node, f"{key} needs {name}: {PRICES[name]}")
+        parts: dict[str, Entry] = {}
+        for name, child in written.items():
+            parts |= self._entry(name, PRICE, f"{key}.{name}", child)
+        if not parts.keys() >= set(REQUIRED_PRICES):
+            return {}
+        price = Price(**{name: entry.value for name, entry in parts.items()})
+        return {glob: Entry(price, node.line)}
+
+    def _tools(self, node: Node) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for glob, key, tool in self._named(node, "tools"):
+            for name, child in self._known(tool, key, ("exempt",)):
+                entries |= self._entry(glob, BOOLEAN, f"{key}.{name}", child)
+        return entries
+
+    def _require_prices(self, document: Document) -> None:
+        """Refuse limits on cost where no price can be known."""
+        if Prices(document.price_list()).available:
+            return
+        named = {f'agents["{glob}"]': entries for glob, entries in document.agents.items()}
+        for key, entries in {"defaults": document.defaults, **named}.items():
+            for part, name in (("limits", COST), ("tree", TREE_PREFIX + COST)):
+                if name in entries:
+                    sentence = f"{key}.{part}.{COST} {MISSING}"
+                    self.mistakes.append(Mistake(entries[name].line, sentence))
+        for name, entry in document.quotas.items():
+            if entry.value.unit == "usd":
+                sentence = f'quotas["{name}"].usd {MISSING}'
+                self.mistakes.append(Mistake(entry.line, sentence))
+
+    def _quotas(self, node: Node) -> dict[str, Entry]:
+        from otel_limits.quotas.section import read_quotas
+
+        quotas, mistakes = read_quotas(_plain(node))
+        for mistake in mistakes:
+            self._refuse(_below(node, mistake.path), mistake.sentence)
+        return {name: Entry(quota, _below(node, (name,)).line) for name, quota in quotas.items()}
+
+    # --- what parts are made of -------------------------------------------------------------------
+
+    def _entry(self, name: str, kind: Kind, key: str, node: Node) -> dict[str, Entry]:
+        """Read one value; nothing when it is a mistake."""
+        try:
+            return {name: Entry(kind.read(key, node), node.line)}
+        except ValueError as error:
+            self._refuse(node, str(error))
+            return {}
+
+    def _known(self, node: Node, key: str, names: Collection[str]) -> Iterator[tuple[str, Node]]:
+        """Go through a mapping that has these keys."""
+        for name, child in self._mapping(node, key).items():
+            if name in names:
+                yield name, child
+            else:
+                where = f"{key}.{name}" if key else name
+                self._refuse(child, f"{where} is not known. {_hint(name, names)}")
+
+    def _named(self, node: Node, key: str) -> Iterator[tuple[str, str, Node]]:
+        """Go through a mapping whose keys are names or globs."""
+        for name, child in self._mapping(node, key).items():
+            yield name, f'{key}["{name}"]', child
+
+    def _mapping(self, node: Node, key: str) -> Mapping[str, Node]:
+        if isinstance(node.value, Mapping):
+            return node.value
+        self._refuse(node, f"{key or 'The file'} must be a mapping, got {node.shown}.")
+        return {}
+
+    def _refuse(self, node: Node, sentence: str) -> None:
+        self.mistakes.append(Mistake(node.line, sentence))
+
+
+def _plain(node: Node) -> object:
+    """Return what is written, without the lines."""
+    if isinstance(node.value, Mapping):
+        return {name: _plain(child) for name, child in node.value.items()}
+    return [_plain(child) for child in node.value] if isinstance(node.value, tuple) else node.value
+
+
+def _below(node: Node, path: tuple[str, ...]) -> Node:
+    """Follow keys as far as they are written."""
+    for key in path:
+        if not isinstance(node.value, Mapping) or key not in node.value:
+            break
+        node = node.value[key]
+    return node
+
+
+def _hint(name: str, names: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]}?" if close else f"Known here: {', '.join(names)}."

@@ -1,0 +1,114 @@
+"""Generates the JSON Schema of the policy file.
+
+`python -m otel_limits.settings.policy.schema` writes it.
+
+An editor that knows it completes keys and marks mistakes. It is made from the tables that the file
+is read with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, Limits
+from otel_limits.quotas.section import schema as quotas_schema
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy.kinds import (
+    BOOLEAN,
+    EXEMPT_HELP,
+    HELP,
+    PRICE,
+    PRICES,
+    REQUIRED_PRICES,
+    ROOT,
+    SETTINGS,
+    WHOLE_NUMBER,
+    cap_kind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+PATH: Final = Path(__file__).parents[2] / "policy.schema.json"
+"""Where it is shipped."""
+
+
+def schema() -> dict[str, Any]:
+    """Make the JSON Schema of a policy file."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Policy file of otel-limits",
+        **_mapping(
+            {name: _described(text, _parts()[name]) for name, text in ROOT.items()},
+        ),
+        "definitions": {
+            "section": _section(),
+            "limits": _caps(LIMIT_NAMES),
+            "tree": _caps(TREE_LIMITS),
+        },
+    }
+
+
+def write() -> None:
+    """Write it to where it is shipped."""
+    PATH.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
+
+
+def _parts() -> dict[str, dict[str, Any]]:
+    prices = {name: _described(text, PRICE.schema) for name, text in PRICES.items()}
+    price = {**_mapping(prices), "required": list(REQUIRED_PRICES)}
+    return {
+        "defaults": _reference("section"),
+        "agents": _by_name(_reference("section")),
+        "models": _by_name(_mapping({"price": price})),
+        "tools": _by_name(_mapping({"exempt": _described(EXEMPT_HELP, BOOLEAN.schema)})),
+        "quotas": quotas_schema(),
+    }
+
+
+def _section() -> dict[str, Any]:
+    helps = {**{setting.name: setting.help for setting in config.SETTINGS}, **HELP}
+    return _mapping(
+        {
+            "limits": _described("Caps of each invocation.", _reference("limits")),
+            "tree": _described(
+                "Caps of an invocation with all that it starts, held by the outermost one.",
+                _reference("tree"),
+            ),
+            **{name: _described(helps[name], kind.schema) for name, kind in SETTINGS.items()},
+        }
+    )
+
+
+def _caps(names: Collection[str]) -> dict[str, Any]:
+    helps = {spec.name: spec.metadata.get("help", "") for spec in dataclasses.fields(Limits)}
+    helps |= HELP
+    return _mapping({name: _described(helps[name], _cap(name)) for name in names})
+
+
+def _cap(name: str) -> Mapping[str, Any]:
+    kind = cap_kind(name)
+    return _by_name(WHOLE_NUMBER.schema) if kind is None else kind.schema
+
+
+def _mapping(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _by_name(each: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": each}
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"allOf": [{"$ref": f"#/definitions/{name}"}]}
+
+
+def _described(text: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": text, **rest}
+
+
+if __name__ == "__main__":
+    write()
