@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from otel_limits.core.records import Record, record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from otel_limits.core.facts import Stop
-    from otel_limits.core.limits import Policy
+    from otel_limits.core.limits import Action, Limits, Policy
     from otel_limits.runs.registry import Runs
 
 
@@ -39,10 +39,21 @@ class Host(Protocol):
 
     @property
     def is_on(self) -> bool:
-        """True while every agent of the process is limited, not only those with limits of their own."""
+        """True while every agent is limited, not only those with limits of their own."""
 
     def policy(self, agent: str) -> Policy:
         """Return what applies to an agent, or a group of agents, of this name."""
+
+    def own_policy(
+        self, limits: Limits, action: Action | None, tree: Limits
+    ) -> Callable[[str], Policy] | None:
+        """Return what applies to an agent that sets these itself, by its name, from now on.
+
+        `None` where otel-limits is disabled.
+
+        Raises:
+            ConfigurationError: A limit on cost is asked for where no price can be known.
+        """
 
     def prepare(self) -> None:
         """Do what has to be done before the span of an invocation begins."""
@@ -56,14 +67,16 @@ class Framework(Protocol):
     module: str
     """The module whose import shows that a program has agents."""
     spans: SpanNames
-    stop_reasons: tuple[str, ...]
+    stop_reasons: Collection[str]
     """How its invocations end without us."""
+    host: Host | None
+    """Who is asked; the runtime of the process, as soon as there is one."""
 
     @property
     def has_own(self) -> bool:
         """True while there is an agent with limits of its own."""
 
-    def watch(self, host: Host) -> None:
+    def watch(self) -> None:
         """Follow every invocation from now on, by what `host` says; again is harmless."""
 
     def release(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.framework import SpanNames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from otel_limits.bindings.framework import Framework, Host
     from otel_limits.core.facts import Stop
@@ -21,7 +21,8 @@ class StrandsFramework:
     spans = SpanNames(
         scope="strands.telemetry.tracer", agent="invoke_agent", cycle="execute_event_loop_cycle"
     )
-    stop_reasons = (
+    host: Host | None = None
+    stop_reasons: Collection[str] = (
         "cancelled",
         "checkpoint",
         "content_filtered",
@@ -41,7 +42,7 @@ class StrandsFramework:
         """True while there is an agent with a `LimitsPlugin`."""
         raise NotImplementedError
 
-    def watch(self, host: Host) -> None:
+    def watch(self) -> None:
         """Follow every invocation from now on."""
         raise NotImplementedError
 
