@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_limits.bindings.messages import is_synthetic, stop_of
 from otel_limits.core.errors import (
     ConfigurationError,
     KilledError,
@@ -55,7 +56,6 @@ from otel_limits.core.limits import (
     Limits,
     Usage,
 )
-from otel_limits.core.messages import is_synthetic, stop_of
 from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:

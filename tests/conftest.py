@@ -21,9 +21,9 @@ from strands import Agent, tool
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
+from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.faults import FAULTS
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.switch import RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,11 +120,11 @@ def clean(
     exporter.clear()
     FAULTS._logged.clear()
     yield
-    if len(RUNTIME._own):
+    if STRANDS.has_own:
         gc.collect()
     otel_limits.disable()
     alive = len(LIVE)
-    LIVE.reset_after_fork()
+    LIVE.after_fork()
     assert alive == 0, f"{alive} invocations are still live"
 
 

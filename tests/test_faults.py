@@ -173,7 +173,7 @@ def test_a_fault_in_each_internal_call_in_turn(
         )
         if not fine:
             wrong[name, number] = (*seen, booked, spent, len(LIVE))
-        LIVE.reset_after_fork()
+        LIVE.after_fork()
     assert wrong == {}
 
 

@@ -264,7 +264,7 @@ def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
     enable()
     for name in names:
         run = LIVE.start(name, Policy())
-        run.settle(run.open_call(model, 1), otel_limits.Usage(input=1))
+        run.calls.settle(run.calls.open(model, 1), otel_limits.Usage(input=1))
         run.finish("end_turn")
     samples = exposed()
     assert sum(len(each) for each in samples.values()) > 0
@@ -278,7 +278,7 @@ def test_a_flood_of_names_is_folded() -> None:
     enable()
     for number in range(1000):
         run = LIVE.start(f"agent-{number}", Policy())
-        run.settle(run.open_call(f"model-{number}", 1), otel_limits.Usage(input=1))
+        run.calls.settle(run.calls.open(f"model-{number}", 1), otel_limits.Usage(input=1))
         run.finish("end_turn")
     (tokens,) = (each for each in REGISTRY.collect() if each.name == "otel_limits_tokens")
     counted = [sample for sample in tokens.samples if sample.name.endswith("_total")]

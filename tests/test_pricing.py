@@ -93,7 +93,7 @@ def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
     run = runs.start("a", Policy())
     with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
         for _ in range(3):
-            run.settle(run.open_call("gpt", 1), Usage(input=123_457, output=1))
+            run.calls.settle(run.calls.open("gpt", 1), Usage(input=123_457, output=1))
     assert run.tally.cost == 3 * (123_457 * GPT.input + GPT.output) / 10**6
     assert run.tally.input == 3 * 123_457
 

@@ -148,22 +148,22 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
     monkeypatch.setattr("otel_limits.runs.run.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
-        run.settle(run.open_call("m", 7), Usage(input=7))
+        run.calls.settle(run.calls.open("m", 7), Usage(input=7))
     run.finish("end_turn")
     assert (run.tally.model_calls, run.tally.input) == (1, 7)
 
 
 def call_once(run: Run) -> None:
     """Go through one turn with one tool."""
-    run.settle(run.open_call("m", 1), Usage(input=1))
+    run.calls.settle(run.calls.open("m", 1), Usage(input=1))
     run.turn()
-    run.tool_called("search", "success", None, None)
+    run.tools.ended("search", "success", None, None)
 
 
 def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:
     """A call that was under way is booked with its input, once, whatever comes later."""
     run = start(runs, "a")
-    run.open_call("m", 100)
+    run.calls.open("m", 100)
     for agent in "bcd":
         start(runs, agent)
     run.finish("end_turn")
@@ -173,18 +173,18 @@ def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:
 
 def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
     """Nothing stays behind for a span that never ends."""
-    runs.sight(1)
+    runs.spans.sight(1)
     run = runs.start("a", Policy(), trace_id=7, span_id=1)
-    runs.begin_span(2, 1, is_chat=False)
+    runs.spans.begin(2, 1, is_call=False)
     run.finish("end_turn")
-    assert (runs.of_span(1), runs.of_span(2), runs._by_span) == ((None, False), (None, False), {})
+    assert (runs.spans.owner(1), runs.of_span(2), runs.spans._owners) == ((None, False), (None, False), {})
 
 
 def test_sightings_are_bounded(runs: Runs) -> None:
     """Agent spans that no invocation claims don't add up."""
     for span_id in range(1, 100):
-        runs.sight(span_id)
-    assert len(runs._sighted) == 3
+        runs.spans.sight(span_id)
+    assert len(runs.spans._waiting) == 3
 
 
 def test_an_evicted_invocation_is_still_limited(

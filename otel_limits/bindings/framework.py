@@ -86,7 +86,10 @@ class Framework(Protocol):
         """Write `stop` into the message that a halt left, where no model is ever sent it."""
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
-        """Return what `mark` wrote into a message, or into the last message of a result."""
+        """Return what `mark` wrote into a message, or into the last one of a result; else `None`.
+
+        It is the stop as JSON values, with `synthetic` beside them.
+        """
 
     def put_stop(self, ending: Any, reason: str) -> None:
         """Put a stop reason of ours in the place of the framework's in what ends an invocation."""

@@ -1,17 +1,14 @@
-"""The message that a halt leaves: how it is worded, marked and recognised."""
+"""The message that a halt leaves: how it is worded, and how its stop is written as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_limits.core.facts import Stop
 from otel_limits.core.limits import Breach, Level, Usage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 MARKER: Final = "otel_limits"
 """Key of our object under a message's `metadata["custom"]`, which never reaches a model."""
@@ -70,47 +67,9 @@ def halt_message(verdict: Verdict) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"text": halt_text(verdict)}]}
 
 
-def mark(message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = True) -> None:
-    """Write `stop` into the metadata of `message`.
-
-    A synthetic message has no `usage` and gets none: the framework takes the last assistant
-    message that has one as the baseline of its next projection, and a zero would make it collapse.
-    """
-    custom = {**message.get("metadata", {}).get("custom", {}), "synthetic": synthetic}
-    custom[MARKER] = _to_json(stop)
-    message["metadata"] = {**message.get("metadata", {}), "custom": custom}
-
-
-def is_synthetic(message: Mapping[str, Any]) -> bool:
-    """Tell whether `message` was put there by a halt, so that no model wrote it.
-
-    A real answer, even one for which the provider reported zero tokens, is never synthetic.
-    """
-    custom = _custom(message)
-    return custom.get("synthetic") is True and MARKER in custom
-
-
-def stop_of(result: Any) -> Stop | None:
-    """How otel-limits ended the invocation that `result` came from.
-
-    Args:
-        result: What an agent returned, live or read back from a session.
-
-    Returns:
-        The stop with its breach, or `None` when nothing halted the invocation.
-    """
-    marker = _custom(getattr(result, "message", None) or {}).get(MARKER)
-    return _from_json(marker) if isinstance(marker, Mapping) else None
-
-
-def _custom(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    custom = (message.get("metadata") or {}).get("custom")
-    return custom if isinstance(custom, Mapping) else {}
-
-
-def _to_json(stop: Stop) -> dict[str, Any]:
+def stop_to_json(stop: Stop) -> dict[str, Any]:
     """Write a stop as plain JSON values, the deciding limit on top."""
-    values: dict[str, Any] = dataclasses.asdict(stop, dict_factory=_plain)
+    values: dict[str, Any] = dataclasses.asdict(stop, dict_factory=_exact)
     breach = values.pop("breach") or {}
     for name in ("levels", "invocation"):
         del values[name]
@@ -123,12 +82,13 @@ def _to_json(stop: Stop) -> dict[str, Any]:
     }
 
 
-def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def _exact(items: list[tuple[str, Any]]) -> dict[str, Any]:
     """Write exact amounts as text, so that they stay exact in JSON."""
     return {name: str(each) if isinstance(each, Decimal) else each for name, each in items}
 
 
-def _from_json(marker: Mapping[str, Any]) -> Stop:
+def stop_from_json(marker: Mapping[str, Any]) -> Stop:
+    """Read back what `stop_to_json` wrote."""
     known = {spec.name for spec in dataclasses.fields(Stop)}
     values = {name: value for name, value in marker.items() if name in known}
     breaches = tuple(_breach(each) for each in marker.get("breaches", ()))

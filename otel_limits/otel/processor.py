@@ -1,4 +1,4 @@
-"""Follows a Strands agent's spans into its run: an ordinary OpenTelemetry span processor."""
+"""Follows an agent's own spans into its run: an ordinary OpenTelemetry span processor."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, cast
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import format_span_id
 
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import note
 from otel_limits.core.limits import Usage
 from otel_limits.otel import semconv
 from otel_limits.runs.calls import OpenCall
-from otel_limits.runs.run import Run, is_followed
+from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import MappingProxyType
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
+    from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.runs.registry import Runs
 
 
@@ -33,51 +35,55 @@ class LimitsSpanProcessor(SpanProcessor):
     under which id it can be looked up.
     """
 
-    def __init__(self, runs: Runs) -> None:
-        """Follow spans into `runs`."""
+    def __init__(self, runs: Runs, frameworks: Iterable[Framework] = FRAMEWORKS) -> None:
+        """Follow spans of these frameworks into `runs`."""
         self._runs = runs
+        self._names = {each.spans.scope: each.spans for each in frameworks}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Note the agent spans that reach us, and which run everything below them belongs to."""
         try:
             name, span_id = span.name, span.context.span_id
-            is_ours = _is_strands(span)
-            if is_ours and name.startswith(semconv.AGENT_SPAN_PREFIX):
-                self._runs.sight(span_id)
+            names = self._names_of(span)
+            if names is not None and name.startswith(names.agent):
+                self._runs.spans.sight(span_id)
             elif span.parent is not None:
-                is_chat = name.startswith(semconv.MODEL_CALL_PREFIXES)
-                run = self._runs.begin_span(span_id, span.parent.span_id, is_chat=is_chat)
-                if run is not None and is_ours and name == semconv.CYCLE_SPAN:
+                is_call = name.startswith(semconv.MODEL_CALL_PREFIXES)
+                run = self._runs.spans.begin(span_id, span.parent.span_id, is_call=is_call)
+                if run is not None and names is not None and name == names.cycle:
                     run.cycle()
-                elif run is not None and is_ours and is_chat and (call := run.call) is not None:
-                    # of several, its own is the first: that begins with it
-                    call.span_id = call.span_id or format_span_id(span_id)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("processor", error)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Book a model call that another instrumentation saw."""
         try:
-            if span.name.startswith(semconv.MODEL_CALL_PREFIXES) and not _is_strands(span):
+            is_call = span.name.startswith(semconv.MODEL_CALL_PREFIXES)
+            if is_call and self._names_of(span) is None:
                 self._book(span)
-            self._runs.end_span(span.context.span_id)
+            self._runs.spans.end(span.context.span_id)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("processor", error)
 
+    def _names_of(self, span: ReadableSpan) -> SpanNames | None:
+        """Return how the framework that made a span names its spans; `None` for any other one."""
+        scope = span.instrumentation_scope
+        return None if scope is None else self._names.get(scope.name)
+
     def _book(self, span: ReadableSpan) -> None:
         """Settle such a call, but for one within the span of a model call: it is that same call."""
-        run, in_chat = self._runs.of_span(span.parent.span_id if span.parent else 0)
+        run, in_call = self._runs.spans.owner(span.parent.span_id if span.parent else 0)
         if (direct := direct_request()) is not None:
-            run, in_chat = direct, False  # it has no span of its own that others could hang under
-        if run is None or in_chat:
+            run, in_call = direct, False  # it has no span of its own that others could hang under
+        if run is None or in_call:
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
-        if usage is None or not usage.total or is_followed(run):
+        if usage is None or not usage.total or run.calls.is_followed:
             return
         call = OpenCall(_model_of(attributes) or "unknown")
         call.span_id = format_span_id(span.context.span_id)
-        run.settle(call, usage)
+        run.calls.settle(call, usage)
 
 
 def direct_request() -> Run | None:
@@ -118,11 +124,6 @@ def token_count(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return None
     return value
-
-
-def _is_strands(span: ReadableSpan) -> bool:
-    scope = span.instrumentation_scope
-    return scope is not None and scope.name == semconv.STRANDS_SCOPE
 
 
 def _model_of(attributes: Mapping[str, Any]) -> str | None:

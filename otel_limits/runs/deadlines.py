@@ -1,4 +1,4 @@
-"""Calls back when time is up: one shared thread, and none while nobody waits."""
+"""Ends invocations when their time is up: one shared thread, and none while nobody waits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from otel_limits.core.faults import never_raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from otel_limits.runs.run import Run
 
 LONGEST_WAIT_SECONDS: Final = 3600.0
 """How long the thread sleeps at most; no system waits for centuries at once."""
@@ -52,7 +54,7 @@ class Deadlines:
             self._sweep()
             self._changed.notify()
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Forget everything in a child, where the thread does not exist."""
         self.__init__()  # type: ignore[misc]
 
@@ -93,3 +95,40 @@ class Deadlines:
                     self._changed.wait(min(left, LONGEST_WAIT_SECONDS))
             self._thread = None
             return None
+
+
+class TimeLimit:
+    """The deadline of one invocation: its own, or that of its budget tree if that comes first."""
+
+    def __init__(self, run: Run) -> None:
+        """Wait for nothing yet."""
+        self._run = run
+        self._number: int | None = None
+
+    @never_raises("deadlines")
+    def start(self) -> None:
+        """Have the invocation cancelled when its time is up; again after a limit was extended."""
+        self.forget()
+        run, now = self._run, self._run.runs.now()
+        scopes = [(run.policy.limits, run.started)]
+        if run.tree is not None:
+            scopes.append((run.tree.limits, run.tree.started))
+        ends = [
+            started + limits.max_duration_seconds
+            for limits, started in scopes
+            if limits.max_duration_seconds is not None
+        ]
+        if ends and run.policy.action != "observe" and run.cancel is not None:
+            self._number = run.runs.deadlines.after(max(0.0, min(ends) - now), self._time_is_up)
+
+    def forget(self) -> None:
+        """Wait no longer."""
+        number, self._number = self._number, None
+        if number is not None:
+            self._run.runs.deadlines.cancel(number)
+
+    @never_raises("deadlines")
+    def _time_is_up(self) -> None:
+        verdict = self._run.judge()
+        if verdict is not None and self._run.cancel is not None:
+            self._run.cancel(verdict)

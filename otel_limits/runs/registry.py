@@ -15,9 +15,11 @@ from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation
 from otel_limits.core.faults import FAULTS, never_raises, note
 from otel_limits.core.limits import KILLED, Policy, Usage
+from otel_limits.runs.calls import NO_ORIGIN
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.observers import Observers
-from otel_limits.runs.run import NO_ORIGIN, Run
+from otel_limits.runs.run import Run
+from otel_limits.runs.spans import Spans
 from otel_limits.runs.tree import Group, Tree, current
 
 if TYPE_CHECKING:
@@ -82,8 +84,7 @@ class Runs:
         self._max_live = max_live
         self._max_age = max_age_seconds
         self._live: OrderedDict[str, Run] = OrderedDict()
-        self._by_span: dict[int, tuple[Run, bool]] = {}
-        self._sighted: OrderedDict[int, None] = OrderedDict()
+        self.spans = Spans(max_live)
 
     def __len__(self) -> int:
         """Live invocations."""
@@ -120,7 +121,7 @@ class Runs:
     ) -> int:
         """End live invocations at once; returns how many.
 
-        A request without the loop is none of them: nothing breaks it off.
+        A request without the loop is left alone, as nothing can break it off.
 
         Args:
             agent: Name of the agents, `*` and `?` stand for any characters.
@@ -143,13 +144,6 @@ class Runs:
                 run.cancel(KILLED)
         return len(matching)
 
-    def sight(self, span_id: int) -> None:
-        """The `invoke_agent` span `span_id` reached the span processor."""
-        with self.lock:
-            self._sighted[span_id] = None
-            if len(self._sighted) > self._max_live:
-                self._sighted.popitem(last=False)
-
     def start(  # noqa: PLR0913  what is known when an invocation begins
         self,
         agent: str,
@@ -165,11 +159,9 @@ class Runs:
     ) -> Run:
         """An agent begins an invocation whose span has these ids, 0 for none.
 
-        A direct one is never blind: it has no span that could be missed.
+        A direct one is never unsampled: it has no span that could be missed.
         """
-        with self.lock:
-            blind = not direct and span_id not in self._sighted
-            self._sighted.pop(span_id, None)
+        unsampled = not direct and not self.spans.take(span_id)
         parent = current()
         identity = uuid.uuid4().hex
         invocation = Invocation(
@@ -181,11 +173,10 @@ class Runs:
             span_id=f"{span_id:016x}" if span_id else None,
             sampled=sampled,
         )
-        run = Run(self, invocation, policy, self._tree(parent, policy), blind=blind)
+        run = Run(self, invocation, policy, self._tree(parent, policy), unsampled=unsampled)
+        if span_id and not unsampled:
+            self.spans.own(run, span_id)
         with self.lock:
-            if not blind and span_id:
-                self._by_span[span_id] = (run, False)
-                run.span_ids.add(span_id)
             self._live[identity] = run
         self._began(run, model, session_id, attributes or {})
         return run
@@ -195,28 +186,6 @@ class Runs:
         parent = current()
         return Group(name, self._tree(parent, policy), parent)
 
-    def begin_span(self, span_id: int, parent_id: int, *, is_chat: bool) -> Run | None:
-        """A span began under `parent_id`; returns the run that both belong to, if one does."""
-        owner = self._by_span.get(parent_id)
-        if owner is None:
-            return None
-        run, in_chat = owner
-        with self.lock:
-            self._by_span[span_id] = (run, in_chat or is_chat)
-            run.span_ids.add(span_id)
-        return run
-
-    def end_span(self, span_id: int) -> None:
-        """A span of a run ended: nothing will hang under it any more."""
-        with self.lock:
-            owner = self._by_span.pop(span_id, None)
-            if owner is not None:
-                owner[0].span_ids.discard(span_id)
-
-    def of_span(self, span_id: int) -> tuple[Run | None, bool]:
-        """The live run that owns a span, and whether the span is within a model call."""
-        return self._by_span.get(span_id, (None, False))
-
     def forget(self, run: Run) -> bool:
         """Drop a run; False when that had been done before."""
         with self.lock:
@@ -224,20 +193,17 @@ class Runs:
                 return False
             run.finished = True
             self._live.pop(run.invocation.id, None)
-            for span_id in run.span_ids:
-                self._by_span.pop(span_id, None)
-            run.span_ids.clear()
-            return True
+        self.spans.forget(run)
+        return True
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a child: its parent's invocations go on in the parent."""
         self.lock = threading.Lock()
-        self.deadlines.reset_after_fork()
+        self.deadlines.after_fork()
         if self.observers.gate is not None:
             self.observers.gate.reset_after_fork()
         self._live.clear()
-        self._by_span.clear()
-        self._sighted.clear()
+        self.spans.after_fork()
 
     def _tree(self, parent: Run | Group | None, policy: Policy) -> Tree | None:
         if parent is not None and parent.tree is not None:
@@ -259,7 +225,7 @@ class Runs:
                 invocation=run.invocation,
                 limits=run.policy.limits,
                 action=TAKEN[run.policy.action],
-                blind=run.blind,
+                blind=run.unsampled,
                 model=model,
                 session_id=session_id,
                 attributes=attributes,
@@ -311,4 +277,4 @@ def kill(
 
 FAULTS.publish = LIVE.observers.publish_fault
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LIVE.reset_after_fork)
+    os.register_at_fork(after_in_child=LIVE.after_fork)

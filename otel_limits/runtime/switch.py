@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
@@ -18,7 +17,7 @@ import wrapt
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_limits.bindings.strands.classes import Watch
+from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core import pricing
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.faults import never_raises
@@ -46,9 +45,7 @@ if TYPE_CHECKING:
 
     from opentelemetry._logs import LoggerProvider
     from opentelemetry.metrics import MeterProvider
-    from strands.agent.agent import Agent
 
-    from otel_limits.bindings.strands.binding import Binding
     from otel_limits.core.facts import Observer
     from otel_limits.observers.counting import CountingObserver
     from otel_limits.observers.events import EventObserver
@@ -82,9 +79,8 @@ class Switch:
         self._telemetry: Telemetry = (None, None)
         self._events: LazyObserver[EventObserver] | None = None
         self._ledger: LedgerObserver | None = None
-        self._bindings: weakref.WeakKeyDictionary[Agent, Binding] = weakref.WeakKeyDictionary()
-        self._own: weakref.WeakSet[Agent] = weakref.WeakSet()
-        self._watch = Watch(self, LIVE)
+        self.runs = LIVE
+        STRANDS.host = self
         self._provides = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -121,15 +117,11 @@ class Switch:
             self._policy_file = NO_FILE
             self._observers = ()
             self._release_quotas()
-            for agent, binding in list(self._bindings.items()):
-                if agent not in self._own:
-                    binding.detach(agent)
-                    del self._bindings[agent]
-            if self._own:
+            STRANDS.release()
+            if STRANDS.has_own:
                 self._tell(config.read().settings)
                 self._serve()
                 return
-            self._watch.stop()
             self._attachment.detach()
             LIVE.observers.use(())
             LIVE.prices = LIVE.tool_log = None
@@ -137,21 +129,19 @@ class Switch:
             for way in list(self._counting):
                 self._stop_counting(way)
 
-    def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
-        """Give `agent` a policy of its own, over the one that `on` gave to all."""
+    def own_policy(
+        self, limits: Limits, action: Action | None, tree: Limits
+    ) -> Callable[[str], Policy] | None:
+        """Return what applies to an agent that sets these itself."""
         reading = config.read()
         if reading.settings.disabled:
-            return
+            return None
         mistakes = price_mistakes([limits, tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
         with self._lock:
             self._start(self._settings or reading.settings)
-            former = self._bindings.pop(agent, None)
-            if former is not None:
-                former.detach(agent)
-            own = functools.partial(self.policy, limits=limits, action=action, tree=tree)
-            self._bind(agent, own)
+        return functools.partial(self.policy, limits=limits, action=action, tree=tree)
 
     def provide_when_missing(self) -> None:
         """Set a tracer provider when an agent is first called and the program has set none."""
@@ -187,7 +177,7 @@ class Switch:
         self._tell(settings)
         threading.Thread(target=self._current_prices().load, daemon=True).start()
         self._attachment.attach()
-        self._watch.start()
+        STRANDS.watch()
 
     def _tell(self, settings: config.Settings) -> None:
         """Tell those of what happens who are to be told now."""
@@ -355,48 +345,6 @@ class Switch:
             if "otlp" in self._counting:
                 self._stop_counting("otlp")
             self._tell(settings)
-
-    def binding_of(self, agent: Agent) -> Binding | None:
-        """Return the agent's binding, made on first use while otel-limits is on."""
-        binding = self._bindings.get(agent)
-        if binding is not None:
-            return binding
-        policy = self._policy_of_copied(agent)
-        if policy is None and self._settings is None:
-            return None
-        with self._lock:
-            return (
-                self._bindings.get(agent)
-                or self._bind_unfelt(agent, policy)
-                or self._bind_unfelt(agent, policy)  # a fault must not leave it without its limits
-            )
-
-    @never_raises("binding")
-    def _policy_of_copied(self, agent: Agent) -> Callable[[str], Policy] | None:
-        """Return the own limits of the agent that this one is a copy of, if it is one."""
-        from otel_limits.bindings.strands.binding import Binding
-        from otel_limits.bindings.strands.registries import follower_of
-
-        follower = follower_of(agent)
-        if not isinstance(follower, Binding) or not follower.is_own:
-            return None
-        return follower.policy if follower.stands_in_for(agent) else None
-
-    def _bind(self, agent: Agent, own: Callable[[str], Policy] | None = None) -> Binding:
-        from otel_limits.bindings.strands.binding import Binding
-
-        binding = Binding(LIVE, own or self.policy, is_own=own is not None)
-        try:
-            binding.attach(agent)
-        except Exception:
-            binding.detach(agent)
-            raise
-        if own is not None:
-            self._own.add(agent)
-        self._bindings[agent] = binding
-        return binding
-
-    _bind_unfelt = never_raises("binding")(_bind)
 
 
 def own_version() -> str:

@@ -24,14 +24,14 @@ POLICY = Policy(limits=Limits(max_turns=FAR_AWAY, max_token_budget=FAR_AWAY))
 def invoke(number: int) -> Run:
     """Begin invocation `number`, of an agent of its own, and leave it in its second model call."""
     agent, cycle = 2 * number + 1, 2 * number + 2
-    LIVE.sight(agent)
+    LIVE.spans.sight(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
-    LIVE.begin_span(cycle, agent, is_chat=False)
-    call = run.open_call("scripted", 10)
+    LIVE.spans.begin(cycle, agent, is_call=False)
+    call = run.calls.open("scripted", 10)
     call.span_id = f"{cycle:016x}"
-    run.settle(call, Usage(input=10, output=5))
+    run.calls.settle(call, Usage(input=10, output=5))
     run.turn()
-    run.open_call("scripted", 25)
+    run.calls.open("scripted", 25)
     return run
 
 

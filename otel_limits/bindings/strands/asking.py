@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from strands.interrupt import Interrupt, InterruptException
 
-from otel_limits.bindings.strands.spans import plain
+from otel_limits.bindings.strands.private import interrupt_state
+from otel_limits.bindings.strands.spans import as_json
 from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits, Policy, Verdict
 from otel_limits.core.messages import why
 
@@ -55,8 +56,8 @@ def question(verdict: Verdict) -> InterruptException:
             name="otel_limits",
             reason={
                 "limit": breach.limit,
-                "cap": plain(breach.cap),
-                "observed": plain(breach.observed),
+                "cap": as_json(breach.cap),
+                "observed": as_json(breach.observed),
                 "reason": breach.reason,
                 "unit": breach.unit,
                 "question": f"{why(verdict)}. Answer {{'extend': {{{breach.limit!r}: …}}}} "
@@ -71,8 +72,8 @@ def answer_of(agent: Agent) -> Interrupt | None:
 
     Only a resume follows it: with `None` for an answer, nobody gave more.
     """
-    state = agent._interrupt_state
-    return state.interrupts.get(ASK_ID) if state.activated else None
+    state = interrupt_state(agent)
+    return None if state is None else state.interrupts.get(ASK_ID)
 
 
 def extension_of(response: object) -> Limits | None:

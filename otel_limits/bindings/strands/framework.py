@@ -1,16 +1,21 @@
-"""Strands Agents, as the rest of the product knows it."""
+"""Strands Agents, as the rest of the product knows it; nothing of it is imported before its use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import SpanNames
+from otel_limits.bindings.strands.patches import ClassPatcher
+from otel_limits.core.messages import MARKER, stop_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, MutableMapping
 
-    from otel_limits.bindings.framework import Framework, Host
+    from strands.agent.agent import Agent
+
+    from otel_limits.bindings.framework import Host
     from otel_limits.core.facts import Stop
+    from otel_limits.core.limits import Action, Limits
 
 
 class StrandsFramework:
@@ -21,7 +26,6 @@ class StrandsFramework:
     spans = SpanNames(
         scope="strands.telemetry.tracer", agent="invoke_agent", cycle="execute_event_loop_cycle"
     )
-    host: Host | None = None
     stop_reasons: Collection[str] = (
         "cancelled",
         "checkpoint",
@@ -36,31 +40,82 @@ class StrandsFramework:
         "stop_sequence",
         "tool_use",
     )
+    host: Host | None = None
+
+    def __init__(self) -> None:
+        """Follow nothing yet."""
+        self._patcher = ClassPatcher(lambda: self.host)
 
     @property
     def has_own(self) -> bool:
         """True while there is an agent with a `LimitsPlugin`."""
-        raise NotImplementedError
+        import sys
+
+        attach = sys.modules.get("otel_limits.bindings.strands.attach")
+        return attach is not None and len(attach.ALL_WITH_OWN) > 0
 
     def watch(self) -> None:
         """Follow every invocation from now on."""
-        raise NotImplementedError
+        self._patcher.start()
 
     def release(self) -> None:
-        """Follow no invocation any more, but those of agents with a plugin."""
-        raise NotImplementedError
+        """Follow no invocation any more, but those of agents with a plugin.
 
-    def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
-        """Write `stop` into the metadata of `message`."""
-        raise NotImplementedError
+        What was attached stays, as Strands cannot remove middleware, and passes all through.
+        """
+        import sys
+
+        invocations = sys.modules.get("otel_limits.bindings.strands.invocations")
+        for state in invocations.STATES if invocations is not None else ():
+            if state.own is None:
+                state.abort()
+        if not self.has_own:
+            self._patcher.stop()
+
+    def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
+        """Give one agent limits of its own, which its copies keep.
+
+        Raises:
+            ConfigurationError: A limit on cost is asked for where no price can be known.
+        """
+        from otel_limits.bindings.strands.attach import ALL_WITH_OWN, attach
+        from otel_limits.bindings.strands.invocations import STATES
+
+        assert self.host is not None  # `otel_limits.plugin` sees to it
+        own = self.host.own_policy(limits, action, tree)
+        if own is None:
+            return
+        attachment = attach(agent)
+        STATES.of(agent).own = own
+        attachment.own = attachment.own or own  # a copy shares the attachment of its original
+        ALL_WITH_OWN.add(attachment)
+
+    def mark(
+        self, message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = True
+    ) -> None:
+        """Write `stop` into the metadata of `message`, which no model is ever sent.
+
+        A synthetic message has no `usage` and gets none: Strands takes the last assistant message
+        that has one as the baseline of its next projection, and a zero would make it collapse.
+        """
+        custom = {**message.get("metadata", {}).get("custom", {}), "synthetic": synthetic}
+        custom[MARKER] = stop_to_json(stop)
+        message["metadata"] = {**message.get("metadata", {}), "custom": custom}
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
-        """Return what `mark` wrote."""
-        raise NotImplementedError
+        """Return what `mark` wrote into a message, or into the message of a result."""
+        message = result if isinstance(result, dict) else getattr(result, "message", None)
+        if not isinstance(message, dict):
+            return None
+        custom = (message.get("metadata") or {}).get("custom")
+        if not isinstance(custom, dict) or not isinstance(marker := custom.get(MARKER), dict):
+            return None
+        return {**marker, "synthetic": custom.get("synthetic") is True}
 
     def put_stop(self, ending: Any, reason: str) -> None:
-        """Put `reason` into a stop event."""
-        raise NotImplementedError
+        """Put `reason` into a stop event, whose result and span then have it as well."""
+        _, *rest = ending["stop"]
+        ending["stop"] = (reason, *rest)
 
 
-STRANDS: Final[Framework] = StrandsFramework()
+STRANDS: Final = StrandsFramework()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from opentelemetry import baggage, trace
-from strands.telemetry.metrics import _total_prompt_tokens
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
+from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.faults import never_raises, note
 from otel_limits.core.limits import Usage
 from otel_limits.core.loops import Call, fingerprint
@@ -39,19 +39,19 @@ OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens"
 
 def usage_of(usage: Mapping[str, Any]) -> Usage | None:
     """Return what the provider reported for a message, in the sense of `Usage`."""
-    read, written = usage.get("cacheReadInputTokens"), usage.get("cacheWriteInputTokens")
-    is_cached = read or written
-    prompt = _total_prompt_tokens(usage) if is_cached else usage["inputTokens"]  # type: ignore[arg-type]  # whatever came
-    input_tokens, output_tokens = token_count(prompt), token_count(usage.get("outputTokens"))
-    if input_tokens is None or output_tokens is None:
+    sent, output = token_count(usage["inputTokens"]), token_count(usage.get("outputTokens"))
+    if sent is None or output is None:
         return None
-    if not is_cached:
-        return Usage(input=input_tokens, output=output_tokens)
+    read = token_count(usage.get("cacheReadInputTokens", 0)) or 0
+    written = token_count(usage.get("cacheWriteInputTokens", 0)) or 0
+    # Providers fold cached tokens into the input, or report them beside it. As Strands does for
+    # its spans (`strands.telemetry.metrics`), the total tells which.
+    is_folded = sent + output == usage.get("totalTokens")
     return Usage(
-        input=input_tokens,
-        output=output_tokens,
-        cache_read=token_count(read) or 0,
-        cache_write=token_count(written) or 0,
+        input=sent if is_folded else sent + read + written,
+        output=output,
+        cache_read=read,
+        cache_write=written,
     )
 
 
@@ -83,22 +83,36 @@ def provider_of(model: type[object]) -> str:
     return module if package == "strands.models" else model.__qualname__
 
 
-def note_usage(call: OpenCall | None, chunk: Mapping[str, Any]) -> None:
-    """Note the usage that the provider reported, if it did.
+def is_watched(model: object) -> bool:
+    """Tell whether requests to a model are followed where they leave: its class is patched."""
+    return hasattr(getattr(type(model), "stream", None), "__wrapped__")
+
+
+def note_chunk(call: OpenCall, chunk: Mapping[str, Any]) -> None:
+    """Note what a chunk of a response says: how long it is, and the usage that was reported.
 
     That is kept as it was sent, too, so that a wrong rule of counting can be undone later.
     """
     try:
+        call.streamed = True
+        if "contentBlockDelta" in chunk:
+            call.characters += _length(chunk["contentBlockDelta"]["delta"])
         usage = chunk["metadata"].get("usage") if "metadata" in chunk else None
-        if call is None or usage is None:
-            return
-        call.counted = counted = usage_of(usage)
-        same = counted is not None and counted.input == usage["inputTokens"]
-        call.usage = counted if same else _as_sent(usage)
-        call.usage_total = token_count(usage.get("totalTokens"))
-        call.reported = True  # from here on nobody has to look again
+        if usage is not None:
+            call.counted = usage_of(usage)
+            call.usage = _as_sent(usage)
+            call.usage_total = token_count(usage.get("totalTokens"))
+            call.reported = True  # from here on nobody has to look again
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         note("binding", error)
+
+
+def _length(delta: Mapping[str, Any]) -> int:
+    """Characters of text, reasoning or arguments in a part of a response."""
+    if "text" in delta:
+        return len(delta["text"])
+    part = delta.get("toolUse") or delta.get("reasoningContent") or {}
+    return len(part.get("input") or part.get("text") or "")
 
 
 def _as_sent(usage: Mapping[str, Any]) -> Usage:
@@ -110,18 +124,16 @@ def _as_sent(usage: Mapping[str, Any]) -> Usage:
     )
 
 
-@never_raises("binding")
-def note_chat_span(run: Run) -> None:
-    """Learn the id of a `chat` span that no processor saw: it is current while its chunks come.
+def span_of_call(run: Run) -> str | None:
+    """Return the id of the `chat` span of the loop's call that is going out, if it has one.
 
-    Where no tracer makes spans, what is current is the span around the agent, not the call's own.
+    It is current while the provider is asked. Where no tracer makes spans, what is current is the
+    span around the agent, not the call's own.
     """
-    if run.call is None or run.call.span_id is not None:
-        return
     context = trace.get_current_span().get_span_context()
     span_id = trace.format_span_id(context.span_id)
-    if context.is_valid and span_id != run.invocation.span_id:
-        run.call.span_id = span_id
+    is_own = context.is_valid and run.invocation.span_id not in (None, span_id)
+    return span_id if is_own else None
 
 
 def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
@@ -137,8 +149,8 @@ def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:
     asked: list[Mapping[str, Any]] = [
         block["toolUse"] for block in message["content"] if "toolUse" in block
     ]
-    if agent._interrupt_state.activated:
-        finished = _finished(agent)
+    finished = _finished(agent)
+    if finished:
         asked = [use for use in asked if use["toolUseId"] not in finished]
     if agent.tool_registry.dynamic_tools:
         asked = [use for use in asked if not is_output_tool(agent, use["name"])]
@@ -147,7 +159,7 @@ def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:
 
 def _finished(agent: Agent) -> Collection[str]:
     """Ids of the calls that ended before an interrupt that is being resumed: none runs again."""
-    pending = agent._interrupt_state.pending_tool_execution
+    pending = getattr(interrupt_state(agent), "pending_tool_execution", None)
     if pending is None:
         return ()
     return {result["toolUseId"] for result in pending.completed_tool_results}

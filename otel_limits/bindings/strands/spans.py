@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
 
+from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.faults import never_raises
 from otel_limits.otel import semconv
+from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
 
 if TYPE_CHECKING:
     from otel_limits.core.facts import Warned
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
 
 @never_raises("span")
-def end_cycle_span(span: trace.Span) -> None:
-    """End the cycle that a refusal leaves, or Strands ends it as an error, which it is not."""
-    if span.is_recording() and getattr(span, "name", None) == semconv.CYCLE_SPAN:
+def end_quietly(span: trace.Span) -> None:
+    """End the span that a refusal leaves, or Strands ends it as an error, which it is not."""
+    name = getattr(span, "name", "")
+    if span.is_recording() and (name == STRANDS.spans.cycle or name.startswith(CALL_PREFIXES)):
         span.set_status(trace.StatusCode.OK)
         span.end()
 
@@ -36,8 +39,8 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
     }
     if verdict.breach is not None:
         attributes[semconv.LIMIT_NAME] = verdict.breach.limit
-        attributes[semconv.LIMIT_VALUE] = plain(verdict.breach.cap)
-        attributes[semconv.LIMIT_CONSUMED] = plain(verdict.breach.observed)
+        attributes[semconv.LIMIT_VALUE] = as_json(verdict.breach.cap)
+        attributes[semconv.LIMIT_CONSUMED] = as_json(verdict.breach.observed)
     span.set_attributes(attributes)
     span.add_event(semconv.HALT_EVENT, attributes)
     if run.action == "raised":
@@ -54,13 +57,13 @@ def write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> Non
                 semconv.WARNING_EVENT,
                 {
                     semconv.LIMIT_NAME: warning.level.limit,
-                    semconv.LIMIT_VALUE: cast("Any", plain(warning.level.cap)),
-                    semconv.LIMIT_CONSUMED: cast("Any", plain(warning.level.observed)),
+                    semconv.LIMIT_VALUE: cast("Any", as_json(warning.level.cap)),
+                    semconv.LIMIT_CONSUMED: cast("Any", as_json(warning.level.observed)),
                     semconv.WARNING_THRESHOLD: warning.threshold,
                 },
             )
 
 
-def plain(value: object) -> object:
+def as_json(value: object) -> object:
     """Return a value that JSON knows."""
     return value if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,128 @@
+"""Attaches to agents through Strands' public doors: `add_hook` and `add_middleware`."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from strands.hooks import (
+    AfterInvocationEvent,
+    AfterModelCallEvent,
+    AfterToolCallEvent,
+    AfterToolsEvent,
+    BeforeInvocationEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+    MessageAddedEvent,
+)
+from strands.middleware import InvokeModelStage
+
+from otel_limits.bindings.strands.legs import (
+    after_leg,
+    after_model,
+    before_leg,
+    before_model,
+    message_added,
+)
+from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
+from otel_limits.bindings.strands.stages import agent_stage, model_stage
+from otel_limits.bindings.strands.tools import after_tool, after_tools, before_tool, before_tools
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from strands.agent.agent import Agent
+
+    from otel_limits.core.limits import Policy
+
+# An application may register hooks beyond HookOrder.SDK_FIRST and SDK_LAST.
+FIRST: Final = -math.inf
+LAST: Final = math.inf
+
+HOOKS: Final[tuple[tuple[Any, Callable[[Any], Any], float], ...]] = (
+    (MessageAddedEvent, message_added, FIRST),  # before a session manager stores the message
+    (BeforeModelCallEvent, before_model, LAST),  # when nobody can cancel the call any more
+    (AfterModelCallEvent, after_model, FIRST),
+    (BeforeToolsEvent, before_tools, LAST),
+    (BeforeToolCallEvent, before_tool, LAST),
+    (AfterToolCallEvent, after_tool, FIRST),
+    (AfterToolsEvent, after_tools, LAST),
+    (AfterInvocationEvent, after_leg, LAST),
+)
+
+
+class Attachment:
+    """The first hook of an agent that is followed: it says that all the others are there, too.
+
+    It carries the limits that the agent was given for itself, and goes along into copies of the
+    agent's hooks as itself, so that a copy keeps them. Whose event it is, every event says.
+    """
+
+    def __init__(self) -> None:
+        """Begin without limits of the agent's own."""
+        self.own: Callable[[str], Policy] | None = None
+        self._missing = list(HOOKS)
+
+    def __call__(self, event: BeforeInvocationEvent) -> None:
+        """Begin a leg."""
+        before_leg(event)
+
+    def __copy__(self) -> Attachment:
+        """Go along into a copy."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        """Go along into a copy."""
+        return self
+
+    def complete(self, agent: Agent) -> None:
+        """Add the hooks that are missing: all, unless a fault broke off an earlier attempt."""
+        while self._missing:
+            event, handler, order = self._missing[-1]
+            agent.add_hook(handler, event, order=order)
+            self._missing.pop()
+
+
+ALL_WITH_OWN: Final[weakref.WeakSet[Attachment]] = weakref.WeakSet()
+"""Attachments of agents that were given limits of their own."""
+
+STAGED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""Registries of middleware that have our stages."""
+
+
+def attachment_of(agent: Agent) -> Attachment | None:
+    """Find the attachment among the agent's hooks; it stands first."""
+    for callback in agent.hooks.get_callbacks_for(BeforeInvocationEvent(agent=agent)):
+        if isinstance(callback, Attachment):
+            return callback
+    return None
+
+
+def attach(agent: Agent) -> Attachment:
+    """Be told what `agent` does from now on; again is harmless.
+
+    Strands cannot remove middleware, so that all of it stays where it is for ever, and passes
+    everything through while nothing is live.
+    """
+    attachment = attachment_of(agent)
+    is_new = attachment is None
+    if attachment is None:
+        attachment = Attachment()
+        agent.add_hook(attachment, BeforeInvocationEvent, order=FIRST)
+    attachment.complete(agent)
+    registry = middleware_registry(agent)
+    if is_new if registry is None else registry not in STAGED:
+        if AgentStreamStage is not None:
+            agent.add_middleware(AgentStreamStage, agent_stage)
+        agent.add_middleware(InvokeModelStage, model_stage)
+        if registry is not None:
+            STAGED.add(registry)
+    return attachment
+
+
+def is_staged(agent: Agent) -> bool:
+    """Tell whether our stages are where the agent runs its stages, as far as can be known."""
+    registry = middleware_registry(agent)
+    return registry is None or registry in STAGED

@@ -1,0 +1,133 @@
+"""Every way out to a provider: each call of `Model.stream` is opened, followed and counted here."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.bindings.strands.attach import attach, is_staged
+from otel_limits.bindings.strands.halting import let_out
+from otel_limits.bindings.strands.invocations import Live
+from otel_limits.bindings.strands.reading import (
+    estimate_tokens,
+    model_id,
+    note_chunk,
+    provider_of,
+    span_of_call,
+)
+from otel_limits.bindings.strands.stages import PASS
+from otel_limits.core.faults import never_raises
+from otel_limits.runs.calls import FOLLOWED
+from otel_limits.runs.run import Run
+from otel_limits.runs.tree import CURRENT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from otel_limits.bindings.strands.stages import ModelPass
+    from otel_limits.runs.calls import OpenCall
+
+
+def followed_stream(original: Any) -> Any:
+    """Make what stands in the place of a model's `stream`."""
+    # Not always a function: another instrumentation may have put its own thing there.
+    call = original if isinstance(original, FunctionType) else _as_function(original)
+
+    @functools.wraps(original)
+    def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
+        run = CURRENT.get()
+        events = call(model, *args, **kwargs)
+        if not isinstance(run, Run) or run.finished:
+            return events
+        return _follow(run, model, args, events)
+
+    return stream
+
+
+def _as_function(method: Any) -> Callable[..., Any]:
+    """Return what takes an object first, of whatever stands for a method of its class."""
+    bind = getattr(method, "__get__", lambda _, __: method)
+    return lambda model, *args, **kwargs: bind(model, type(model))(*args, **kwargs)
+
+
+async def _follow(
+    run: Run, model: Any, args: tuple[Any, ...], events: AsyncGenerator[Any, None]
+) -> AsyncGenerator[Any, None]:
+    """Let a call out, pass on what the provider streams, and count the call when it ends."""
+    if run.calls.is_followed:  # this is what a call that is followed asks in its turn
+        async for chunk in events:
+            yield chunk
+        return
+    model_pass = _judge(run)
+    call = _open(run, model_pass, model, args[0] if args else "")
+    answered, chunks = False, aiter(events)
+    try:
+        while True:
+            token = FOLLOWED.set(call)
+            try:
+                chunk = await anext(chunks)
+            except StopAsyncIteration:
+                answered = True
+                break
+            finally:
+                FOLLOWED.reset(token)
+            if call is not None:
+                note_chunk(call, chunk)
+            yield chunk
+    except Exception:
+        _settle(run, call, failed=True)
+        raise
+    finally:
+        if answered or model_pass is None:  # else the stage knows whether the loop had its answer
+            _settle(run, call)
+        if (close := getattr(events, "aclose", None)) is not None:
+            await close()
+
+
+def _judge(run: Run) -> ModelPass | None:
+    """Return the pass of the loop that a call belongs to, if it does; the call may be refused."""
+    model_pass, live = PASS.get(), run.state
+    if model_pass is not None and model_pass.live.run is run:
+        _attach_again(model_pass.live)
+        if model_pass.is_judged:
+            model_pass.is_judged = False
+        else:  # a middleware asks again, and more has been used by now
+            let_out(model_pass.live, None)
+        return model_pass
+    if isinstance(live, Live) and _attach_again(live):
+        # Our stage was not in the agent's registry any more: this is its loop.
+        live.asked = True
+        let_out(live, None)
+    return None
+
+
+@never_raises("binding")
+def _attach_again(live: Live) -> bool:
+    """Stay attached where an application has replaced a registry; True when stages were lost."""
+    agent = live.agent()
+    if agent is None or (agent.hooks is live.hooks and is_staged(agent)):
+        return False
+    was_staged = is_staged(agent)
+    attach(agent)
+    live.hooks = agent.hooks
+    return not was_staged
+
+
+@never_raises("binding")
+def _open(run: Run, model_pass: ModelPass | None, model: Any, messages: object) -> OpenCall:
+    projected = None if model_pass is None else model_pass.context.projected_input_tokens
+    asked = estimate_tokens(messages) if projected is None else projected
+    call = run.calls.open(model_id(model), asked, provider_of(model.__class__))
+    call.span_id = None if model_pass is None else span_of_call(run)
+    if model_pass is not None:
+        model_pass.calls.append(call)
+    return call
+
+
+@never_raises("binding")
+def _settle(run: Run, call: OpenCall | None, *, failed: bool = False) -> None:
+    """Count a call that has not been counted yet."""
+    if call is not None and call.is_open:
+        estimate = 0 if failed else call.output_estimate
+        run.calls.settle(call, failed=failed, output_estimate=estimate)

@@ -1,0 +1,234 @@
+"""Follows both stages of an agent: a leg, where stops get their reason, and a model call in it."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from opentelemetry import trace
+from strands.types.events import ModelStopReason
+from strands.types.exceptions import ContextWindowOverflowException
+
+from otel_limits.bindings.gateways import budget_refusal, chain_of
+from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.halting import Refused, let_out, perform_if_due
+from otel_limits.bindings.strands.invocations import Live, live_of
+from otel_limits.bindings.strands.notes import with_note, without_tools
+from otel_limits.bindings.strands.private import (
+    EventLoopStopEvent,
+    StartEventLoopEvent,
+    StructuredOutputEvent,
+    append_message,
+)
+from otel_limits.bindings.strands.reading import is_watched, model_id, provider_of, usage_of
+from otel_limits.bindings.strands.spans import end_quietly
+from otel_limits.core.errors import limit_reached
+from otel_limits.core.faults import never_raises, note
+from otel_limits.core.messages import budget_note, halt_message, wrap_up_note
+from otel_limits.runs.tree import CURRENT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from strands.agent.agent import Agent
+    from strands.middleware import InvokeModelContext, MiddlewareNext
+
+    from otel_limits.runs.calls import OpenCall
+
+    Next = MiddlewareNext[Any, Any]
+    Events = AsyncGenerator[Any, None]
+
+# Of the many events of a leg, those that say how far it is.
+MILESTONES: Final = frozenset((StartEventLoopEvent, StructuredOutputEvent, EventLoopStopEvent))
+
+
+# --- a leg ----------------------------------------------------------------------------------------
+
+
+def agent_stage(context: Any, next_fn: Next) -> Events:
+    """Follow a leg of a live invocation; anything else passes through."""
+    live = live_of(context.agent)
+    if live is None or live.staged:
+        return next_fn(context)
+    live.staged = True
+    return _follow_leg(cast("Agent", context.agent), next_fn, context)
+
+
+async def _follow_leg(agent: Agent, next_fn: Next, context: Any) -> Events:
+    """Put our stop reason in place of the framework's, and raise where that is the action."""
+    halted = False
+    events = next_fn(context)
+    try:
+        async for event in events:
+            if type(event) in MILESTONES:
+                try:
+                    halted = _pass(agent, event)
+                except Exception as error:  # noqa: BLE001  the agent must not feel it
+                    note("binding", error)
+            yield event
+    except Exception as error:
+        live = live_of(agent)
+        if live is None or not _is_refused(live, error):
+            raise
+        halted = True
+        yield await _answer(agent, live, context)
+    finally:
+        await events.aclose()
+    # Only now, as what is left of the generator would otherwise end in another context.
+    live = live_of(agent)
+    run = live and live.run
+    if halted and run and run.action == "raised" and run.verdict is not None:
+        raise limit_reached(run.verdict, run.stop(run.verdict.reason))
+
+
+def _is_refused(live: Live, error: Exception) -> bool:
+    """Tell a refusal of ours, also where a middleware has made an error of its own of it."""
+    return live.verdict is not None and any(isinstance(each, Refused) for each in chain_of(error))
+
+
+def _pass(agent: Agent, event: object) -> bool:
+    """Follow the leg past one of its milestones; True when it is the end, and our halt."""
+    live = live_of(agent)
+    if live is None:
+        return False
+    if isinstance(event, EventLoopStopEvent):
+        return bool(_stop(agent, live, event))
+    if isinstance(event, StructuredOutputEvent):
+        live.has_output = True
+        return False
+    if live.overflowed:  # a cycle after an overflow that nobody retried is the recovery
+        live.overflowed = False
+        live.run.recover()
+    if live.run.unsampled:
+        live.run.cycle()
+    return False
+
+
+@never_raises("binding")
+def _stop(agent: Agent, live: Live, event: Any) -> bool:
+    """Note how the leg ended; True when it was our halt."""
+    reason, message, *_ = event["stop"]
+    perform_if_due(agent, live, message)
+    verdict = live.run.verdict if message is live.marked else None
+    if verdict is not None:
+        reason = verdict.reason
+        STRANDS.put_stop(event, reason)
+    live.run.reason = reason
+    return verdict is not None
+
+
+async def _answer(agent: Agent, live: Live, context: Any) -> Any:
+    """Answer in the model's place and end the leg."""
+    assert live.verdict is not None  # what a refusal carries
+    message: Any = halt_message(live.verdict)
+    live.asked = False
+    await append_message(agent, message)
+    request_state = context.invocation_state.get("request_state", {})
+    stop = EventLoopStopEvent(live.verdict.reason, message, agent.event_loop_metrics, request_state)
+    _stop(agent, live, stop)
+    live.refused = True
+    return stop
+
+
+# --- a model call ---------------------------------------------------------------------------------
+
+
+class ModelPass:
+    """One pass through the model stage: a middleware inside of ours may call models repeatedly."""
+
+    def __init__(self, live: Live, context: InvokeModelContext) -> None:
+        """Begin with a permit for one call, as the stage has just judged it."""
+        self.live = live
+        self.context = context
+        self.is_judged = True
+        """True until the call that the stage has judged goes out."""
+        self.calls: list[OpenCall] = []
+
+    def close(self, answer: ModelStopReason | None) -> None:
+        """Count what is still open: a cancelled stream is left without being closed."""
+        calls, answered = self.live.run.calls, answer is not None
+        if not self.calls and not is_watched(self.context.model):
+            # Not a model of a class that Strands knows, such as a mock: only its answer tells.
+            model, asked = self.context.model, self.context.projected_input_tokens
+            call = calls.open(model_id(model), asked or 0, provider_of(type(model)))
+            usage = None if answer is None else usage_of(answer.usage)
+            calls.settle(call, usage, failed=not answered)
+        for call in self.calls:
+            if call.is_open:
+                estimate = call.output_estimate if answered else 0
+                calls.settle(
+                    call, failed=not answered, aborted=not answered, output_estimate=estimate
+                )
+
+
+PASS: Final[contextvars.ContextVar[ModelPass | None]] = contextvars.ContextVar(
+    "otel_limits_pass", default=None
+)
+"""The pass through a model stage that the present task is within."""
+
+
+def model_stage(context: Any, next_fn: Next) -> Events:
+    """Follow a model call of a live invocation; anything else passes through."""
+    live, within = live_of(context.agent), PASS.get()
+    if live is None or (within is not None and within.live is live):
+        return next_fn(context)
+    return _follow_call(live, next_fn, context)
+
+
+async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -> Events:
+    """Let a model call out, or refuse it before it costs anything.
+
+    All of it waits until somebody asks for the response: a middleware may prepare several calls,
+    and make none of them. The call itself is counted where it leaves for the provider.
+    """
+    if CURRENT.get() is not live.run:
+        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
+    live.asked = True
+    let_out(live, context)
+    model_pass, answer = ModelPass(live, context), None
+    events = next_fn(_with_notes(live, context) or context)
+    try:
+        while True:
+            token = PASS.set(model_pass)
+            try:
+                event = await anext(events)
+            except StopAsyncIteration:
+                break
+            finally:
+                PASS.reset(token)
+            if type(event) is ModelStopReason:
+                answer = event
+            yield event
+    except Exception as error:
+        if not _gives_up(live, error):
+            raise
+        end_quietly(trace.get_current_span())
+        raise Refused from error
+    finally:  # at once, also when nobody reads on: what the loop does next may be told of it
+        if answer is not None:
+            live.overflowed = False
+        never_raises("binding")(model_pass.close)(answer)
+        await events.aclose()
+
+
+@never_raises("binding")
+def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
+    """Tell the model what it has to know; the conversation does not keep it."""
+    if live.wrapping is not None and not live.run.wrapped_up:
+        live.run.wrapped_up = True
+        told = with_note(without_tools(context.messages), wrap_up_note(live.wrapping))
+        return context.replace(messages=told, tool_specs=[], tool_choice=None)
+    if live.run.policy.tell_model and (levels := live.run.levels()):
+        return context.replace(messages=with_note(context.messages, budget_note(levels)))
+    return None
+
+
+@never_raises("binding")
+def _gives_up(live: Live, error: Exception) -> bool:
+    """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
+    live.overflowed = isinstance(error, ContextWindowOverflowException)
+    verdict = budget_refusal(error) or live.wrapping
+    if verdict is None:
+        return False
+    live.verdict, live.wrapping = verdict, None
+    return True
