@@ -177,7 +177,11 @@ def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
     run = runs.start("a", Policy(), trace_id=7, span_id=1)
     runs.spans.begin(2, 1, is_call=False)
     run.finish("end_turn")
-    assert (runs.spans.owner(1), runs.of_span(2), runs.spans._owners) == ((None, False), (None, False), {})
+    assert (runs.spans.owner(1), runs.of_span(2), runs.spans._owners) == (
+        (None, False),
+        (None, False),
+        {},
+    )
 
 
 def test_sightings_are_bounded(runs: Runs) -> None:

@@ -1,4 +1,4 @@
-"""Standing in for an agent's registries changes nothing for who uses them."""
+"""Agents are attached through Strands' own doors, which changes nothing for who else uses them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,14 @@ from strands.hooks import (
     BeforeModelCallEvent,
     BeforeToolCallEvent,
     BeforeToolsEvent,
+    HookOrder,
     HookRegistry,
     MessageAddedEvent,
 )
+from strands.interrupt import InterruptException
 from strands.middleware import InvokeModelContext, InvokeModelStage
 from strands.middleware._registry import MiddlewareRegistry
+from strands.types.events import ModelStopReason
 
 from otel_limits import (
     Fact,
@@ -36,13 +40,13 @@ from otel_limits import (
     LimitsPlugin,
     ModelCall,
     ToolCall,
+    Turn,
     disable,
     enable,
     is_synthetic,
     stop_of,
 )
-from otel_limits.bindings.strands.binding import Refused
-from otel_limits.bindings.strands.registries import hear_hooks
+from otel_limits.bindings.strands.halting import Refused
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -239,17 +243,14 @@ def test_hooks_that_are_not_strands_own_stay_as_they_are(
     make_agent: MakeAgent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They see every event, limits hold, and nothing is left behind."""
+    """They see every event, and limits hold."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     seen, hooks = change(agent, monkeypatch), agent.hooks
-    before = {event: list(entries) for event, entries in hooks._registered_callbacks.items()}
     assert str(agent("go").stop_reason) == "max_turns"
     assert seen.count("BeforeModelCallEvent") == 2
     assert seen.count("AfterToolsEvent") == 2
     assert agent.hooks is hooks
-    disable()
-    assert hooks._registered_callbacks == before
 
 
 def test_a_class_of_registries_instrumented_later_sees_every_event(
@@ -261,47 +262,7 @@ def test_a_class_of_registries_instrumented_later_sees_every_event(
     agent("go")
     seen = wrapped_class(agent, monkeypatch)
     assert str(agent("go").stop_reason) == "max_turns"
-    assert seen.count("MessageAddedEvent") == 6  # asked, two turns with results, and the halt
-
-
-@pytest.mark.parametrize("runs_before", [0, 1])
-def test_a_class_of_registries_whose_order_is_changed_has_that_order(
-    runs_before: int, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is asked for the hooks of each event, as a plain registry asks itself."""
-    enable(Limits(max_turns=2))
-    agent = make_agent(runaway())
-    for _ in range(runs_before):
-        agent("go")
-    calls, seen = HookRegistry.get_callbacks_for, []
-
-    def in_order(registry: HookRegistry, event: Any) -> Any:
-        seen.append(type(event).__name__)
-        return calls(registry, event)
-
-    monkeypatch.setattr(HookRegistry, "get_callbacks_for", in_order)
-    assert str(agent("go").stop_reason) == "max_turns"
-    assert (seen.count("BeforeModelCallEvent"), seen.count("AfterModelCallEvent")) == (2, 2)
-
-
-@pytest.mark.parametrize("event", [BeforeModelCallEvent, AfterModelCallEvent])
-@pytest.mark.parametrize("stands_in", [False, True])
-def test_a_hook_that_the_only_one_adds(
-    event: type[Any], *, stands_in: bool, make_agent: MakeAgent
-) -> None:
-    """It is called in the same event unless that goes through its hooks in reverse, as always."""
-    agent = make_agent(runaway())
-    agent.hooks = HookRegistry()
-    seen = []
-
-    def only(_: object) -> None:
-        agent.hooks.add_callback(event, lambda _: seen.append("added"))
-
-    agent.hooks.add_callback(event, only)
-    if stands_in:
-        assert hear_hooks(agent, {}, {})
-    asyncio.run(agent.hooks.invoke_callbacks_async(event(agent=agent, invocation_state={})))
-    assert seen == (["added"] if event is BeforeModelCallEvent else [])
+    assert seen.count("MessageAddedEvent") == 6  # the prompt, two turns with results, the halt
 
 
 @pytest.mark.parametrize("runs_before", [0, 1])
@@ -346,22 +307,190 @@ def test_hooks_that_cannot_be_replaced_are_added_to() -> None:
     assert str(Fixed(model=runaway(), callback_handler=None)("go").stop_reason) == "max_turns"
 
 
-def test_a_copy_of_an_agent_has_registries_of_its_own(make_agent: MakeAgent) -> None:
-    """Each is counted for itself, and both are as before afterwards."""
+def test_a_copy_of_an_agent_is_counted_for_itself(make_agent: MakeAgent) -> None:
+    """It shares the registries of the original, and so what was attached to them."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
-    hooks, middleware = agent.hooks, agent._middleware_registry
     agent("go")
     other = copy.copy(agent)
     assert [str(each("go").stop_reason) for each in (other, agent)] == ["max_turns"] * 2
+
+
+def handlers_of(agent: Agent) -> list[Any]:
+    """Every hook and every middleware, in order."""
+    hooks, stages = agent.hooks._registered_callbacks, agent._middleware_registry._handlers
+    return [each for entries in (*hooks.values(), *stages.values()) for each in entries]
+
+
+def test_switching_off_and_on_adds_no_handlers(make_agent: MakeAgent) -> None:
+    """What is attached stays, as Strands cannot remove it, and serves again."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    agent("go")
+    attached = handlers_of(agent)
     disable()
-    assert [each.hooks for each in (agent, other)] == [hooks] * 2
-    assert [each._middleware_registry for each in (agent, other)] == [middleware] * 2
+    enable(Limits(max_turns=3))
+    stop = stop_of(agent("go"))
+    assert stop is not None
+    assert stop.turns == 3
+    assert handlers_of(agent) == attached
 
 
-def hooks_in(registry: HookRegistry) -> list[Any]:
-    """Every hook, in order."""
-    return [each for entries in registry._registered_callbacks.values() for each in entries]
+def test_what_is_attached_lets_everything_through_when_off(make_agent: MakeAgent) -> None:
+    """No limit holds, and nothing of ours is in the conversation."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(ScriptedModel([uses("search")] * 7 + [says("done")]))
+    agent("go")
+    disable()
+    result = agent("go on")
+    assert (str(result.stop_reason), str(result)) == ("end_turn", "done\n")
+    assert not any(is_synthetic(each) for each in agent.messages[-11:])
+
+
+def test_a_copy_keeps_the_limits_that_its_original_was_given(make_agent: MakeAgent) -> None:
+    """A shallow copy, and an agent with a deep copy of the hooks, without `enable()`."""
+    limited = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
+    other = make_agent(runaway())
+    other.hooks = copy.deepcopy(limited.hooks)
+    assert str(copy.copy(limited)("go").stop_reason) == "max_turns"
+    assert str(other("go").stop_reason) == "max_turns"
+
+
+def test_hooks_beyond_strands_own_orders_come_between_ours(make_agent: MakeAgent) -> None:
+    """What an application decides last, or first, is known to us."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(runaway())
+    denied = []
+
+    def deny(event: BeforeToolsEvent) -> None:
+        event.cancel = "not today"
+        denied.append(event)
+
+    agent.add_hook(deny, BeforeToolsEvent, order=HookOrder.SDK_LAST + 1000)
+    stop = stop_of(agent("go"))
+    assert stop is not None
+    assert (stop.turns, stop.tool_calls, len(denied)) == (2, 0, 2)
+
+
+async def asks_twice(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Ask the model twice for one answer."""
+    async for event in next_fn(context):
+        last = event
+    async for event in next_fn(context):
+        last = event
+    yield last
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_a_middleware_that_asks_twice_is_counted_twice(
+    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Registered before ours or after them, it takes two calls for each turn."""
+    enable(observers=[facts.append])
+    agent = make_agent(ScriptedModel(endless(says("hello"))))
+    for _ in range(runs_before):
+        agent("go")
+    facts.clear()
+    agent.add_middleware(InvokeModelStage, asks_twice)
+    agent("go")
+    assert counted(facts) == [("measured", 15)] * 2
+    assert [fact.number for fact in facts if isinstance(fact, Turn)] == [1]
+
+
+def test_a_second_call_within_our_stage_is_judged_for_itself(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """A middleware that was registered after ours asks again, and the budget is spent."""
+    enable(Limits(max_token_budget=45), observers=[facts.append])
+    model = ScriptedModel(endless(says("hello")))
+    agent = make_agent(model)
+    agent("go")
+    agent.add_middleware(InvokeModelStage, prepares_three)
+    enable(Limits(max_token_budget=15), observers=[facts.append])
+    facts.clear()
+    assert str(agent("go").stop_reason) == "max_token_budget"
+    assert (model.calls, counted(facts)) == (2, [("measured", 15)])
+
+
+async def answers_itself(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Answer in the model's place."""
+    message = {"role": "assistant", "content": [{"text": "from the cache"}]}
+    usage = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+    yield ModelStopReason("end_turn", message, usage, {"latencyMs": 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_a_middleware_that_answers_itself_takes_a_turn_and_no_call(
+    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Registered before ours or after them."""
+    enable(observers=[facts.append])
+    agent = make_agent(ScriptedModel(endless(says("hello"))))
+    for _ in range(runs_before):
+        agent("go")
+    facts.clear()
+    agent.add_middleware(InvokeModelStage, answers_itself)
+    agent("go")
+    assert counted(facts) == []
+    assert [fact.number for fact in facts if isinstance(fact, Turn)] == [1]
+
+
+class Awaiting(HookRegistry):
+    """Awaits whatever a hook returns, as Strands may do one day."""
+
+    async def invoke_callbacks_async(self, event: Any) -> Any:
+        """Call every hook, and await what comes back."""
+        interrupts = []
+        for callback in self.get_callbacks_for(event):
+            try:
+                returned = callback(event)  # type: ignore[func-returns-value]
+                if inspect.isawaitable(returned):
+                    await returned
+            except InterruptException as exception:  # noqa: PERF203  one hook does not stop the others
+                interrupts.append(exception.interrupt)
+        return event, interrupts
+
+
+class Noting(MiddlewareRegistry):
+    """Runs stages in a way of its own."""
+
+    def invoke(self, stage: Any, context: Any, terminal: Any) -> Any:
+        """Lay one more generator around the stage."""
+
+        async def laid_around() -> Any:
+            async for event in MiddlewareRegistry.invoke(self, stage, context, terminal):
+                yield event
+
+        return laid_around()
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_another_dispatch_runs_the_applications_own_hooks_and_stages_as_often(
+    *, on: bool, make_agent: MakeAgent
+) -> None:
+    """With otel-limits as without: nothing of ours depends on how Strands calls hooks."""
+    if on:
+        enable(Limits(max_turns=50))
+    agent = make_agent(ScriptedModel([uses("search"), uses("search"), says("done")]))
+    agent.hooks, agent._middleware_registry = Awaiting(), Noting()
+    seen: list[str] = []
+
+    def plain_hook(event: BeforeModelCallEvent) -> Any:
+        async def later() -> None:
+            seen.append("awaited")
+
+        seen.append("called")
+        return later()
+
+    async def stage(context: InvokeModelContext, next_fn: Any) -> Any:
+        seen.append("stage")
+        async for event in next_fn(context):
+            yield event
+
+    agent.add_hook(plain_hook, BeforeModelCallEvent)
+    agent.add_middleware(InvokeModelStage, stage)
+    assert str(agent("go")) == "done\n"
+    assert seen == ["called", "awaited", "stage"] * 3
 
 
 def new_hooks(agent: Agent, _: MakeAgent) -> None:
@@ -444,7 +573,7 @@ class Middleware(MiddlewareRegistry):
 def test_an_agent_whose_registry_is_replaced_while_it_runs_stays_limited(
     place: str, kind: Callable[[], object], make_agent: MakeAgent
 ) -> None:
-    """Its hooks are heard again, and without ours in its middleware its messages tell the turns."""
+    """What leaves for the provider is judged there, and the agent is attached to again."""
     enable(Limits(max_turns=3))
     model = ScriptedModel([uses("search")] * 9 + [says("done")])
     agent = make_agent(model, tools=[])
@@ -460,7 +589,7 @@ def test_an_agent_whose_registry_is_replaced_while_it_runs_stays_limited(
     assert model.calls == 3
 
 
-def test_registries_that_are_given_back_are_heard_again(make_agent: MakeAgent) -> None:
+def test_registries_that_are_given_back_serve_again(make_agent: MakeAgent) -> None:
     """A tool that lends the agent others for a moment does not switch its limits off."""
     enable(Limits(max_turns=3))
     agent = make_agent(runaway(), tools=[])
@@ -508,18 +637,6 @@ def test_an_agent_whose_hooks_refer_to_it_can_be_forgotten(make_agent: MakeAgent
     assert alive() is None
 
 
-@pytest.mark.parametrize("limits", [Limits(max_turns=2), Limits(max_turns=2, max_tool_calls=1)])
-def test_registries_can_be_copied(limits: Limits, make_agent: MakeAgent) -> None:
-    """The copies are Strands' own, also of an agent of which a tool was refused."""
-    enable(limits)
-    agent = make_agent(runaway())
-    agent("go")
-    copied = copy.deepcopy(agent.hooks)
-    assert type(copied) is HookRegistry
-    assert len(hooks_in(copied)) == len(hooks_in(make_agent(runaway()).hooks))
-    assert type(copy.deepcopy(agent._middleware_registry)) is MiddlewareRegistry
-
-
 def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:
     """And what they ask a human for is collected from all of them, as Strands does."""
     enable(Limits(max_turns=2))
@@ -540,23 +657,6 @@ def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:
     result = agent("go")
     assert seen == ["asks", "also asks"]
     assert [each.name for each in result.interrupts or ()] == ["first", "second"]
-
-
-def test_a_hook_that_is_added_after_a_disable_in_the_same_event_is_called(
-    make_agent: MakeAgent,
-) -> None:
-    """What is taken away then leaves the lists that have none of ours."""
-    enable(Limits(max_turns=2))
-    agent, seen = make_agent(ScriptedModel([says("done")])), []
-
-    def first(event: BeforeModelCallEvent) -> None:
-        seen.append("first")
-        disable()
-        event.agent.hooks.add_callback(BeforeModelCallEvent, lambda _: seen.append("added"))
-
-    agent.hooks.add_callback(BeforeModelCallEvent, first)
-    agent("go")
-    assert seen == ["first", "added"]
 
 
 EVENTS = (
