@@ -319,7 +319,8 @@ def test_a_copy_of_an_agent_is_counted_for_itself(make_agent: MakeAgent) -> None
 def handlers_of(agent: Agent) -> list[Any]:
     """Every hook and every middleware, in order."""
     hooks, stages = agent.hooks._registered_callbacks, agent._middleware_registry._handlers
-    return [each for entries in (*hooks.values(), *stages.values()) for each in entries]
+    entries: list[Any] = [*hooks.values(), *stages.values()]
+    return [each for registered in entries for each in registered]
 
 
 def test_switching_off_and_on_adds_no_handlers(make_agent: MakeAgent) -> None:
@@ -443,7 +444,7 @@ class Awaiting(HookRegistry):
         interrupts = []
         for callback in self.get_callbacks_for(event):
             try:
-                returned = callback(event)  # type: ignore[func-returns-value]
+                returned = callback(event)
                 if inspect.isawaitable(returned):
                     await returned
             except InterruptException as exception:  # noqa: PERF203  one hook does not stop the others

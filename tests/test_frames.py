@@ -76,7 +76,7 @@ class Depths:
             self.deepest[name] = (len(names), names)
 
 
-PASSAGES = {"_follow", "agent_stage", "invoke", "invoke_callbacks_async"}
+PASSAGES = {"_follow", "_follow_call", "_follow_leg"}
 """What of ours stands between Strands and the rest, and is gone through at every event."""
 
 AROUND = {"start", "end", "stream"}
@@ -129,8 +129,8 @@ def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) 
     agent("go")  # what is looked up once is not looked up in the depth
     depths = Depths()
     run(agent, depths)
-    expected = {"_message_added", "_before_tools", "_after_tools"}
-    expected |= {"on_start", "on_end"} if source == "spans" else {"_book_end"}
+    expected = {"message_added", "before_tools", "after_tools"}
+    expected |= {"on_start", "on_end"} if source == "spans" else {"_settle"}
     assert expected <= set(depths.deepest)
     too_deep = {
         name: names for name, (depth, names) in depths.deepest.items() if depth > most(name)

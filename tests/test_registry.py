@@ -145,7 +145,7 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
             raise failure
         add_call(*what, **more)
 
-    monkeypatch.setattr("otel_limits.runs.run.add_call", fail_once)
+    monkeypatch.setattr("otel_limits.runs.calls.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
         run.calls.settle(run.calls.open("m", 7), Usage(input=7))
@@ -177,7 +177,7 @@ def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
     run = runs.start("a", Policy(), trace_id=7, span_id=1)
     runs.spans.begin(2, 1, is_call=False)
     run.finish("end_turn")
-    assert (runs.spans.owner(1), runs.of_span(2), runs.spans._owners) == (
+    assert (runs.spans.owner(1), runs.spans.owner(2), runs.spans._owners) == (
         (None, False),
         (None, False),
         {},

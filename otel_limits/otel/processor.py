@@ -11,7 +11,7 @@ from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import note
 from otel_limits.core.limits import Usage
 from otel_limits.otel import semconv
-from otel_limits.runs.calls import OpenCall
+from otel_limits.runs.calls import FOLLOWED, OpenCall
 from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT
 
@@ -79,7 +79,7 @@ class LimitsSpanProcessor(SpanProcessor):
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         usage = usage_of(attributes)
-        if usage is None or not usage.total or run.calls.is_followed:
+        if usage is None or not usage.total or FOLLOWED.get() in run.calls.under_way:
             return
         call = OpenCall(_model_of(attributes) or "unknown")
         call.span_id = format_span_id(span.context.span_id)

@@ -74,11 +74,6 @@ class Calls:
         self.under_way.add(call)
         return call
 
-    @property
-    def is_followed(self) -> bool:
-        """True within a call: what the provider asks in turn, or traces, is that same call."""
-        return FOLLOWED.get() in self.under_way
-
     def settle(
         self,
         call: OpenCall,
@@ -180,4 +175,4 @@ def call_kind(usage: Usage | None, call: OpenCall, *, failed: bool) -> CallKind:
 FOLLOWED: Final[contextvars.ContextVar[OpenCall | None]] = contextvars.ContextVar(
     "otel_limits_followed", default=None
 )
-"""The call that we are within, while the provider's own code runs."""
+"""The call that we are within: what the provider asks in turn, or traces, is that same call."""

@@ -29,6 +29,7 @@ from otel_limits.bindings.strands.legs import (
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
 from otel_limits.bindings.strands.stages import agent_stage, model_stage
 from otel_limits.bindings.strands.tools import after_tool, after_tools, before_tool, before_tools
+from otel_limits.core.faults import never_raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,7 @@ class Attachment:
         self.own: Callable[[str], Policy] | None = None
         self._missing = list(HOOKS)
 
+    @never_raises("binding")
     def __call__(self, event: BeforeInvocationEvent) -> None:
         """Begin a leg."""
         before_leg(event)

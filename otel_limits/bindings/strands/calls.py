@@ -36,11 +36,13 @@ def followed_stream(original: Any) -> Any:
 
     @functools.wraps(original)
     def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
-        run = CURRENT.get()
+        run, model_pass = CURRENT.get(), PASS.get()
         events = call(model, *args, **kwargs)
-        if not isinstance(run, Run) or run.finished:
-            return events
-        return _follow(run, model, args, events)
+        if model_pass is not None and model_pass.live.run is run:
+            return _follow(run, model_pass, model, args, events)  # also of one that was evicted
+        if isinstance(run, Run) and not run.finished:
+            return _follow(run, None, model, args, events)
+        return events
 
     return stream
 
@@ -52,14 +54,18 @@ def _as_function(method: Any) -> Callable[..., Any]:
 
 
 async def _follow(
-    run: Run, model: Any, args: tuple[Any, ...], events: AsyncGenerator[Any, None]
+    run: Run,
+    model_pass: ModelPass | None,
+    model: Any,
+    args: tuple[Any, ...],
+    events: AsyncGenerator[Any, None],
 ) -> AsyncGenerator[Any, None]:
     """Let a call out, pass on what the provider streams, and count the call when it ends."""
-    if run.calls.is_followed:  # this is what a call that is followed asks in its turn
+    if FOLLOWED.get() in run.calls.under_way:  # a call that is followed asks this in its turn
         async for chunk in events:
             yield chunk
         return
-    model_pass = _judge(run)
+    _judge(run, model_pass)
     call = _open(run, model_pass, model, args[0] if args else "")
     answered, chunks = False, aiter(events)
     try:
@@ -85,21 +91,17 @@ async def _follow(
             await close()
 
 
-def _judge(run: Run) -> ModelPass | None:
-    """Return the pass of the loop that a call belongs to, if it does; the call may be refused."""
-    model_pass, live = PASS.get(), run.state
-    if model_pass is not None and model_pass.live.run is run:
+def _judge(run: Run, model_pass: ModelPass | None) -> None:
+    """Refuse a call of the agent's loop that no limit has a place for; others are not judged."""
+    if model_pass is not None:
         _attach_again(model_pass.live)
-        if model_pass.is_judged:
-            model_pass.is_judged = False
-        else:  # a middleware asks again, and more has been used by now
+        if not model_pass.is_judged:  # a middleware asks again, and more has been used by now
             let_out(model_pass.live, None)
-        return model_pass
-    if isinstance(live, Live) and _attach_again(live):
+        model_pass.is_judged = False
+    elif isinstance(live := run.state, Live) and _attach_again(live):
         # Our stage was not in the agent's registry any more: this is its loop.
         live.asked = True
         let_out(live, None)
-    return None
 
 
 @never_raises("binding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from opentelemetry import trace
@@ -133,16 +134,15 @@ async def _answer(agent: Agent, live: Live, context: Any) -> Any:
 # --- a model call ---------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class ModelPass:
     """One pass through the model stage: a middleware inside of ours may call models repeatedly."""
 
-    def __init__(self, live: Live, context: InvokeModelContext) -> None:
-        """Begin with a permit for one call, as the stage has just judged it."""
-        self.live = live
-        self.context = context
-        self.is_judged = True
-        """True until the call that the stage has judged goes out."""
-        self.calls: list[OpenCall] = []
+    live: Live
+    context: InvokeModelContext
+    is_judged: bool = True
+    """True until the call that the stage has judged goes out."""
+    calls: list[OpenCall] = field(default_factory=list)
 
     def close(self, answer: ModelStopReason | None) -> None:
         """Count what is still open: a cancelled stream is left without being closed."""
