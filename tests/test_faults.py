@@ -63,6 +63,9 @@ ENTRANCES = {
     "on_end",
     "_pass",
     "_stop",
+    "put_stop",
+    "live_of",
+    "get",
 }
 """Functions on the way in and out, which do nothing that can fail but call the next or what they
 guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""

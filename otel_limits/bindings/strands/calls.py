@@ -66,7 +66,8 @@ async def _follow(
             yield chunk
         return
     _judge(run, model_pass)
-    call = _open(run, model_pass, model, args[0] if args else "")
+    messages = args[0] if args else ""
+    call = _open(run, model_pass, model, messages) or _open(run, model_pass, model, messages)
     answered, chunks = False, aiter(events)
     try:
         while True:

@@ -167,20 +167,17 @@ def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) ->
 
     A fault must not leave it without its limits: it is begun once more, as one without a span.
     """
-    state = STATES.of(agent)
-    live_before = len(state.live)
+    former = live_of(agent)
     try:
-        _begin(agent, state, span, policy_of)
+        _begin(agent, span, policy_of)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         FAULTS.report("binding", error)
-        if len(state.live) == live_before:
-            _begin(agent, state, trace.INVALID_SPAN, policy_of)
+        if live_of(agent) is former:
+            _begin(agent, trace.INVALID_SPAN, policy_of)
 
 
-def _begin(
-    agent: Agent, state: AgentState, span: trace.Span, policy_of: Callable[[str], Policy]
-) -> None:
-    answer = answer_of(agent)
+def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> None:
+    state, answer = STATES.of(agent), answer_of(agent)
     policy = policy_of(agent.name)
     if answer is not None:
         policy = extend(policy, answer.response)
@@ -261,13 +258,13 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
 
     Nothing breaks it off: `agent.cancel` would hit the next invocation.
     """
-    policy = policy_of(agent.name)
+    state, policy = STATES.of(agent), policy_of(agent.name)
     try:
         run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
     except Exception as error:  # noqa: BLE001  once more, as any invocation
         FAULTS.report("binding", error)
         run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
-    STATES.of(agent).direct.append(run)
+    state.direct.append(run)
     CURRENT.set(run)
     return run
 
