@@ -1,0 +1,225 @@
+"""Private names of Strands: each is listed and found, and `import strands` survives its loss."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent
+from strands.event_loop import event_loop
+from strands.hooks import registry as hooks
+from strands.interrupt import InterruptException, PendingToolExecution
+from strands.middleware import _agent_stream
+from strands.telemetry import metrics, tracer
+from strands.types import _events
+
+from otel_limits.bindings import strands as binding
+from otel_limits.bindings.strands.private import PRIVATE_NAMES, PrivateName
+from otel_limits.bindings.strands.reading import usage_of
+from otel_limits.testing import ScriptedModel
+
+ROOM = Path(binding.__file__).parent
+
+NAMES = [pytest.param(each, id=each.name) for each in PRIVATE_NAMES]
+
+DEPRECATED = PrivateName(
+    "strands.agent.agent", "Agent.structured_output_async", "public, but deprecated", "not followed"
+)
+"""Will be gone one day, and is looked for by us."""
+
+WHOLE_MODULES = [
+    PrivateName("strands.middleware._agent_stream", "", "", ""),
+    PrivateName("strands.types._events", "", "", ""),
+    PrivateName("strands.multiagent.graph", "Graph.stream_async", "", ""),
+    PrivateName("strands.multiagent.swarm", "Swarm.stream_async", "", ""),
+]
+
+VANISH = '''
+import sys, types, wrapt
+module, name = sys.argv[1:]
+
+def hide(found):
+    """Take the name away from whoever looks for it from within otel-limits."""
+    if name.startswith("Agent()."):
+        private = name.removeprefix("Agent().")
+        look_up = found.Agent.__getattribute__
+
+        def without(agent, asked):
+            if asked == private and "otel_limits" in sys._getframe(1).f_globals["__name__"]:
+                raise AttributeError(asked)
+            return look_up(agent, asked)
+
+        found.Agent.__getattribute__ = without
+    else:
+        owner, _, attribute = name.rpartition(".")
+        delattr(getattr(found, owner) if owner else found, attribute)
+
+EARLY = name.startswith("Agent.") or name.startswith("Agent()") or "multiagent" in module
+if EARLY:
+    wrapt.register_post_import_hook(hide, module)
+
+import otel_limits
+otel_limits.enable(otel_limits.Limits(max_turns=3))
+import strands  # must not fail
+import strands.multiagent.graph, strands.multiagent.swarm
+from otel_limits.testing import ScriptedModel, says, uses
+
+@strands.tool
+def search() -> str:
+    "Search for nothing."
+    return "nothing found"
+
+model = ScriptedModel([uses("search")] * 5 + [says("done")])
+agent = strands.Agent(model=model, tools=[search], callback_handler=None)
+
+if not EARLY:
+    found = sys.modules[module]
+    stripped = types.ModuleType(module)
+    vars(stripped).update({k: v for k, v in vars(found).items() if name and k != name})
+    sys.modules[module] = stripped
+
+try:
+    print(agent("go").stop_reason, model.calls)
+except AttributeError as error:
+    print("Strands itself needs", error)
+'''
+
+
+@pytest.mark.parametrize(
+    "missing", [*NAMES, DEPRECATED, *WHOLE_MODULES], ids=lambda each: each.name or each.module
+)
+def test_a_name_that_is_gone_is_never_felt(missing: PrivateName) -> None:
+    """`import strands` succeeds, and an agent runs to a halt or to its natural end."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", VANISH, missing.module, missing.name],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    ends = ("max_turns 3", "end_turn 3", "end_turn 6", "Strands itself needs")
+    assert done.stdout.startswith(ends), done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("private", NAMES)
+def test_a_name_is_where_it_is_looked_for(private: PrivateName) -> None:
+    """When this fails after an update of Strands, its line says what is done without it."""
+    assert private.is_there
+    if private.name.startswith("Agent()."):
+        agent = Agent(model=ScriptedModel([]), callback_handler=None)
+        assert hasattr(agent, private.name.removeprefix("Agent()."))
+
+
+def private_names_in(path: Path) -> set[str]:
+    """Private attributes of other objects, and private modules, that a module names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            found |= set() if owner in ("self", "cls") else {node.attr}
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("strands."):
+            found |= {part for part in (node.module or "").split(".") if part.startswith("_")}
+    return found
+
+
+def test_no_other_module_knows_a_private_name() -> None:
+    """They stand in one module; what is only for type checkers is not among them either."""
+    others = [path for path in ROOM.glob("*.py") if path.name != "private.py"]
+    assert {path.name: names for path in others if (names := private_names_in(path))} == {}
+
+
+# --- what is relied on without a name ---------------------------------------------------------
+
+
+def parameters(function: Any) -> list[str]:
+    """Names of a function's parameters."""
+    return list(inspect.signature(function).parameters)
+
+
+def test_an_invocation_begins_and_ends_in_two_methods() -> None:
+    """The first returns the span, the second is told the outcome, in every case."""
+    assert parameters(Agent._start_agent_trace_span) == ["self", "messages"]
+    assert parameters(Agent._end_agent_trace_span) == ["self", "response", "error", "cancellation"]
+    assert inspect.getsource(Agent.stream_async).count("self._end_agent_trace_span(") == 3
+
+
+def test_messages_are_appended_one_by_one() -> None:
+    """The synthetic message goes into the history by it."""
+    assert inspect.iscoroutinefunction(Agent._append_messages)
+    assert parameters(Agent._append_messages) == ["self", "messages"]
+
+
+def test_a_stop_event_carries_reason_and_message_first() -> None:
+    """`put_stop` puts another reason in its place, and a refused leg makes one."""
+    names = parameters(_events.EventLoopStopEvent.__init__)
+    assert names[1:5] == ["stop_reason", "message", "metrics", "request_state"]
+    event = _events.EventLoopStopEvent("end_turn", {"role": "assistant", "content": []}, None, {})  # type: ignore[arg-type]
+    assert event["stop"][:2] == ("end_turn", {"role": "assistant", "content": []})
+
+
+def test_the_agent_stream_has_a_stage() -> None:
+    """It is followed, and gets the agent and its state."""
+    assert {"agent", "invocation_state"} <= set(parameters(_agent_stream.AgentStreamContext))
+
+
+def test_the_loop_lets_interrupts_pass() -> None:
+    """A refusal is an interrupt: no `AfterModelCallEvent`, no wrapping, no log."""
+    source = inspect.getsource(event_loop._handle_model_execution)
+    assert re.search(r"except InterruptException:\s+raise", source)
+    assert issubclass(InterruptException, Exception)
+
+
+def test_end_turn_ends_the_loop_after_tools() -> None:
+    """A string in `AfterToolsEvent.end_turn` becomes the last message, before any cancel."""
+    source = inspect.getsource(event_loop._handle_tool_execution)
+    end_turn = source.index("if after_tools_event.end_turn")
+    assert end_turn < source.index("agent._deferred_cancel or agent._observe_cancellation()")
+
+
+def test_hooks_of_infinite_order_come_first_and_last() -> None:
+    """Whatever order an application gives its own."""
+    registry, seen = hooks.HookRegistry(), []
+    for order in (0, float("inf"), -float("inf"), 10**9):
+        registry.add_callback(
+            hooks.HookEvent, lambda _, order=order: seen.append(order), order=order
+        )
+    agent = Agent(model=ScriptedModel([]), callback_handler=None)
+    asyncio.run(registry.invoke_callbacks_async(hooks.HookEvent(agent=agent)))
+    assert seen == [-float("inf"), 0, 10**9, float("inf")]
+
+
+@pytest.mark.parametrize("total", [15, 115, 120])
+@pytest.mark.parametrize("cached", [0, 100])
+def test_cached_tokens_are_counted_as_strands_counts_them(total: int, cached: int) -> None:
+    """Its spans and we say the same of one call."""
+    usage: Any = {
+        "inputTokens": 10,
+        "outputTokens": 5,
+        "totalTokens": total,
+        "cacheReadInputTokens": cached,
+    }
+    counted = usage_of(usage)
+    assert counted is not None
+    assert counted.input == metrics._total_prompt_tokens(usage)
+
+
+def test_spans_have_the_scope_that_is_followed() -> None:
+    """The processor recognises Strands' spans by the module that emits them."""
+    assert tracer.__name__ == "strands.telemetry.tracer"
+
+
+def test_what_an_interrupt_let_finish_stands_in_the_interrupt_state() -> None:
+    """A resume does not run those tools again, and we don't count them again."""
+    state = Agent(model=ScriptedModel([]), callback_handler=None)._interrupt_state
+    assert (state.interrupts, state.activated, state.pending_tool_execution) == ({}, False, None)
+    assert "completed_tool_results" in parameters(PendingToolExecution)
+    source = inspect.getsource(event_loop._handle_tool_execution)
+    assert "tool_results.extend(pending_tool_execution.completed_tool_results)" in source
