@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final
 
 from tests.benchmarks import table
-from tests.benchmarks.loops import FAMILIES, has_langchain
+from tests.benchmarks.loops import FAMILIES, SERVED, has_langchain
 from tests.benchmarks.rounds import Distance, Round, apart, run_round
 
 
@@ -20,18 +20,26 @@ class Plan:
     """How much is measured in one go."""
 
     distances: tuple[Distance, ...]
+    served: Distance
+    """The same against a model server, which takes a quarter of a second for each turn."""
     live: tuple[int, ...]
     finished: int
 
 
 FULL: Final = Plan(
     distances=(Distance(turns=50, laps=5), Distance(turns=200, laps=2)),
+    served=Distance(turns=8, laps=2),
     live=(1, 10_000),
     finished=100_000,
 )
 """Few laps in many rounds: two processes differ by more than two laps of one do."""
 
-QUICK: Final = Plan(distances=(Distance(turns=5, laps=2),), live=(1, 100), finished=100)
+QUICK: Final = Plan(
+    distances=(Distance(turns=5, laps=2),),
+    served=Distance(turns=2, laps=1),
+    live=(1, 100),
+    finished=100,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,7 +65,8 @@ def loops(plan: Plan, rounds: int) -> str:
     found: dict[int, list[Round]] = defaultdict(list)
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
-        for turns, laps in run_round(families, plan.distances, seed=number).items():
+        served = run_round([SERVED], [plan.served], seed=number)
+        for turns, laps in (run_round(families, plan.distances, seed=number) | served).items():
             found[turns].append(laps)
     return table.markdown(table.LOOP_HEADER, table.loop_rows(found))
 

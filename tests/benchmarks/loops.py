@@ -10,6 +10,8 @@ import asyncio
 import atexit
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -104,6 +106,38 @@ def strands_native() -> Run:
     return strands(limits={"turns": FAR_AWAY, "total_tokens": FAR_AWAY})
 
 
+def strands_served() -> Run:
+    """Strands with an SDK provider, against a model server that streams an answer in 250 ms."""
+    from strands import Agent, tool
+    from strands.models.llamacpp import LlamaCppModel
+
+    set_provider()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.served"], stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(server.terminate)
+    assert server.stdout is not None
+    url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+
+    @tool
+    def look_up() -> str:
+        """Look something up."""
+        return "found"
+
+    def run(turns: int) -> object:
+        model = LlamaCppModel(base_url=url, model_id="served")
+        agent = Agent(model=model, tools=[look_up], callback_handler=None)
+        return agent(str(turns - 1))
+
+    return run
+
+
+def strands_served_limited() -> Run:
+    """The same with otel-limits."""
+    enable()
+    return strands_served()
+
+
 def langchain(*middleware: Any) -> Run:
     """Run LangChain agents."""
     from langchain.agents import create_agent
@@ -145,6 +179,8 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands_traced": strands_traced,
     "strands_traced_limited": strands_traced_limited,
     "strands_traced_recorded": strands_traced_recorded,
+    "strands_served": strands_served,
+    "strands_served_limited": strands_served_limited,
     "langchain": langchain,
     "langchain_limited": langchain_limited,
 }
@@ -156,6 +192,9 @@ FAMILIES: Final = (
     ("langchain", "langchain_limited"),
 )
 """Loops that are compared with each other."""
+
+SERVED: Final = ("strands_served", "strands_served_limited")
+"""The same, for loops that wait for a model server."""
 
 
 def has_langchain() -> bool:
