@@ -16,7 +16,14 @@ from concurrent.futures import Future
 from typing import Final, Protocol
 
 from otel_limits.core.faults import FAULTS, never_raises
-from otel_limits.quotas.store import Operation, Reply, Settle, Store, StoreError, StoreLostError
+from otel_limits.quotas.store import (
+    Operation,
+    QuotaStore,
+    Reply,
+    Settle,
+    StoreError,
+    StoreLostError,
+)
 
 logger = logging.getLogger("otel_limits")
 
@@ -45,7 +52,7 @@ class Carrier(Protocol):
         A settlement that did not arrive is sent again until it does.
         """
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a child."""
 
     def close(self) -> None:
@@ -57,7 +64,7 @@ class Direct:
 
     is_shared = False
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: QuotaStore) -> None:
         """Take the store."""
         self._store = store
 
@@ -67,9 +74,9 @@ class Direct:
         future.set_result(self._store.run([operation])[0])
         return future
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Nothing is under way."""
-        self._store.reset_after_fork()
+        self._store.after_fork()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -84,7 +91,7 @@ class Courier:
 
     is_shared = True
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: QuotaStore) -> None:
         """Start no thread before there is something to carry."""
         self._store = store
         self._start_afresh()
@@ -122,9 +129,9 @@ class Courier:
             self._thread = thread
         return True
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a child: what the parent has to send, the parent sends."""
-        self._store.reset_after_fork()
+        self._store.after_fork()
         self._start_afresh()
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from otel_limits.quotas.keys import Key
 from otel_limits.quotas.store import (
     DOUBTFUL,
     REMEMBERED_SECONDS,
@@ -16,7 +17,6 @@ from otel_limits.quotas.store import (
     Charge,
     Count,
     Demand,
-    Listed,
     Operation,
     Reply,
     Reserve,
@@ -62,7 +62,7 @@ class Bucket:
 
 
 class MemoryStore:
-    """Counts in this process alone. It does in Python what the scripts do in Redis."""
+    """Counts in this process alone, and does in Python what the scripts do in Redis."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Begin with nothing counted."""
@@ -87,11 +87,11 @@ class MemoryStore:
         """Return the time of day."""
         return self._clock()
 
-    def keys(self, quota: str) -> list[Listed]:
+    def keys(self, quota: str) -> list[Key]:
         """Return the keys of a quota that were used lately."""
         with self._lock:
             counts = [each.count for each in self._buckets.values() if each.count.quota == quota]
-        return [Listed(*pair) for pair in {(each.key, each.shown): None for each in counts}]
+        return [Key(*pair) for pair in {(each.key, each.shown): None for each in counts}]
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
         """Return how counts stand."""
@@ -109,7 +109,7 @@ class MemoryStore:
         with self._lock:
             self._grants.setdefault((count.quota, count.key), []).append((until, amount))
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Renew the lock in a child, which goes on counting for itself."""
         self._lock = threading.Lock()
 
@@ -198,6 +198,15 @@ class MemoryStore:
                 if bucket.count.window.end + RETENTION_SECONDS > now
             }
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
+
+
+def require_readable(_name: str, _url: str) -> None:
+    """There is one URL, and nothing in it to be read."""
+
+
+def open_store(_url: str, _timeout: float, _health_interval: int) -> MemoryStore:
+    """Make a store for this process; there is nothing to connect to."""
+    return MemoryStore()
 
 
 def _name(count: Count) -> Name:

@@ -234,7 +234,7 @@ class Runs:
         self.lock = threading.Lock()
         self.deadlines.reset_after_fork()
         if self.observers.gate is not None:
-            self.observers.gate.reset_after_fork()
+            self.observers.gate.after_fork()
         self._live.clear()
         self._by_span.clear()
         self._sighted.clear()
