@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import getpass
 import json
@@ -75,7 +76,7 @@ is killed. Invocations that begin afterwards are untouched.
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; the sentence says why."""
+    """A command cannot do what was asked for; the message is a sentence that says why."""
 
 
 def add_commands(commands: Any, add: AddCommand) -> None:
@@ -110,7 +111,7 @@ def add_commands(commands: Any, add: AddCommand) -> None:
 
 
 def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
-    """Make a command tell its mistakes as sentences, with exit status 2, and outages with 1."""
+    """Make a command return its exit status, and print errors as sentences."""
 
     def call(options: Namespace) -> int:
         try:
@@ -130,7 +131,7 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
 
 
 def show(options: Namespace) -> None:
-    """Show every quota, once or for ever."""
+    """Show every quota, once or again and again."""
     quotas, store = known_quotas(), shared_store()
     settle_for_the_dead(store, quotas)
     if not options.watch:
@@ -149,7 +150,8 @@ def settle_for_the_dead(store: SharedStore, quotas: Sequence[Quota]) -> None:
         return
     from otel_limits.ledger.settlements import charges_in
 
-    read_use(store, quotas)  # finds the reservations that have expired
+    # The store notes which reservations have expired when somebody looks at their count.
+    read_use(store, quotas)
     settle_expired(store, functools.partial(charges_in, ledger))
 
 
@@ -186,7 +188,7 @@ def kill_agents(options: Namespace) -> None:
 
 
 def recorded_in() -> Address | None:
-    """The ledger that keeps what a person changes, or `None` where there is to be none.
+    """Return the ledger that keeps what a person changes; `None` where it is switched off.
 
     Raises:
         CommandError: The environment names no ledger that can be used.
@@ -198,7 +200,7 @@ def recorded_in() -> Address | None:
 
 
 def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> QuotaGrant:
-    """Put into words that a person changed what a quota permits."""
+    """Make the fact that a person changed what a quota permits."""
     return QuotaGrant(
         quota=quota.name,
         key=key.shown,
@@ -213,7 +215,7 @@ def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | Non
 
 
 def record(address: Address | None, fact: QuotaGrant) -> None:
-    """Tell those who keep books."""
+    """Publish the fact, and write it to the ledger."""
     LIVE.observers.publish(fact)
     if address is not None:
         from otel_limits.observers.ledger import LedgerObserver
@@ -230,7 +232,7 @@ def known_quotas() -> list[Quota]:
     """Read the quotas of the policy file.
 
     Raises:
-        CommandError: There is none, or something is wrong with it.
+        CommandError: It has none, or something is wrong with it.
     """
     settings = config.read().settings
     policy = PolicyFile(settings.policy_path)
@@ -246,9 +248,10 @@ def shared_store() -> SharedStore:
     """Open the store that the fleet shares.
 
     Raises:
-        CommandError: There is none.
+        CommandError: Quotas are counted in memory, or the URL is not valid.
     """
     reading = config.read()
+    # The setting has its default then, and the message below would be about memory.
     wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
     if wrong:
         raise CommandError(wrong[0])
@@ -261,7 +264,7 @@ def shared_store() -> SharedStore:
 
 
 def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
-    """Find the quota and the key that were named.
+    """Find the quota and the key that the command line names.
 
     Raises:
         CommandError: There is no such quota, or its keys look different.
@@ -379,22 +382,11 @@ def _style(row: KeyUse) -> str:
 
 def as_json(row: KeyUse) -> dict[str, Any]:
     """Write a row as JSON values; money as text, so that it stays exact."""
-    numbers = {
-        name: str(each) if isinstance(each, Decimal) else each
-        for name, each in (
-            ("used", row.used),
-            ("reserved", row.reserved),
-            ("remaining", row.remaining),
-            ("limit", row.limit),
-        )
+    texts = {
+        name: str(value) if isinstance(value, Decimal) else value
+        for name, value in dataclasses.asdict(row).items()
     }
-    return {
-        "quota": row.quota,
-        "key": row.key,
-        "unit": row.unit,
-        **numbers,
-        "resets": shown_time(row.resets),
-    }
+    return texts | {"resets": shown_time(row.resets)}
 
 
 def shown_time(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""Carries operations to a store: at once in memory, and in one background thread over a network.
+"""Carries operations to a store: directly in memory, by a background thread over a network.
 
 The thread sends all that waits as one batch. When the store does not answer, it refuses everything
-at once, keeps the settlements, and looks once a second whether the store is back: an outage costs
+at once, keeps the settlements, and checks once a second whether the store is back: an outage costs
 those who wait one timeout, and everybody after them nothing.
 """
 
@@ -34,10 +34,10 @@ MAX_KEPT: Final = 10_000
 """Settlements that are kept during an outage; the oldest is lost when one more comes."""
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
-"""How often it is looked whether the store is back."""
+"""How often to check whether the store is back."""
 
 CLOSE_SECONDS: Final = 1.0
-"""How long the end of a process is held up at most."""
+"""How long the end of a process is delayed at most."""
 
 
 class Carrier(Protocol):
@@ -92,7 +92,7 @@ class Courier:
     is_shared = True
 
     def __init__(self, store: QuotaStore) -> None:
-        """Start no thread before there is something to carry."""
+        """Start no thread yet: there is nothing to carry."""
         self._store = store
         self._start_afresh()
         atexit.register(self.close)
@@ -118,7 +118,7 @@ class Courier:
         return future
 
     def _has_thread(self) -> bool:
-        """Start the thread before its first operation; where that fails, the next tries again."""
+        """Start the thread before its first operation; False where the system has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
             try:
@@ -143,6 +143,7 @@ class Courier:
             thread = self._thread
         if thread is not None:
             thread.join(CLOSE_SECONDS)
+        # Those of refused calls take nothing, so that nobody misses them.
         lost = sum(any(charge.amount for charge in each.charges) for each in self._kept)
         if lost:
             FAULTS.report("quotas", StoreError(f"{lost} settlements were not counted"))
@@ -227,5 +228,6 @@ class Courier:
             except Exception:  # noqa: BLE001  it was reported when it began
                 return False
             with self._wake:
+                # Others may have added some meanwhile, and the oldest may have been dropped.
                 sent = {each.id for each in batch}
                 self._kept = deque(each for each in self._kept if each.id not in sent)

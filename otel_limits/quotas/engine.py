@@ -24,7 +24,6 @@ from otel_limits.quotas.tickets import (
     QuotaNeed,
     Ticket,
     decision_of,
-    exceeded,
     lacking,
     unanswered,
     use_of,
@@ -144,7 +143,7 @@ class Engine:
         if reply.status == "refused":
             return await self._refuse(ticket, reply)
         # What is only observed lets the call go out, and its verdict is noted all the same.
-        observed = lacking(ticket, reply, enforced=False)
+        observed = lacking(ticket.needs, reply, enforced=False)
         short = [need for need, _ in observed]
         for need in ticket.needs:
             self._decide(ticket, need, "observed" if need in short else "admitted")
@@ -152,7 +151,7 @@ class Engine:
 
     async def _refuse(self, ticket: Ticket, reply: Reply) -> Verdict | None:
         """Say why the call may not go out."""
-        denied = lacking(ticket, reply, enforced=True)
+        denied = lacking(ticket.needs, reply, enforced=True)
         for need, _ in denied:
             self._decide(ticket, need, "refused")
         verdict = verdict_of(denied)
@@ -187,20 +186,11 @@ class Engine:
     def _reserve_here(self, ticket: Ticket) -> list[Denied]:
         """Hold the quotas that are local in this process, and let go what the others permit."""
         local, reply = self._client.fallback.reserve(ticket)
+        is_admitted = ticket.reserved_in is not None
+        here: Decision = "degraded_local_admitted" if is_admitted else "degraded_local_refused"
         for need in ticket.needs:
-            if need not in local:
-                self._decide(ticket, need, "degraded_allowed")
-            elif ticket.reserved_in is not None:
-                self._decide(ticket, need, "degraded_local_admitted")
-            else:
-                self._decide(ticket, need, "degraded_local_refused")
-        if reply is None or ticket.reserved_in is not None:
-            return []
-        return [
-            (local[n], exceeded(local[n], reply.standings[n], reply.status))
-            for n in reply.lacking
-            if local[n].is_enforced
-        ]
+            self._decide(ticket, need, here if need in local else "degraded_allowed")
+        return [] if reply is None or is_admitted else lacking(local, reply, enforced=True)
 
     # --- what is published ------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How much a model call may take at most: what is known of it, and what earlier calls taught."""
+"""Estimates how much a model call may take at most, from its request and from earlier calls."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Fallback:
         return latest
 
     def end(self) -> None:
-        """The store answers again, and what was used here is on its way to it."""
+        """Begin anew: the store answers again, and what was used here is on its way to it."""
         if self._is_used:
             self._memory, self._is_used = MemoryStore(self._clock), False
 

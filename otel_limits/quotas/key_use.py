@@ -55,7 +55,7 @@ def read_use(store: QuotaStore, quotas: Iterable[Quota]) -> list[KeyUse]:
 
 
 def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
-    """Find the key that a person wrote, as the template has it or as it is shown.
+    """Find the key that a person wrote, in the form of the template or as it is shown.
 
     Raises:
         StoreError: The store does not answer.

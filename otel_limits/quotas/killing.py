@@ -24,7 +24,7 @@ MAX_SEEN: Final = 1000
 
 
 class KillListener:
-    """Hears kills in a thread of its own.
+    """Waits for kills in a thread of its own.
 
     Args:
         store: Where they are sent; nobody else uses this one.
@@ -63,7 +63,7 @@ class KillListener:
 
     @never_raises("kill")
     def _hear(self, closing: threading.Event) -> None:
-        """Obey until the connection is lost."""
+        """Obey kills until the connection is lost."""
         with contextlib.suppress(StoreError):
             if self._since is None:
                 self._since = self._store.now()
@@ -72,7 +72,8 @@ class KillListener:
                     self._obey(kill)
 
     def _obey(self, kill: Kill) -> None:
-        """End what is live now; a kill that is heard twice is obeyed once."""
+        """End what is live now."""
+        # After reconnecting, those of the last minute are heard again.
         if kill.id in self._seen:
             return
         self._seen.append(kill.id)

@@ -54,8 +54,9 @@ class Bucket:
         return sum(lease.amount for lease in self.leases.values())
 
     def purge(self, now: float, longest: float) -> None:
-        """Drop what expired; a lease from before a backward step lasts no longer than a new one."""
+        """Drop leases that have expired."""
         for operation, lease in list(self.leases.items()):
+            # The clock may have been set back: no lease lasts longer than a new one.
             lease.expires = min(lease.expires, now + longest)
             if lease.expires <= now:
                 del self.leases[operation]
@@ -114,7 +115,7 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """There is nothing to close."""
 
     # --- under the lock ---------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class MemoryStore:
         return bucket
 
     def _forget(self, now: float) -> None:
-        """Drop what nobody can ask for any more."""
+        """Drop what nobody can ask for any more, so that memory stays bounded."""
         while self._done and next(iter(self._done.values()))[0] <= now:
             self._done.popitem(last=False)
         if len(self._buckets) > self._sweep_at:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
 
 MOST: Final = 1_000
-"""Reservations that are looked for at a time."""
+"""Reservations that are looked up at a time."""
 
 INTERVAL_SECONDS: Final = 60.0
 """How often a process looks."""
 
 FindSettlements: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]]
-"""Ids of reservations → those that a ledger has a settlement of, with its text."""
+"""Ids of reservations → those of them whose settlement a ledger has, with its text."""
 
 
 def as_text(charges: Iterable[Charge]) -> str:
-    """Write charges for the ledger: of keys from outside it gets the hashes."""
+    """Write charges for the ledger, which gets hashes of keys and not the keys."""
     return json.dumps(
         [
             (count.quota, count.key, count.window.start, count.window.end, each.amount)
@@ -68,15 +68,15 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
 
 
 class Recovery:
-    """Looks now and then, in a thread of its own, whether there is something to settle.
+    """Checks once a minute, in a thread of its own, whether there is something to settle.
 
     Args:
-        store: Where quotas are counted; nobody else uses it.
+        store: Where quotas are counted; nobody else uses this one.
         find: Looks into the ledger of this process.
     """
 
     def __init__(self, store: SharedStore, find: FindSettlements) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._store = store
         self._find = find
         self._start()
@@ -87,7 +87,7 @@ class Recovery:
         self._start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._closing.set()
 
     def _start(self) -> None:
@@ -104,5 +104,5 @@ class Recovery:
 
     @never_raises("quotas")
     def _look(self) -> None:
-        with contextlib.suppress(StoreError):  # whoever waits for an answer tells of the outage
+        with contextlib.suppress(StoreError):  # the courier logs outages
             settle_expired(self._store, self._find)

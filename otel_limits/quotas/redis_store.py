@@ -12,18 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from redis.exceptions import (
-    ConnectionError as Disconnected,
-)
-from redis.exceptions import (
-    MovedError,
-    NoScriptError,
-    RedisClusterException,
-    RedisError,
-)
-from redis.exceptions import (
-    TimeoutError as TimedOut,
-)
+from redis import exceptions as failures
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
@@ -39,7 +28,7 @@ from otel_limits.quotas.store import (
     StoreError,
 )
 
-FAILURES: Final = (RedisError, RedisClusterException, OSError)
+FAILURES: Final = (failures.RedisError, failures.RedisClusterException, OSError)
 """All that means the server was not reached, or refused; a cluster's is not a `RedisError`."""
 
 KILL_NOTED_SECONDS: Final = 60
@@ -87,7 +76,7 @@ class RedisStore:
         return [scripts.reply_of(text) for text in replies]
 
     def check(self) -> None:
-        """See whether the server can be written to.
+        """Make sure that the server can be written to.
 
         Raises:
             StoreError: It cannot.
@@ -205,11 +194,11 @@ class RedisStore:
                 subscription.get_message(timeout=1.0)
                 # Only now, being subscribed: otherwise a kill between the two would be missed.
                 noted = client.zrangebyscore(KILLS_KEY, f"({int(since * 1000)}", "+inf")
-                yield from (kill_of(text) for text in noted)
+                yield from (Kill(*text.split(" ", 1)) for text in noted)
                 while not closing.is_set():
                     message = subscription.get_message(timeout=1.0)
                     if message:
-                        yield kill_of(message["data"])
+                        yield Kill(*message["data"].split(" ", 1))
         except FAILURES as error:
             raise StoreError(str(error)) from error
         finally:
@@ -244,7 +233,7 @@ class RedisStore:
         def load_and_evaluate(client: Any) -> list[Any]:
             try:
                 return evaluate(client)
-            except NoScriptError:  # the server is new, or was restarted
+            except failures.NoScriptError:  # the server is new, or was restarted
                 for script in {call.script for call in calls}:
                     client.script_load(scripts.source_of(script))
                 return evaluate(client)
@@ -257,9 +246,9 @@ class RedisStore:
         try:
             try:
                 return question(self._link.client())
-            except TimedOut:  # nobody waits for a second timeout
+            except failures.TimeoutError:  # nobody waits for a second timeout
                 raise
-            except (Disconnected, MovedError, OSError):
+            except (failures.ConnectionError, failures.MovedError, OSError):
                 self._link.learn()
                 return question(self._link.client())
         except FAILURES as error:
@@ -269,9 +258,3 @@ class RedisStore:
 def never_free(inherited: object) -> None:
     """Keep something until the process is gone, also while the interpreter takes itself apart."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
-
-
-def kill_of(text: str) -> Kill:
-    """Read a kill as it was sent."""
-    identity, _, pattern = text.partition(" ")
-    return Kill(identity, pattern)

@@ -23,7 +23,7 @@ REMEMBERED_SECONDS: Final = 3600
 """How long the id of an operation is remembered, so that it is not done twice."""
 
 RECOVERABLE_SECONDS: Final = 3000
-"""How long one that nobody did is looked for: well before its id is forgotten."""
+"""How long a settlement that nobody sent is looked for: well before its id is forgotten."""
 
 DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
@@ -57,11 +57,11 @@ class Demand:
     amount: int
     limit: int
     enforced: bool = True
-    """False when it is taken even if it is not there."""
+    """False when it is reserved even if there is not enough."""
     certain: bool = True
     """False when the call may turn out bigger than `amount`."""
     known: int = 0
-    """What the asker saw used before: where a store starts again if it lost the count."""
+    """What the asker saw used before: from there a store goes on that has lost the count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Reserve:
     id: str
     demands: tuple[Demand, ...]
     lease_seconds: float
-    """After this the reservation is void: whoever made it is dead."""
+    """After this the reservation is void: whoever made it is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class QuotaStore(Protocol):
         """
 
     def check(self) -> None:
-        """See whether the store can be written to.
+        """Make sure that the store can be written to.
 
         Raises:
             StoreError: It cannot.

@@ -161,12 +161,12 @@ def taken(unit: Unit, ticket: Ticket) -> int:
     return parts_of_usd(ticket.cost)
 
 
-def lacking(ticket: Ticket, reply: Reply, *, enforced: bool) -> list[Denied]:
+def lacking(needs: Sequence[QuotaNeed], reply: Reply, *, enforced: bool) -> list[Denied]:
     """Return the needs that could not be met, the enforced ones or the others."""
     return [
-        (ticket.needs[n], exceeded(ticket.needs[n], reply.standings[n], reply.status))
+        (needs[n], exceeded(needs[n], reply.standings[n], reply.status))
         for n in reply.lacking
-        if ticket.needs[n].is_enforced == enforced
+        if needs[n].is_enforced == enforced
     ]
 
 
