@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from redis import exceptions as failures
+from redis import exceptions
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
@@ -28,7 +28,7 @@ from otel_limits.quotas.store import (
     StoreError,
 )
 
-FAILURES: Final = (failures.RedisError, failures.RedisClusterException, OSError)
+FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 """All that means the server was not reached, or refused; a cluster's is not a `RedisError`."""
 
 KILL_NOTED_SECONDS: Final = 60
@@ -233,7 +233,7 @@ class RedisStore:
         def load_and_evaluate(client: Any) -> list[Any]:
             try:
                 return evaluate(client)
-            except failures.NoScriptError:  # the server is new, or was restarted
+            except exceptions.NoScriptError:  # the server is new, or was restarted
                 for script in {call.script for call in calls}:
                     client.script_load(scripts.source_of(script))
                 return evaluate(client)
@@ -246,9 +246,9 @@ class RedisStore:
         try:
             try:
                 return question(self._link.client())
-            except failures.TimeoutError:  # nobody waits for a second timeout
+            except exceptions.TimeoutError:  # nobody waits for a second timeout
                 raise
-            except (failures.ConnectionError, failures.MovedError, OSError):
+            except (exceptions.ConnectionError, exceptions.MovedError, OSError):
                 self._link.learn()
                 return question(self._link.client())
         except FAILURES as error:

@@ -51,7 +51,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a model call wants of one count."""
+    """What a model call needs of one count."""
 
     count: Count
     amount: int
