@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import getpass
 import json
@@ -15,11 +16,11 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.facts import QuotaGrant
-from otel_limits.quotas.levels import Level, find_key, read_levels
+from otel_limits.quotas.key_use import KeyUse, find_key, read_use
 from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, in_words, parts_of_usd, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.store import Count, StoreError
-from otel_limits.quotas.urls import MEMORY_URL
+from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
     from otel_limits.ledger.address import Address
     from otel_limits.quotas.keys import Key
-    from otel_limits.quotas.redis_store import RedisStore
+    from otel_limits.quotas.store import SharedStore
 
     AddCommand = Callable[[Any, str, str, Callable[[Namespace], int]], ArgumentParser]
 
 TIMEOUT_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 1.0
-MISTAKE: Final = 2
+USAGE_ERROR: Final = 2
 
 QUOTAS_HELP: Final = """\
 Show every quota: what is used, reserved and left of it, and when it begins again.
@@ -74,8 +75,8 @@ is killed. Invocations that begin afterwards are untouched.
 """
 
 
-class Mistake(Exception):  # noqa: N818  it is what a person did
-    """What was asked for cannot be done; the sentence says why."""
+class CommandError(Exception):
+    """A command cannot do what was asked for; the message is a sentence that says why."""
 
 
 def add_commands(commands: Any, add: AddCommand) -> None:
@@ -85,14 +86,14 @@ def add_commands(commands: Any, add: AddCommand) -> None:
         commands: Where they belong on the command line.
         add: Makes one: takes where, its name, its help and what it calls.
     """
-    quotas = add(commands, "quotas", QUOTAS_HELP, told(show))
+    quotas = add(commands, "quotas", QUOTAS_HELP, exit_status(show))
     quotas.add_argument("--watch", action="store_true", help="show it again every second")
     quotas.add_argument(
         "--format", choices=("table", "json"), default="table", help="table or json"
     )
     below = quotas.add_subparsers(title="commands", metavar="COMMAND")
-    reset = add(below, "reset", RESET_HELP, told(reset_key))
-    grant = add(below, "grant", GRANT_HELP, told(grant_more))
+    reset = add(below, "reset", RESET_HELP, exit_status(reset_key))
+    grant = add(below, "grant", GRANT_HELP, exit_status(grant_more))
     for command in (reset, grant):
         command.add_argument("name", metavar="NAME", help="the quota")
         command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
@@ -103,21 +104,21 @@ def add_commands(commands: Any, add: AddCommand) -> None:
         required=True,
         help="date and time (ISO 8601; UTC unless it says)",
     )
-    kill = add(commands, "kill", KILL_HELP, told(kill_agents))
+    kill = add(commands, "kill", KILL_HELP, exit_status(kill_agents))
     kill.add_argument(
         "--agent", metavar="GLOB", required=True, help="name of the agents, such as 'research-*'"
     )
 
 
-def told(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
-    """Make a command tell its mistakes as sentences, with exit status 2, and outages with 1."""
+def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+    """Make a command return its exit status, and print errors as sentences."""
 
     def call(options: Namespace) -> int:
         try:
             command(options)
-        except Mistake as mistake:
-            sys.stderr.write(f"otel-limits: {mistake}\n")
-            return MISTAKE
+        except CommandError as error:
+            sys.stderr.write(f"otel-limits: {error}\n")
+            return USAGE_ERROR
         except StoreError as error:
             sys.stderr.write(f"otel-limits: The quota store does not answer ({error}).\n")
             return 1
@@ -130,26 +131,27 @@ def told(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
 
 
 def show(options: Namespace) -> None:
-    """Show every quota, once or for ever."""
+    """Show every quota, once or again and again."""
     quotas, store = known_quotas(), shared_store()
     settle_for_the_dead(store, quotas)
     if not options.watch:
-        print_levels(read_levels(store, quotas), options.format)
+        print_use(read_use(store, quotas), options.format)
         return
     try:
-        watch(lambda: read_levels(store, quotas), options.format)
+        watch(lambda: read_use(store, quotas), options.format)
     except KeyboardInterrupt:
         return
 
 
-def settle_for_the_dead(store: RedisStore, quotas: Sequence[Quota]) -> None:
+def settle_for_the_dead(store: SharedStore, quotas: Sequence[Quota]) -> None:
     """Count what killed workers have in the ledger and did not settle."""
     ledger = recorded_in()
     if ledger is None:
         return
     from otel_limits.ledger.settlements import charges_in
 
-    read_levels(store, quotas)  # finds the reservations that have expired
+    # The store notes which reservations have expired when somebody looks at their count.
+    read_use(store, quotas)
     settle_expired(store, functools.partial(charges_in, ledger))
 
 
@@ -169,7 +171,7 @@ def grant_more(options: Namespace) -> None:
     quota, key = named(store, options)
     amount, until = parts(quota, options.amount), moment(options.until)
     if until <= store.now():
-        raise Mistake(f"--until must be in the future, got {options.until}.")
+        raise CommandError(f"--until must be in the future, got {options.until}.")
     store.grant(Count(quota.name, key.id, quota.windows.at(store.now()), key.shown), amount, until)
     record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
@@ -180,25 +182,25 @@ def grant_more(options: Namespace) -> None:
 
 def kill_agents(options: Namespace) -> None:
     """End agents in every process."""
-    told_to = shared_store().kill(options.agent)
-    processes = "1 process" if told_to == 1 else f"{told_to} processes"
+    heard = shared_store().kill(options.agent)
+    processes = "1 process" if heard == 1 else f"{heard} processes"
     sys.stdout.write(f"Told {processes} to end agents named {options.agent!r}.\n")
 
 
 def recorded_in() -> Address | None:
-    """The ledger that keeps what a person changes, or `None` where there is to be none.
+    """Return the ledger that keeps what a person changes; `None` where it is switched off.
 
     Raises:
-        Mistake: The environment names no ledger that can be used.
+        CommandError: The environment names no ledger that can be used.
     """
     try:
         return config.recorded_ledger()
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> QuotaGrant:
-    """Put into words that a person changed what a quota permits."""
+    """Make the fact that a person changed what a quota permits."""
     return QuotaGrant(
         quota=quota.name,
         key=key.shown,
@@ -213,7 +215,7 @@ def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | Non
 
 
 def record(address: Address | None, fact: QuotaGrant) -> None:
-    """Tell those who keep books."""
+    """Publish the fact, and write it to the ledger."""
     LIVE.observers.publish(fact)
     if address is not None:
         from otel_limits.observers.ledger import LedgerObserver
@@ -230,59 +232,58 @@ def known_quotas() -> list[Quota]:
     """Read the quotas of the policy file.
 
     Raises:
-        Mistake: There is none, or something is wrong with it.
+        CommandError: It has none, or something is wrong with it.
     """
     settings = config.read().settings
     policy = PolicyFile(settings.policy_path)
     if policy.mistakes:
-        raise Mistake("\notel-limits: ".join(policy.mistakes))
+        raise CommandError("\notel-limits: ".join(policy.mistakes))
     quotas = [entry.value for entry in policy.document.quotas.values()]
     if not quotas:
-        raise Mistake("There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.")
+        raise CommandError("There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.")
     return quotas
 
 
-def shared_store() -> RedisStore:
+def shared_store() -> SharedStore:
     """Open the store that the fleet shares.
 
     Raises:
-        Mistake: There is none.
+        CommandError: Quotas are counted in memory, or the URL is not valid.
     """
     reading = config.read()
+    # The setting has its default then, and the message below would be about memory.
     wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
     if wrong:
-        raise Mistake(wrong[0])
-    if reading.settings.quota_store == MEMORY_URL:
-        raise Mistake(
+        raise CommandError(wrong[0])
+    if not is_shared(reading.settings.quota_store):
+        raise CommandError(
             "Quotas are counted in the memory of each process, where nobody else can see them. "
             "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
         )
-    from otel_limits.quotas.redis_store import RedisStore
-
-    return RedisStore(reading.settings.quota_store, TIMEOUT_SECONDS)
+    return open_shared_store(reading.settings.quota_store, TIMEOUT_SECONDS)
 
 
-def named(store: RedisStore, options: Namespace) -> tuple[Quota, Key]:
-    """Find the quota and the key that were named.
+def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
+    """Find the quota and the key that the command line names.
 
     Raises:
-        Mistake: There is no such quota, or its keys look different.
+        CommandError: There is no such quota, or its keys look different.
     """
     quotas = {quota.name: quota for quota in known_quotas()}
     quota = quotas.get(options.name)
     if quota is None:
-        raise Mistake(f"There is no quota {options.name!r}. There are: {', '.join(quotas)}.")
+        raise CommandError(f"There is no quota {options.name!r}. There are: {', '.join(quotas)}.")
     try:
         return quota, find_key(store, quota, options.key)
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def parts(quota: Quota, text: str) -> int:
     """Read an amount in the quota's unit.
 
     Raises:
-        Mistake: It is none.
+        CommandError: It is none.
     """
     is_money = quota.unit == "usd"
     try:
@@ -295,9 +296,13 @@ def parts(quota: Quota, text: str) -> int:
         or not (is_money or amount == amount.to_integral_value())
     ):
         kind = "number" if is_money else "whole number"
-        raise Mistake(f"AMOUNT must be a {kind} of {unit_name(quota.unit)} above 0, got {text!r}.")
+        raise CommandError(
+            f"AMOUNT must be a {kind} of {unit_name(quota.unit)} above 0, got {text!r}."
+        )
     if amount > in_unit(quota.unit, MAX_PARTS):
-        raise Mistake(f"AMOUNT must be at most {in_words(quota.unit, MAX_PARTS)}, got {text!r}.")
+        raise CommandError(
+            f"AMOUNT must be at most {in_words(quota.unit, MAX_PARTS)}, got {text!r}."
+        )
     return parts_of_usd(amount) if is_money else int(amount)
 
 
@@ -305,12 +310,12 @@ def moment(text: str) -> float:
     """Read a date and time as seconds since the epoch.
 
     Raises:
-        Mistake: It is none.
+        CommandError: It is none.
     """
     try:
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        raise Mistake(
+        raise CommandError(
             f"--until must be a date and time such as 2026-12-01T06:00+01:00, got {text!r}."
         ) from None
     return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
@@ -319,21 +324,21 @@ def moment(text: str) -> float:
 # --- how it looks -----------------------------------------------------------------------------
 
 
-def print_levels(levels: Sequence[Level], form: str) -> None:
+def print_use(rows: Sequence[KeyUse], form: str) -> None:
     """Print once."""
     if form == "json":
-        sys.stdout.write(json.dumps([as_json(level) for level in levels], indent=2) + "\n")
+        sys.stdout.write(json.dumps([as_json(row) for row in rows], indent=2) + "\n")
         return
     from otel_limits.cli.terminal import console
 
-    console().print(table_of(levels))
+    console().print(table_of(rows))
 
 
-def watch(read: Callable[[], Sequence[Level]], form: str) -> None:
+def watch(read: Callable[[], Sequence[KeyUse]], form: str) -> None:
     """Print every second: over itself on a terminal, one JSON document per line otherwise."""
     if form == "json":
         while True:
-            sys.stdout.write(json.dumps([as_json(level) for level in read()]) + "\n")
+            sys.stdout.write(json.dumps([as_json(row) for row in read()]) + "\n")
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
     from rich.live import Live
@@ -346,8 +351,8 @@ def watch(read: Callable[[], Sequence[Level]], form: str) -> None:
             live.update(table_of(read()), refresh=True)
 
 
-def table_of(levels: Sequence[Level]) -> Table:
-    """Lay levels out; a quota that is nearly used up stands out."""
+def table_of(rows: Sequence[KeyUse]) -> Table:
+    """Lay rows out as a table, in which a quota that is nearly used up is coloured."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -359,12 +364,10 @@ def table_of(levels: Sequence[Level]) -> Table:
         table.add_column(title, justify="right")
     table.add_column("Unit")
     table.add_column("Begins again")
-    for level in levels:
-        numbers = [level.used, level.reserved, level.remaining, level.limit]
-        cells = [level.quota, level.key, *(_number(each) for each in numbers), level.unit]
-        table.add_row(
-            *(Text(cell) for cell in cells), shown_time(level.resets), style=_style(level)
-        )
+    for row in rows:
+        numbers = [row.used, row.reserved, row.remaining, row.limit]
+        cells = [row.quota, row.key, *(_number(each) for each in numbers), row.unit]
+        table.add_row(*(Text(cell) for cell in cells), shown_time(row.resets), style=_style(row))
     return table
 
 
@@ -372,29 +375,18 @@ def _number(number: Any) -> str:
     return f"{number:,f}" if isinstance(number, Decimal) else f"{number:,}"
 
 
-def _style(level: Level) -> str:
-    share = 1 - float(level.remaining) / float(level.limit)
+def _style(row: KeyUse) -> str:
+    share = 1 - float(row.remaining) / float(row.limit)
     return "bold red" if share >= 1 else "yellow" if share >= 0.8 else ""  # noqa: PLR2004
 
 
-def as_json(level: Level) -> dict[str, Any]:
-    """Write a level as plain JSON values; money as text, so that it stays exact."""
-    plain = {
-        name: str(each) if isinstance(each, Decimal) else each
-        for name, each in (
-            ("used", level.used),
-            ("reserved", level.reserved),
-            ("remaining", level.remaining),
-            ("limit", level.limit),
-        )
+def as_json(row: KeyUse) -> dict[str, Any]:
+    """Write a row as JSON values; money as text, so that it stays exact."""
+    texts = {
+        name: str(value) if isinstance(value, Decimal) else value
+        for name, value in dataclasses.asdict(row).items()
     }
-    return {
-        "quota": level.quota,
-        "key": level.key,
-        "unit": level.unit,
-        **plain,
-        "resets": shown_time(level.resets),
-    }
+    return texts | {"resets": shown_time(row.resets)}
 
 
 def shown_time(seconds: float) -> str:

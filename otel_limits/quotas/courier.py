@@ -1,7 +1,7 @@
-"""Carries operations to a store: at once in memory, and in one background thread over a network.
+"""Carries operations to a store: directly in memory, by a background thread over a network.
 
 The thread sends all that waits as one batch. When the store does not answer, it refuses everything
-at once, keeps the settlements, and looks once a second whether the store is back: an outage costs
+at once, keeps the settlements, and checks once a second whether the store is back: an outage costs
 those who wait one timeout, and everybody after them nothing.
 """
 
@@ -16,7 +16,14 @@ from concurrent.futures import Future
 from typing import Final, Protocol
 
 from otel_limits.core.faults import FAULTS, never_raises
-from otel_limits.quotas.store import Operation, Reply, Settle, Store, StoreError, StoreLostError
+from otel_limits.quotas.store import (
+    Operation,
+    QuotaStore,
+    Reply,
+    Settle,
+    StoreError,
+    StoreLostError,
+)
 
 logger = logging.getLogger("otel_limits")
 
@@ -27,10 +34,10 @@ MAX_KEPT: Final = 10_000
 """Settlements that are kept during an outage; the oldest is lost when one more comes."""
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
-"""How often it is looked whether the store is back."""
+"""How often to check whether the store is back."""
 
 CLOSE_SECONDS: Final = 1.0
-"""How long the end of a process is held up at most."""
+"""How long the end of a process is delayed at most."""
 
 
 class Carrier(Protocol):
@@ -45,7 +52,7 @@ class Carrier(Protocol):
         A settlement that did not arrive is sent again until it does.
         """
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a child."""
 
     def close(self) -> None:
@@ -57,7 +64,7 @@ class Direct:
 
     is_shared = False
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: QuotaStore) -> None:
         """Take the store."""
         self._store = store
 
@@ -67,9 +74,9 @@ class Direct:
         future.set_result(self._store.run([operation])[0])
         return future
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Nothing is under way."""
-        self._store.reset_after_fork()
+        self._store.after_fork()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -84,8 +91,8 @@ class Courier:
 
     is_shared = True
 
-    def __init__(self, store: Store) -> None:
-        """Start no thread before there is something to carry."""
+    def __init__(self, store: QuotaStore) -> None:
+        """Start no thread yet: there is nothing to carry."""
         self._store = store
         self._start_afresh()
         atexit.register(self.close)
@@ -111,7 +118,7 @@ class Courier:
         return future
 
     def _has_thread(self) -> bool:
-        """Start the thread before its first operation; where that fails, the next tries again."""
+        """Start the thread before its first operation; False where the system has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
             try:
@@ -122,9 +129,9 @@ class Courier:
             self._thread = thread
         return True
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a child: what the parent has to send, the parent sends."""
-        self._store.reset_after_fork()
+        self._store.after_fork()
         self._start_afresh()
 
     def close(self) -> None:
@@ -136,6 +143,7 @@ class Courier:
             thread = self._thread
         if thread is not None:
             thread.join(CLOSE_SECONDS)
+        # Those of refused calls take nothing, so that nobody misses them.
         lost = sum(any(charge.amount for charge in each.charges) for each in self._kept)
         if lost:
             FAULTS.report("quotas", StoreError(f"{lost} settlements were not counted"))
@@ -220,5 +228,6 @@ class Courier:
             except Exception:  # noqa: BLE001  it was reported when it began
                 return False
             with self._wake:
+                # Others may have added some meanwhile, and the oldest may have been dropped.
                 sent = {each.id for each in batch}
                 self._kept = deque(each for each in self._kept if each.id not in sent)

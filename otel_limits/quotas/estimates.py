@@ -1,8 +1,7 @@
-"""How much a model call may take at most: what is known of it, and what earlier calls taught."""
+"""Estimates how much a model call may take at most, from its request and from earlier calls."""
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,33 +33,30 @@ class Lessons:
 
     outputs: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
     shortfalls: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
-    """Input tokens that a projection was short of."""
+    """Input tokens by which each projection was too low."""
 
 
 class Estimates:
-    """Learns per model, in this process."""
+    """Learns per model, in this process. Whoever has it holds a lock while asking."""
 
     def __init__(self) -> None:
         """Begin without experience."""
-        self._lock = threading.Lock()
         self._models: OrderedDict[str, Lessons] = OrderedDict()
 
     def worst_case(self, model: str, projected_input: int, output_cap: int | None) -> WorstCase:
         """Estimate a call that is about to go out."""
-        with self._lock:
-            lessons = self._lessons(model)
-            usage = Usage(
-                input=projected_input + max(lessons.shortfalls, default=0),
-                output=_highest(lessons) if output_cap is None else output_cap,
-            )
+        lessons = self._lessons(model)
+        usage = Usage(
+            input=projected_input + max(lessons.shortfalls, default=0),
+            output=_highest(lessons) if output_cap is None else output_cap,
+        )
         return WorstCase(usage, certain=output_cap is not None)
 
     def learn(self, model: str, projected_input: int, usage: Usage) -> None:
         """A call took `usage`, where this input had been projected."""
-        with self._lock:
-            lessons = self._lessons(model)
-            lessons.outputs.append(usage.output)
-            lessons.shortfalls.append(max(0, usage.input - projected_input))
+        lessons = self._lessons(model)
+        lessons.outputs.append(usage.output)
+        lessons.shortfalls.append(max(0, usage.input - projected_input))
 
     def _lessons(self, model: str) -> Lessons:
         lessons = self._models.setdefault(model, Lessons())

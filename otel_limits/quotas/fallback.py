@@ -12,7 +12,7 @@ from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Count, Demand, Reply, Reserve, Standing
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.tickets import Ticket, Want
+    from otel_limits.quotas.tickets import QuotaNeed, Ticket
 
 MAX_KNOWN: Final = 10_000
 """Counts whose last standing is remembered."""
@@ -21,7 +21,7 @@ MAX_KNOWN: Final = 10_000
 class Fallback:
     """Remembers how counts stood, and lets this process use what was left.
 
-    Every process does so by itself: n of them can use n times what was left.
+    Processes cannot know of each other meanwhile: n of them can use n times what was left.
     """
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
@@ -49,20 +49,20 @@ class Fallback:
         return latest
 
     def end(self) -> None:
-        """The store answers again, and what was used here is on its way to it."""
+        """Begin anew: the store answers again, and what was used here is on its way to it."""
         if self._is_used:
             self._memory, self._is_used = MemoryStore(self._clock), False
 
-    def reserve(self, ticket: Ticket) -> tuple[list[Want], Reply | None]:
+    def reserve(self, ticket: Ticket) -> tuple[list[QuotaNeed], Reply | None]:
         """Reserve here for the quotas that say so.
 
         Returns:
-            Those quotas' wants and the reply to them, if there are any.
+            What is needed of those quotas and the reply to it, if there are any.
         """
         chosen = [
-            (want, demand)
-            for want, demand in zip(ticket.wants, ticket.demands, strict=True)
-            if want.quota.on_backend_error == "local"
+            (need, demand)
+            for need, demand in zip(ticket.needs, ticket.demands, strict=True)
+            if need.quota.on_backend_error == "local"
         ]
         if not chosen:
             return [], None
@@ -70,7 +70,7 @@ class Fallback:
         (reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
         self._is_used = True
         ticket.reserved_in = self._memory if reply.status == "admitted" else None
-        return [want for want, _ in chosen], reply
+        return [need for need, _ in chosen], reply
 
     def _left(self, demand: Demand) -> Demand:
         known = self.known(demand.count)

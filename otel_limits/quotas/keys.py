@@ -1,7 +1,7 @@
-"""Whom a quota counts for: reads keys from agent, model, baggage and attributes, and hides them.
+"""Whose share of a quota a call counts for: keys from agent, model, baggage and attributes.
 
 What comes from outside (baggage, attributes) is untrusted: it is read only where a quota names it,
-values that are no plain short text share one key, and stores see hashes of it.
+values that are not short printable text share one key, and stores see hashes of them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 MISSING: Final = "(missing)"
-"""Stands for a value that is not there: leaving it out does not lead around a quota."""
+"""Stands for a value that is not there: omitting it does not bypass a keyed quota."""
 INVALID: Final = "(invalid)"
-"""Stands for a value that cannot be used."""
+"""Stands for a value that cannot be used, for the same reason."""
 EVERYTHING: Final = "(all)"
 """Shown for a quota without a key: one count for all that it applies to."""
 
@@ -46,14 +46,14 @@ class Template:
     """How the key of a quota is made up.
 
     Raises:
-        ValueError: A source is none, or two of them are not kept apart.
+        ValueError: A source is not valid, or two of them are not kept apart.
     """
 
     text: str
     """Such as `agent`, `baggage.tenant.id` or `{agent}/{baggage.tenant.id}`; empty for no key."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be read, or read in two ways."""
+        """Refuse what cannot be read, or can be read in two ways."""
         for source in self.sources:
             require_source("key", source)
         if "}{" in self.text:
@@ -72,7 +72,7 @@ class Template:
 
     def key(self, quota: str, lookup: Lookup) -> Key:
         """Make the key of one model call."""
-        return self._key(quota, [plain(lookup(source)) for source in self.sources])
+        return self._key(quota, [key_text(lookup(source)) for source in self.sources])
 
     def key_of_text(self, quota: str, text: str) -> Key:
         """Make the key that a person writes, such as `acme` or `researcher/acme`.
@@ -105,10 +105,10 @@ class Template:
 
 
 def require_source(setting: str, source: str) -> str:
-    """Return `source`, or say what it may be.
+    """Return `source` if it can be read.
 
     Raises:
-        ValueError: It is nothing that can be read.
+        ValueError: It cannot be read.
     """
     if not SOURCE.fullmatch(source):
         raise ValueError(
@@ -118,7 +118,7 @@ def require_source(setting: str, source: str) -> str:
     return source
 
 
-def plain(value: object) -> str:
+def key_text(value: object) -> str:
     """Return a value as text that can be a key, or what stands for one that cannot."""
     if value is None or value == "":
         return MISSING
@@ -129,18 +129,20 @@ def plain(value: object) -> str:
 
 
 def displayed(source: str, value: str) -> str:
-    """Return what people see of a value: one from outside may be somebody's name."""
+    """Return what people see of a value."""
+    # What comes from outside may be somebody's name, which metrics and logs must not contain.
     if source in ("agent", "model") or value in (MISSING, INVALID):
         return value
     return "#" + digest(value)[:SHOWN_HASH_LENGTH]
 
 
 def digest(*parts: str) -> str:
-    """Hash texts that hold no control characters, so that no two lists of them are alike."""
+    """Hash a list of texts without control characters."""
+    # The separator is one, so that no two different lists are joined to the same text.
     joined = "\0".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(joined, digest_size=HASH_LENGTH // 2).hexdigest()
 
 
 def fits(conditions: tuple[tuple[str, str], ...], lookup: Lookup) -> bool:
     """Tell whether every source has a value that fits its glob."""
-    return all(fnmatch.fnmatchcase(plain(lookup(source)), glob) for source, glob in conditions)
+    return all(fnmatch.fnmatchcase(key_text(lookup(source)), glob) for source, glob in conditions)

@@ -1,4 +1,4 @@
-"""Ends agents in every process of a fleet: one process tells, all that share the store listen."""
+"""Ends agents in every process of a fleet: one sends a kill, all that share the store listen."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import never_raises
 from otel_limits.quotas.store import StoreError
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import Kill, SharedStore
 
 logger = logging.getLogger("otel_limits")
 
@@ -21,56 +23,23 @@ RETRY_SECONDS: Final = 0.5
 MAX_SEEN: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """The order to end agents."""
-
-    id: str
-    pattern: str
-    """Name of the agents; `*` and `?` stand for any characters."""
-
-
-class Channel(Protocol):
-    """Where kills are told and heard."""
-
-    def now(self) -> float:
-        """Return the time of those who tell."""
-
-    def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
-        """Wait for kills until `closing` is set.
-
-        Args:
-            since: One that was told after this while nobody listened comes first.
-            closing: Ends the waiting.
-
-        Raises:
-            StoreError: The connection was lost.
-        """
-
-    def reset_after_fork(self) -> None:
-        """Connect anew in a child."""
-
-    def close(self) -> None:
-        """Let go of connections."""
-
-
-class Listener:
-    """Hears kills in a thread of its own.
+class KillListener:
+    """Waits for kills in a thread of its own.
 
     Args:
-        channel: Where they are told; nobody else uses it.
+        store: Where they are sent; nobody else uses this one.
         kill: Ends the agents whose name fits a pattern in this process, and returns how many.
     """
 
-    def __init__(self, channel: Channel, kill: Callable[[str], int]) -> None:
+    def __init__(self, store: SharedStore, kill: Callable[[str], int]) -> None:
         """Begin to listen."""
-        self._channel = channel
+        self._store = store
         self._kill = kill
         self._start()
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Listen in a child, too: threads are not inherited."""
-        self._channel.reset_after_fork()
+        self._store.after_fork()
         self._start()
 
     def close(self) -> None:
@@ -90,20 +59,21 @@ class Listener:
         while not closing.is_set():
             self._hear(closing)
             closing.wait(RETRY_SECONDS)
-        self._channel.close()
+        self._store.close()
 
     @never_raises("kill")
     def _hear(self, closing: threading.Event) -> None:
-        """Obey until the connection is lost."""
+        """Obey kills until the connection is lost."""
         with contextlib.suppress(StoreError):
             if self._since is None:
-                self._since = self._channel.now()
-            for kill in self._channel.kills(self._since, closing):
+                self._since = self._store.now()
+            for kill in self._store.kills(self._since, closing):
                 if not closing.is_set():
                     self._obey(kill)
 
     def _obey(self, kill: Kill) -> None:
-        """End what is live now; a kill that is heard twice is obeyed once."""
+        """End what is live now."""
+        # After reconnecting, those of the last minute are heard again.
         if kill.id in self._seen:
             return
         self._seen.append(kill.id)

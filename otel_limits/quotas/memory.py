@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from otel_limits.quotas.keys import Key
 from otel_limits.quotas.store import (
     DOUBTFUL,
     REMEMBERED_SECONDS,
@@ -16,7 +17,6 @@ from otel_limits.quotas.store import (
     Charge,
     Count,
     Demand,
-    Listed,
     Operation,
     Reply,
     Reserve,
@@ -54,15 +54,16 @@ class Bucket:
         return sum(lease.amount for lease in self.leases.values())
 
     def purge(self, now: float, longest: float) -> None:
-        """Drop what expired; a lease from before a backward step lasts no longer than a new one."""
+        """Drop leases that have expired."""
         for operation, lease in list(self.leases.items()):
+            # The clock may have been set back: no lease lasts longer than a new one.
             lease.expires = min(lease.expires, now + longest)
             if lease.expires <= now:
                 del self.leases[operation]
 
 
 class MemoryStore:
-    """Counts in this process alone. It does in Python what the scripts do in Redis."""
+    """Counts in this process alone, and does in Python what the scripts do in Redis."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Begin with nothing counted."""
@@ -87,11 +88,11 @@ class MemoryStore:
         """Return the time of day."""
         return self._clock()
 
-    def keys(self, quota: str) -> list[Listed]:
+    def keys(self, quota: str) -> list[Key]:
         """Return the keys of a quota that were used lately."""
         with self._lock:
             counts = [each.count for each in self._buckets.values() if each.count.quota == quota]
-        return [Listed(*pair) for pair in {(each.key, each.shown): None for each in counts}]
+        return [Key(*pair) for pair in {(each.key, each.shown): None for each in counts}]
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
         """Return how counts stand."""
@@ -109,12 +110,12 @@ class MemoryStore:
         with self._lock:
             self._grants.setdefault((count.quota, count.key), []).append((until, amount))
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Renew the lock in a child, which goes on counting for itself."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """There is nothing to close."""
 
     # --- under the lock ---------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class MemoryStore:
         return bucket
 
     def _forget(self, now: float) -> None:
-        """Drop what nobody can ask for any more."""
+        """Drop what nobody can ask for any more, so that memory stays bounded."""
         while self._done and next(iter(self._done.values()))[0] <= now:
             self._done.popitem(last=False)
         if len(self._buckets) > self._sweep_at:
@@ -198,6 +199,15 @@ class MemoryStore:
                 if bucket.count.window.end + RETENTION_SECONDS > now
             }
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
+
+
+def require_readable(_name: str, _url: str) -> None:
+    """There is one URL, and nothing in it to be read."""
+
+
+def open_store(_url: str, _timeout: float, _health_interval: int) -> MemoryStore:
+    """Make a store for this process; there is nothing to connect to."""
+    return MemoryStore()
 
 
 def _name(count: Count) -> Name:

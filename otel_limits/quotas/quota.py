@@ -1,4 +1,4 @@
-"""One quota: who shares how much of what over which window."""
+"""A quota: how much of what may be used in which window, and by whom."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ PARTS_PER_USD: Final = 10**9
 """Money is counted in whole billionths of a dollar, so that stores add integers."""
 
 MAX_PARTS: Final = 2**53 - 1
-"""Beyond this a script of Redis no longer counts exactly."""
-
+"""Above this, numbers in the scripts of Redis, which are doubles, are not exact."""
 
 NO_KEY: Final = Template("")
 
@@ -56,7 +55,7 @@ class Quota:
 
 
 def parts_of_usd(amount: Decimal) -> int:
-    """Return money as whole parts, rounded up: no call is cheaper than its price."""
+    """Return money as whole parts, rounded up, so that no call counts as cheaper than it was."""
     return int(EXACT.multiply(amount, PARTS_PER_USD).to_integral_value(ROUND_CEILING, EXACT))
 
 
@@ -66,7 +65,7 @@ def in_unit(unit: Unit, parts: int) -> Number:
 
 
 def unit_name(unit: Unit) -> str:
-    """Return the unit as it stands behind a number."""
+    """Return the unit as it is written after a number."""
     return {"usd": "USD", "model_calls": "model calls"}.get(unit, unit)
 
 

@@ -1,8 +1,8 @@
 """Settles for workers that were killed between the end of a model call and its settlement.
 
 The ledger keeps with each model call how quotas count it. The store notes which reservations nobody
-settled in time. Whoever has the settlement of such a one in its ledger sends it: the id of the
-operation sees to it that it counts once, whoever else sends it.
+settled in time. Whoever has the settlement of such a one in its ledger sends it. It counts once,
+however many send it, because an operation with the same id is done once.
 """
 
 from __future__ import annotations
@@ -11,43 +11,27 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.faults import never_raises
-from otel_limits.quotas.store import Charge, Count, Operation, Reply, Settle, StoreError
+from otel_limits.quotas.store import Charge, Count, Settle, StoreError
 from otel_limits.quotas.windows import Window
 
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import SharedStore
+
 MOST: Final = 1_000
-"""Reservations that are looked for at a time."""
+"""Reservations that are looked up at a time."""
 
 INTERVAL_SECONDS: Final = 60.0
 """How often a process looks."""
 
-Find: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]]
-"""Ids of reservations → those that a ledger has a settlement of, with its text."""
-
-
-class Expiring(Protocol):
-    """A store that a fleet shares, as far as it notes what nobody settled."""
-
-    def run(self, operations: Sequence[Operation]) -> list[Reply]:
-        """Do `operations`."""
-
-    def expired(self, most: int) -> list[str]:
-        """Return ids of reservations that nobody settled in time."""
-
-    def done(self, ids: Sequence[str]) -> None:
-        """Note that these have been settled after all."""
-
-    def reset_after_fork(self) -> None:
-        """Connect anew in a child."""
-
-    def close(self) -> None:
-        """Let go of connections."""
+FindSettlements: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]]
+"""Ids of reservations → those of them whose settlement a ledger has, with its text."""
 
 
 def as_text(charges: Iterable[Charge]) -> str:
-    """Write charges for the ledger: of keys from outside it gets the hashes."""
+    """Write charges for the ledger, which gets hashes of keys and not the keys."""
     return json.dumps(
         [
             (count.quota, count.key, count.window.start, count.window.end, each.amount)
@@ -69,7 +53,7 @@ def from_text(identity: str, text: str) -> Settle:
     )
 
 
-def settle_expired(store: Expiring, find: Find) -> int:
+def settle_expired(store: SharedStore, find: FindSettlements) -> int:
     """Send the settlements that `find` has; returns how many.
 
     Raises:
@@ -84,26 +68,26 @@ def settle_expired(store: Expiring, find: Find) -> int:
 
 
 class Recovery:
-    """Looks now and then, in a thread of its own, whether there is something to settle.
+    """Checks once a minute, in a thread of its own, whether there is something to settle.
 
     Args:
-        store: Where quotas are counted; nobody else uses it.
+        store: Where quotas are counted; nobody else uses this one.
         find: Looks into the ledger of this process.
     """
 
-    def __init__(self, store: Expiring, find: Find) -> None:
-        """Begin to look."""
+    def __init__(self, store: SharedStore, find: FindSettlements) -> None:
+        """Start the thread."""
         self._store = store
         self._find = find
         self._start()
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Look in a child, too: its parent may end before it."""
-        self._store.reset_after_fork()
+        self._store.after_fork()
         self._start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._closing.set()
 
     def _start(self) -> None:
@@ -120,5 +104,5 @@ class Recovery:
 
     @never_raises("quotas")
     def _look(self) -> None:
-        with contextlib.suppress(StoreError):  # whoever waits for an answer tells of the outage
+        with contextlib.suppress(StoreError):  # the courier logs outages
             settle_expired(self._store, self._find)

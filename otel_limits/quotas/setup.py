@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.courier import Courier, Direct
-from otel_limits.quotas.engine import TIMEOUT_SECONDS, Engine
-from otel_limits.quotas.killing import Listener
-from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.killing import KillListener
 from otel_limits.quotas.recovery import Recovery
-from otel_limits.quotas.urls import MEMORY_URL
+from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.quota import Quota
-    from otel_limits.quotas.recovery import Find
-    from otel_limits.quotas.redis_store import RedisStore
+    from otel_limits.quotas.recovery import FindSettlements
     from otel_limits.runs.registry import Runs
+
+TIMEOUT_SECONDS: Final = 0.1
+"""How long an agent waits for the store at most, each time it asks."""
 
 HEALTH_INTERVAL_SECONDS: Final = 15
 """How often a listener looks whether its silent connection is still one."""
@@ -38,33 +39,36 @@ class Quotas:
         url: str,
         quotas: Callable[[], Sequence[Quota]],
         runs: Runs,
-        find: Find,
+        find: FindSettlements,
     ) -> None:
         """Put them before every model call of `runs`."""
-        carrier: Carrier
         self.url = url
         self._runs = runs
-        self._threads: list[Listener | Recovery] = []
-        if url == MEMORY_URL:
-            carrier = Direct(MemoryStore())
+        self._threads: list[KillListener | Recovery] = []
+        carrier: Carrier
+        if is_shared(url):
+            # Each thread has a store of its own: it must not be closed while another one asks.
+            carrier = Courier(open_shared_store(url, TIMEOUT_SECONDS))
+            listening = open_shared_store(url, TIMEOUT_SECONDS, HEALTH_INTERVAL_SECONDS)
+            self._threads = [
+                KillListener(listening, lambda pattern: runs.kill(agent=pattern)),
+                Recovery(open_shared_store(url, TIMEOUT_SECONDS), find),
+            ]
         else:
-            carrier = Courier(open_store(url))
-            listening = open_store(url, health_interval=HEALTH_INTERVAL_SECONDS)
-            self._threads.append(Listener(listening, lambda pattern: runs.kill(agent=pattern)))
-            self._threads.append(Recovery(open_store(url), find))
+            carrier = Direct(open_store(url, TIMEOUT_SECONDS))
         self._engine = Engine(
             quotas,
             carrier,
-            tell=runs.observers.publish,
+            publish=runs.observers.publish,
             price=runs.price_of,
             timeout=TIMEOUT_SECONDS,
         )
         runs.observers.gate = self._engine
 
-    def reset_after_fork(self) -> None:
-        """Listen and look again in a child; the runs see to the rest."""
+    def after_fork(self) -> None:
+        """Listen and look again in a child; the runs take care of the gate."""
         for thread in self._threads:
-            thread.reset_after_fork()
+            thread.after_fork()
 
     def close(self) -> None:
         """Send what is left, and stop asking and listening."""
@@ -72,15 +76,3 @@ class Quotas:
         self._engine.close()
         for thread in self._threads:
             thread.close()
-
-
-def open_store(url: str, health_interval: int = 0) -> RedisStore:
-    """Make the store that a fleet shares, without connecting, for one thread.
-
-    Args:
-        url: Where it is.
-        health_interval: Seconds after which a silent connection is tried; 0 for never.
-    """
-    from otel_limits.quotas.redis_store import RedisStore
-
-    return RedisStore(url, TIMEOUT_SECONDS, health_interval)

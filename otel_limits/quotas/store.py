@@ -1,4 +1,4 @@
-"""What is asked of the place where quotas are counted, and what it answers.
+"""The protocol of a store: what is asked of the place where quotas are counted, and its answers.
 
 Every operation has an id, and doing it twice changes nothing the second time: it can be sent again
 when its reply was lost. All the counts that an operation names change together or not at all.
@@ -6,11 +6,14 @@ when its reply was lost. All the counts that an operation names change together 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    import threading
+
+    from otel_limits.quotas.keys import Key
     from otel_limits.quotas.windows import Window
 
 RETENTION_SECONDS: Final = 25 * 3600
@@ -20,10 +23,10 @@ REMEMBERED_SECONDS: Final = 3600
 """How long the id of an operation is remembered, so that it is not done twice."""
 
 RECOVERABLE_SECONDS: Final = 3000
-"""How long one that nobody did is looked for: well before its id is forgotten."""
+"""How long a settlement that nobody sent is looked for: well before its id is forgotten."""
 
 DOUBTFUL: Final = 2
-"""What a reservation of unknown size is multiplied with, unless it is the only one of them."""
+"""Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
 
 class StoreError(Exception):
@@ -31,7 +34,7 @@ class StoreError(Exception):
 
 
 class StoreLostError(StoreError):
-    """The store is known not to answer, and nothing was sent."""
+    """The store is known not to answer, so that nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,17 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a model call wants of one count."""
+    """What a model call needs of one count."""
 
     count: Count
     amount: int
     limit: int
     enforced: bool = True
-    """False when it is taken even if it is not there."""
+    """False when it is reserved even if there is not enough."""
     certain: bool = True
     """False when the call may turn out bigger than `amount`."""
     known: int = 0
-    """What the asker saw used before: where a store starts again if it lost the count."""
+    """What the asker saw used before: from there a store goes on that has lost the count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class Reserve:
     id: str
     demands: tuple[Demand, ...]
     lease_seconds: float
-    """After this the reservation is void: whoever made it is dead."""
+    """After this the reservation is void: whoever made it is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,15 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """One key of a quota that was used lately."""
+class Kill:
+    """The order to end agents."""
 
-    key: str
-    shown: str
+    id: str
+    pattern: str
+    """Name of the agents; `*` and `?` stand for any characters."""
 
 
-class Store(Protocol):
+class QuotaStore(Protocol):
     """A place where quotas are counted."""
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -143,7 +147,7 @@ class Store(Protocol):
         """
 
     def check(self) -> None:
-        """See whether the store can be written to.
+        """Make sure that the store can be written to.
 
         Raises:
             StoreError: It cannot.
@@ -152,7 +156,7 @@ class Store(Protocol):
     def now(self) -> float:
         """Return the store's time."""
 
-    def keys(self, quota: str) -> list[Listed]:
+    def keys(self, quota: str) -> list[Key]:
         """Return the keys of a quota that were used lately."""
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
@@ -164,8 +168,33 @@ class Store(Protocol):
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Permit `amount` more until a time, in seconds since the epoch."""
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Make it usable in a child: another thread may have held a lock."""
 
     def close(self) -> None:
         """Let go of connections."""
+
+
+class SharedStore(QuotaStore, Protocol):
+    """A place where a whole fleet counts, which can outlive whoever reserved there."""
+
+    def expired(self, most: int) -> list[str]:
+        """Return ids of reservations that nobody settled in time, the latest first."""
+
+    def done(self, ids: Sequence[str]) -> None:
+        """Note that these reservations have been settled after all."""
+
+    def kill(self, pattern: str) -> int:
+        """Tell every listening process to end agents; returns how many heard it."""
+
+    def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
+        """Wait for kills until `closing` is set.
+
+        Args:
+            since: The store's time; a kill that was sent after it while nobody listened comes
+                first.
+            closing: Ends the waiting within a second.
+
+        Raises:
+            StoreError: The connection was lost.
+        """

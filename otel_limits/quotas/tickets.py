@@ -1,4 +1,4 @@
-"""A model call on its way past the quotas: what it wants of each, what it took, why it may not go.
+"""A model call before the quotas: what it needs of each, what it took, why it may not go out.
 
 Everything here is a value or a pure function.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import baggage
 
+from otel_limits.core.facts import QuotaDecision, QuotaUse
 from otel_limits.core.limits import (
     NO_COST,
     QUOTA_EXCEEDED_STOP_REASON,
@@ -24,9 +25,10 @@ from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_us
 from otel_limits.quotas.store import Charge, Count, Demand, Reply, Standing
 
 if TYPE_CHECKING:
+    from otel_limits.core.facts import Decision
     from otel_limits.quotas.estimates import WorstCase
     from otel_limits.quotas.keys import Key, Lookup
-    from otel_limits.quotas.store import Store
+    from otel_limits.quotas.store import QuotaStore
     from otel_limits.runs.gate import Request
 
 UNPRICED: Final = -1
@@ -34,24 +36,24 @@ UNPRICED: Final = -1
 
 PriceOf: TypeAlias = Callable[[str, Usage], "Decimal | None"]
 Known: TypeAlias = Callable[[Count], "Standing | None"]
-Denied: TypeAlias = "tuple[Want, Breach]"
+Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What a call wants of one quota."""
+class QuotaNeed:
+    """What a call needs of one quota that applies to it."""
 
     quota: Quota
     key: Key
     amount: int
     """The most that it may take, in parts."""
     certain: bool
-    """True when it will not turn out bigger."""
+    """True when it cannot turn out bigger."""
     action: Action
 
     @property
     def is_enforced(self) -> bool:
-        """Tell whether the call stays where it is when there is not enough."""
+        """Whether the call is refused when there is not enough."""
         return self.action != "observe"
 
 
@@ -61,30 +63,31 @@ class Ticket:
 
     id: str
     request: Request
-    wants: list[Want]
+    needs: list[QuotaNeed]
     demands: tuple[Demand, ...] = ()
-    """What was asked of the store, in the order of the wants."""
-    reserved_in: Store | None = None
+    """What was asked of the store, in the order of the needs."""
+    reserved_in: QuotaStore | None = None
     """Where it was reserved when the store did not answer."""
     calls: int = 0
     """1 once it has ended, 0 until then and where it never went out."""
     tokens: int = 0
     cost: Decimal = NO_COST
 
-    def leave_out(self, wants: Sequence[Want]) -> None:
-        """Don't ask for these."""
-        self.wants = [each for each in self.wants if each not in wants]
+    def leave_out(self, needs: Sequence[QuotaNeed]) -> None:
+        """Drop the needs that nobody is to be asked for."""
+        self.needs = [each for each in self.needs if each not in needs]
 
     def charges(self) -> tuple[Charge, ...]:
         """What the call took; nothing where it was never asked for."""
+        # Not strict: where the store was not asked, there are needs without demands.
         return tuple(
-            Charge(count=demand.count, amount=taken(want.quota.unit, self), known=demand.known)
-            for want, demand in zip(self.wants, self.demands, strict=False)
+            Charge(count=demand.count, amount=taken(need.quota.unit, self), known=demand.known)
+            for need, demand in zip(self.needs, self.demands, strict=False)
         )
 
 
 @dataclass(slots=True)
-class Guest:
+class InvocationState:
     """What is remembered of a live invocation."""
 
     ticket: Ticket | None = None
@@ -93,9 +96,18 @@ class Guest:
     counted: set[str] = field(default_factory=set)
     """Names of the quotas that have counted the invocation."""
 
+    def close(self) -> Ticket | None:
+        """Take the ticket, once: whoever takes it settles it."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None and ticket.calls:
+            self.counted.update(
+                need.quota.name for need in ticket.needs if need.quota.unit == "invocations"
+            )
+        return ticket
+
 
 def lookup_of(request: Request) -> Lookup:
-    """Make what reads the sources of keys for a request."""
+    """Return the function that reads the sources of keys from a request."""
 
     def look_up(source: str) -> object:
         kind, _, name = source.partition(".")
@@ -110,37 +122,38 @@ def lookup_of(request: Request) -> Lookup:
     return look_up
 
 
-def want_of(
+def need_of(
     quota: Quota, request: Request, lookup: Lookup, worst: WorstCase, price: PriceOf
-) -> Want:
-    """Say what a request wants of a quota that applies to it."""
+) -> QuotaNeed:
+    """Work out what a request needs of a quota that applies to it."""
     action = quota.action or request.action
-    return Want(
+    return QuotaNeed(
         quota=quota,
         key=quota.key.key(quota.name, lookup),
         amount=_amount(quota.unit, request.model, worst.usage, price),
         certain=worst.certain or quota.unit in ("model_calls", "invocations"),
-        action="halt" if action == "ask" else action,  # nobody can extend a quota in passing
+        # Nobody can be asked to extend a quota in passing: the whole fleet shares it.
+        action="halt" if action == "ask" else action,
     )
 
 
-def demand_of(want: Want, now: float, known: Known, *, forced: bool) -> Demand:
-    """Say the same to a store whose clock shows `now`."""
-    quota = want.quota
-    count = Count(quota.name, want.key.id, quota.windows.at(now), want.key.shown)
+def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
+    """Put a need into the terms of a store whose clock shows `now`."""
+    quota = need.quota
+    count = Count(quota.name, need.key.id, quota.windows.at(now), need.key.shown)
     standing = known(count)
     return Demand(
         count=count,
-        amount=want.amount,
+        amount=need.amount,
         limit=quota.amount,
-        enforced=want.is_enforced and not forced,
-        certain=want.certain,
+        enforced=need.is_enforced and not forced,
+        certain=need.certain,
         known=standing.used if standing is not None else 0,
     )
 
 
 def taken(unit: Unit, ticket: Ticket) -> int:
-    """What a call took, in parts of a unit."""
+    """Return what a call took, in parts of a unit."""
     if unit == "tokens":
         return ticket.tokens
     if unit in ("model_calls", "invocations"):
@@ -148,50 +161,77 @@ def taken(unit: Unit, ticket: Ticket) -> int:
     return parts_of_usd(ticket.cost)
 
 
-def lacking(ticket: Ticket, reply: Reply, *, enforced: bool) -> list[Denied]:
-    """Return the wants that could not be met, the enforced ones or the others."""
+def lacking(needs: Sequence[QuotaNeed], reply: Reply, *, enforced: bool) -> list[Denied]:
+    """Return the needs that could not be met, the enforced ones or the others."""
     return [
-        (ticket.wants[n], exceeded(ticket.wants[n], reply.standings[n], reply.status))
+        (needs[n], exceeded(needs[n], reply.standings[n], reply.status))
         for n in reply.lacking
-        if ticket.wants[n].is_enforced == enforced
+        if needs[n].is_enforced == enforced
     ]
 
 
 def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
-    """Decide by the quota that comes first; `None` when nothing was denied."""
+    """Return the verdict, whose action is that of the first quota; `None` when none denied."""
     if not denied:
         return None
     breaches = tuple(breach for _, breach in denied)
     return Verdict(QUOTA_EXCEEDED_STOP_REASON, breaches, denied[0][0].action)
 
 
-def exceeded(want: Want, standing: Standing, status: str) -> Breach:
+def exceeded(need: QuotaNeed, standing: Standing, status: str) -> Breach:
     """Say what the count comes to with this call."""
-    total = standing.used + standing.reserved + (want.amount if status == "refused" else 0)
-    unit = want.quota.unit
+    total = standing.used + standing.reserved + (need.amount if status == "refused" else 0)
+    unit = need.quota.unit
     note = (
-        f"quota {want.quota.name} permits {in_words(unit, standing.limit)} and with this call "
+        f"quota {need.quota.name} permits {in_words(unit, standing.limit)} and with this call "
         f"{in_words(unit, total)} could be used"
     )
-    return _breach(want, standing.limit, total, note)
+    return _breach(need, standing.limit, total, note)
 
 
-def unanswered(want: Want) -> Breach:
+def unanswered(need: QuotaNeed) -> Breach:
     """Say that nobody knows whether there is enough."""
-    note = f"quota {want.quota.name} could not be checked, because its store does not answer"
-    return _breach(want, want.quota.amount, 0, note)
+    note = f"quota {need.quota.name} could not be checked, because its store does not answer"
+    return _breach(need, need.quota.amount, 0, note)
 
 
-def without_price(want: Want) -> Breach:
+def without_price(need: QuotaNeed) -> Breach:
     """Say that nobody knows what the call costs."""
-    note = f"quota {want.quota.name} is in USD and the price of the model is unknown"
-    return _breach(want, want.quota.amount, 0, note)
+    note = f"quota {need.quota.name} is in USD and the price of the model is unknown"
+    return _breach(need, need.quota.amount, 0, note)
 
 
-def _breach(want: Want, cap: int, observed: int, note: str) -> Breach:
-    unit = want.quota.unit
+def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:
+    """Make the fact that a quota decided about a call."""
+    unit = need.quota.unit
+    return QuotaDecision(
+        invocation=ticket.request.invocation,
+        quota=need.quota.name,
+        key=need.key.shown,
+        decision=decision,
+        wanted=in_unit(unit, max(0, need.amount)),
+        unit=unit_name(unit),
+    )
+
+
+def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
+    """Make the fact how a quota stands after a call was reserved or settled."""
+    unit = need.quota.unit
+    return QuotaUse(
+        quota=need.quota.name,
+        key=need.key.shown,
+        unit=unit_name(unit),
+        used=in_unit(unit, standing.used),
+        reserved=in_unit(unit, standing.reserved),
+        limit=in_unit(unit, standing.limit),
+        resets=demand.count.window.end,
+    )
+
+
+def _breach(need: QuotaNeed, cap: int, observed: int, note: str) -> Breach:
+    unit = need.quota.unit
     return Breach(
-        limit=want.quota.name,
+        limit=need.quota.name,
         cap=in_unit(unit, cap),
         observed=in_unit(unit, observed),
         reason=QUOTA_EXCEEDED_STOP_REASON,
@@ -201,7 +241,7 @@ def _breach(want: Want, cap: int, observed: int, note: str) -> Breach:
 
 
 def _amount(unit: Unit, model: str, worst: Usage, price: PriceOf) -> int:
-    """What the call may take at most, in parts; `UNPRICED` when nobody knows."""
+    """Return what the call may take at most, in parts; `UNPRICED` when nobody knows."""
     if unit == "tokens":
         return worst.total
     if unit != "usd":

@@ -28,9 +28,9 @@ class Window:
     end: int
     """First second after it."""
 
-    def __contains__(self, moment: float) -> bool:
-        """Tell whether `moment`, in seconds since the epoch, is in it."""
-        return self.start <= moment < self.end
+    def __contains__(self, seconds: float) -> bool:
+        """Tell whether a time, in seconds since the epoch, is in it."""
+        return self.start <= seconds < self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Windows:
     shorter or longer than others. Hours and durations are counted from the epoch in UTC.
 
     Raises:
-        ValueError: The rule or the time zone is none, or the two don't go together.
+        ValueError: The rule or the time zone is not valid, or the two don't go together.
     """
 
     rule: str
@@ -49,7 +49,7 @@ class Windows:
     time_zone: str = UTC
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be cut."""
+        """Refuse a rule that does not cut time into windows."""
         zone_of(self.time_zone)
         if self.rule in CALENDAR:
             return
@@ -60,24 +60,25 @@ class Windows:
                 f"Leave time_zone out: hours and durations are counted in UTC."
             )
 
-    def at(self, moment: float) -> Window:
-        """Return the window that holds `moment`, in seconds since the epoch."""
+    def at(self, seconds: float) -> Window:
+        """Return the window around a time, in seconds since the epoch."""
         if self.rule not in CALENDAR:
             length = length_of(self.rule)
-            start = int(moment // length) * length
+            start = int(seconds // length) * length
             return Window(start, start + length)
-        return self._calendar(moment)
+        return self._calendar(seconds)
 
-    def _calendar(self, moment: float) -> Window:
-        """Find the days or months around `moment`; a zone may have skipped or repeated midnight."""
+    def _calendar(self, seconds: float) -> Window:
+        """Return the day or month around a time."""
         zone = zone_of(self.time_zone)
-        today = datetime.fromtimestamp(moment, zone).date()
+        today = datetime.fromtimestamp(seconds, zone).date()
         first = today.replace(day=1) if self.rule == "month" else today
+        # Where the zone skipped or repeated midnight, a time may be in the window before or after.
         for begin in (first, self._step(first, 1), self._step(first, -1)):
             window = Window(_midnight(begin, zone), _midnight(self._step(begin, 1), zone))
-            if moment in window:
+            if seconds in window:
                 return window
-        raise AssertionError("a moment is in no window")  # pragma: no cover
+        raise AssertionError("no window holds this time")  # pragma: no cover
 
     def _step(self, begin: date, steps: int) -> date:
         if self.rule == "day":
@@ -104,21 +105,21 @@ def length_of(rule: str) -> int:
     """Return the seconds of a window of fixed length.
 
     Raises:
-        ValueError: It is no rule, or its length is 0 or more than 366 days.
+        ValueError: It is not a rule, or its length is 0 or more than 366 days.
     """
     if rule == "hour":
         return HOUR_SECONDS
     match = DURATION.fullmatch(rule)
     parts = {name: int(text) for name, text in match.groupdict("0").items()} if match else {}
     if not any(parts.values()) or max(parts.values()) > LONGEST_DAYS * 86_400:
-        raise ValueError(_no_rule(rule))
+        raise ValueError(_not_a_rule(rule))
     length = int(timedelta(**parts).total_seconds())
     if length > LONGEST_DAYS * 86_400:
-        raise ValueError(_no_rule(rule))
+        raise ValueError(_not_a_rule(rule))
     return length
 
 
-def _no_rule(rule: str) -> str:
+def _not_a_rule(rule: str) -> str:
     return (
         "window must be hour, day, month, or an ISO duration in weeks, days, hours, minutes and "
         f"seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}."

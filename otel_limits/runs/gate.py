@@ -54,7 +54,7 @@ class Gate(Protocol):
     async def settle(self, invocation_id: str) -> None:
         """The call that was admitted is over, and what it took has been told as a fact."""
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a child: its parent's calls go on in the parent."""
 
     def close(self) -> None:

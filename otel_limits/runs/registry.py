@@ -201,7 +201,7 @@ class Runs:
         self.lock = threading.Lock()
         self.deadlines.after_fork()
         if self.observers.gate is not None:
-            self.observers.gate.reset_after_fork()
+            self.observers.gate.after_fork()
         self._live.clear()
         self.spans.after_fork()
 

@@ -35,7 +35,7 @@ from otel_limits.observers.lazy import LazyObserver
 from otel_limits.observers.log import log
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import Attachment
-from otel_limits.quotas.urls import MEMORY_URL
+from otel_limits.quotas.stores import MEMORY_URL
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import NO_FILE, PolicyFile
@@ -276,7 +276,7 @@ class Switch:
         if self._ledger is not None:
             self._ledger.renew()
         if self._quotas is not None:
-            self._quotas.reset_after_fork()
+            self._quotas.after_fork()
 
     # --- quotas -----------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from otel_limits.core.limits import (
 from otel_limits.core.names import MAX_AGENTS
 from otel_limits.core.records import Record, record
 from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
-from otel_limits.quotas.urls import MEMORY_URL, require_store_url
+from otel_limits.quotas.stores import MEMORY_URL, require_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -321,22 +321,6 @@ def audit_keys(name: str, text: str) -> tuple[str, ...]:
     return keys
 
 
-def store_url(name: str, text: str) -> str:
-    """Parse the URL of a store for quotas.
-
-    Raises:
-        ValueError: No store is known for it, or its client is not installed or cannot read it.
-    """
-    if require_store_url(name, text) == MEMORY_URL:
-        return text
-    try:
-        from otel_limits.quotas.redis_store import require_readable
-    except ImportError:
-        raise ValueError(f"{name} needs a client: pip install 'otel-limits[redis]'") from None
-    require_readable(name, text)
-    return text
-
-
 LIMIT_SETTINGS: Final = tuple(_limit_setting(name) for name in LIMIT_NAMES)
 TREE_SETTINGS: Final = tuple(
     _limit_setting(name, TREE_PREFIX, "Over the whole budget tree. ") for name in TREE_LIMITS
@@ -418,7 +402,7 @@ SETTINGS: Final = (
     ),
     Setting(
         name="quota_store",
-        parse=store_url,
+        parse=require_store_url,
         default=MEMORY_URL,
         help="Where quotas are counted: memory:// (each process by itself), redis://host:port/db, "
         "rediss://, unix://, redis+cluster:// or redis+sentinel://.",

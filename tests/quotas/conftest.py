@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import redis
 
 import otel_limits
 from otel_limits.quotas import setup
-from otel_limits.quotas.redis_store import RedisStore
+from otel_limits.quotas.stores import open_shared_store
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import SharedStore
 
 PATIENCE = 60.0
 """Seconds that nothing takes, be the machine as crowded as it may."""
@@ -248,9 +251,9 @@ def wire(server: Server) -> Iterator[Wire]:
 
 
 @pytest.fixture
-def store(server: Server) -> Iterator[RedisStore]:
+def store(server: Server) -> Iterator[SharedStore]:
     """Look at what is counted on the shared server, as the command line does."""
-    store = RedisStore(server.url, 1.0)
+    store = open_shared_store(server.url, 1.0)
     yield store
     store.close()
 

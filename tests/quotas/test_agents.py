@@ -160,7 +160,7 @@ otel_limits.enable()
 Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
 assert otel_limits.disable() is None
 known = {name for name in sys.modules if name.startswith(("otel_limits.quotas.", "redis"))}
-known -= {"otel_limits.quotas.urls"}  # what a setting may say
+known -= {"otel_limits.quotas.stores"}  # what a setting may say
 sys.exit(repr(known) if known else 0)
 """
 

@@ -27,7 +27,7 @@ from otel_limits.ledger.writer import taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import settle_expired
-from otel_limits.quotas.redis_store import EXPIRED_KEY
+from otel_limits.quotas.redis_scripts import EXPIRED_KEY
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Demand, Reserve, Standing
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from otel_limits.core.facts import Fact
-    from otel_limits.quotas.redis_store import RedisStore
+    from otel_limits.quotas.store import SharedStore
     from otel_limits.testing import Answer
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
@@ -140,14 +140,14 @@ def this_count(rule: str = "month") -> Count:
     return Count("q", key.id, Windows(rule).at(time.time()))
 
 
-def standing(store: RedisStore, amount: int) -> Standing:
+def standing(store: SharedStore, amount: int) -> Standing:
     """How quota `q` stands."""
     (found,) = store.look([(this_count(), amount)])
     return found
 
 
 def test_of_a_thousand_that_ask_at_once_a_hundred_are_admitted(
-    fleet: Fleet, store: RedisStore
+    fleet: Fleet, store: SharedStore
 ) -> None:
     """Four processes with 250 agents each, on a quota of 100 calls: exactly 100."""
     said = fleet({"model_calls": 100, "window": "month"}, "ask_once", count=250)
@@ -157,7 +157,7 @@ def test_of_a_thousand_that_ask_at_once_a_hundred_are_admitted(
 
 
 def test_a_token_quota_is_never_passed_where_output_caps_are_known(
-    fleet: Fleet, store: RedisStore
+    fleet: Fleet, store: SharedStore
 ) -> None:
     """Forty agents in four processes loop until they are stopped: overshoot 0."""
     amount = 100_000
@@ -172,7 +172,7 @@ def test_a_token_quota_is_never_passed_where_output_caps_are_known(
 
 
 def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
-    fleet: Fleet, store: RedisStore
+    fleet: Fleet, store: SharedStore
 ) -> None:
     """Answers are 6000 tokens long where 4096 are assumed, for forty agents at once."""
     amount = 170_000
@@ -186,7 +186,7 @@ def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
 
 
 def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
-    fleet: Fleet, server: Server, store: RedisStore, ledger: Path, tmp_path: Path
+    fleet: Fleet, server: Server, store: SharedStore, ledger: Path, tmp_path: Path
 ) -> None:
     """Half of four workers are killed at random, fifty times.
 
@@ -213,7 +213,7 @@ def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
 def test_whoever_lives_settles_for_who_was_killed(
     fleet: Fleet,
     server: Server,
-    store: RedisStore,
+    store: SharedStore,
     ledger: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,12 +231,12 @@ def test_whoever_lives_settles_for_who_was_killed(
 
 
 def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact], server: Server, store: RedisStore
+    hold: Hold, make_agent: MakeAgent, facts: list[Fact], server: Server, store: SharedStore
 ) -> None:
     """Two calls go out on one permission, and its lease ends during the second."""
     hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [facts.append])
     gate: Any = LIVE.observers.gate
-    gate._lease = 0.1
+    gate._client._lease = 0.1
 
     def settled_elsewhere() -> bool:
         standing(store, 100_000)
@@ -261,7 +261,7 @@ def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
     eventually(lambda: standing(store, 100_000) == Standing(150, 0, 100_000))
 
 
-def test_what_expired_long_ago_is_left_alone(server: Server, store: RedisStore) -> None:
+def test_what_expired_long_ago_is_left_alone(server: Server, store: SharedStore) -> None:
     """The ids of operations are forgotten after an hour: it could count twice."""
     long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
     with redis.Redis.from_url(server.url) as client:
@@ -269,7 +269,7 @@ def test_what_expired_long_ago_is_left_alone(server: Server, store: RedisStore) 
     assert store.expired(10) == ["new"]
 
 
-def test_what_expired_is_noted_for_an_hour_at_most(server: Server, store: RedisStore) -> None:
+def test_what_expired_is_noted_for_an_hour_at_most(server: Server, store: SharedStore) -> None:
     """Workers that are killed in the middle of calls leave nothing that stays or grows."""
     demand = Demand(count=this_count(), amount=1, limit=1000)
     with redis.Redis.from_url(server.url) as client:

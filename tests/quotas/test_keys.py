@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.quotas.keys import INVALID, MISSING, Key, Template, fits, plain
+from otel_limits.quotas.keys import INVALID, MISSING, Key, Template, fits, key_text
 
 
 def key(template: str, **values: Any) -> Key:
@@ -61,14 +61,14 @@ def test_what_comes_from_outside_is_seen_as_a_hash() -> None:
 @pytest.mark.parametrize("value", [None, ""])
 def test_leaving_a_value_out_does_not_lead_around_a_quota(value: object) -> None:
     """Whoever has none shares the count of those who have none."""
-    assert plain(value) == MISSING
+    assert key_text(value) == MISSING
     assert key("baggage.tenant.id", baggage__tenant__id=value).shown == MISSING
 
 
 @pytest.mark.parametrize("value", ["a" * 129, "a\nb", "a\0b", "\x1b[31m", "\ud800", 2.5, ["a"]])
 def test_a_value_that_is_no_short_text_is_not_used(value: object) -> None:
     """All of them share one count, so that making them up gains nothing."""
-    assert plain(value) == INVALID
+    assert key_text(value) == INVALID
 
 
 ANY_TEXT = st.lists(st.integers(0, sys.maxunicode)).map(lambda codes: "".join(map(chr, codes)))

@@ -10,10 +10,10 @@ import pytest
 
 from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
 from otel_limits.core.faults import FAULTS
-from otel_limits.quotas import courier, engine
+from otel_limits.quotas import client, courier
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.redis_store import RedisStore
-from otel_limits.quotas.store import Count, Standing
+from otel_limits.quotas.store import Count, SharedStore, Standing
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
@@ -41,7 +41,7 @@ class Place:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.wire = Wire(server.port)
-        self.store = RedisStore(server.url, PATIENCE)
+        self.store = open_shared_store(server.url, PATIENCE)
 
     @property
     def url(self) -> str:
@@ -181,7 +181,9 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
     agent("go")
     place.recover()
     gate: Any = LIVE.observers.gate
-    eventually(lambda: not gate._carrier._is_down)  # asking the agent would use up what was left
+    eventually(
+        lambda: not gate._client._carrier._is_down
+    )  # asking the agent would use up what was left
     eventually(lambda: agent("go").stop_reason == "end_turn" and decisions(facts)[-1] == "admitted")
     used = [fact.used for fact in facts if isinstance(fact, QuotaUse)][-1]
     facts.clear()
@@ -209,14 +211,14 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
     caplog.clear()
     agent("go")
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._carrier._is_down)
+    eventually(lambda: gate._client._carrier._is_down)
     waits: list[float] = []
 
     async def wait(_: Any, seconds: float) -> None:
         waits.append(seconds)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("otel_limits.quotas.engine._wait", wait)
+        patch.setattr("otel_limits.quotas.client._wait", wait)
         for _ in range(30):
             agent("go")
     assert waits == []
@@ -228,14 +230,14 @@ def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
     """Whatever a call has asked before."""
     agent = lose("allow")
     waits: list[float] = []
-    waiting = engine._wait
+    waiting = client._wait
 
     async def wait(future: Any, seconds: float) -> None:
         waits.append(seconds)
         await waiting(future, seconds)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_wait", wait)
+        patch.setattr(client, "_wait", wait)
         agent("go")
     assert waits
     assert max(waits) <= TIMEOUT
@@ -289,7 +291,7 @@ def test_a_reply_that_is_lost_moves_the_count_once(
 
 
 def test_a_settlement_that_is_lost_again_and_again_counts_once(
-    hold: Hold, make_agent: MakeAgent, wire: Wire, store: RedisStore
+    hold: Hold, make_agent: MakeAgent, wire: Wire, store: SharedStore
 ) -> None:
     """It is kept until the store says that it was done."""
     hold({"calls": CALLS | {"on_backend_error": "allow"}}, wire.url)
@@ -361,7 +363,7 @@ def test_settlements_that_wait_are_bounded(
     for _ in range(6):
         agent("go")
     gate: Any = LIVE.observers.gate
-    assert len(gate._carrier._kept) == 3
+    assert len(gate._client._carrier._kept) == 3
 
 
 def test_a_refused_call_leaves_nothing_to_be_sent(
@@ -373,11 +375,11 @@ def test_a_refused_call_leaves_nothing_to_be_sent(
     agent = make_agent(ScriptedModel([]))
     gate: Any = LIVE.observers.gate
     agent("go")
-    eventually(lambda: gate._carrier._is_down)
-    kept = len(gate._carrier._kept)
+    eventually(lambda: gate._client._carrier._is_down)
+    kept = len(gate._client._carrier._kept)
     for _ in range(5):
         agent("go")
-    assert len(gate._carrier._kept) == kept <= 1
+    assert len(gate._client._carrier._kept) == kept <= 1
 
 
 @pytest.mark.parametrize(("way", "lost"), [("deny", False), ("allow", True)])
@@ -396,7 +398,7 @@ def test_only_what_was_used_is_missed_at_the_end(
     hold({"calls": CALLS | {"on_backend_error": way}}, place.url, timeout=TIMEOUT)
     make_agent(ScriptedModel(endless(says("done"))))("go")
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._carrier._is_down)
+    eventually(lambda: gate._client._carrier._is_down)
     monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
     gate.close()
     assert said == ["1 settlements were not counted"] * lost

@@ -19,8 +19,8 @@ import pytest
 from otel_limits import ConfigurationError, disable, enable
 from otel_limits.core.facts import QuotaUse
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.redis_store import RedisStore
-from otel_limits.quotas.store import Count, Standing, StoreError
+from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.switch import RUNTIME
@@ -91,7 +91,7 @@ def test_agents_that_ask_at_once_share_a_round_trip(
     hold({"calls": CALLS}, server.url)
     batches: list[int] = []
     gate: Any = LIVE.observers.gate
-    store = gate._carrier._store
+    store = gate._client._carrier._store
     run = store.run
 
     def count(operations: Any) -> Any:
@@ -116,7 +116,7 @@ def test_nothing_is_sent_by_the_thread_of_an_agent(
     hold({"calls": CALLS}, server.url)
     senders: set[str] = set()
     gate: Any = LIVE.observers.gate
-    store = gate._carrier._store
+    store = gate._client._carrier._store
     evaluate = store._evaluate
 
     def note(*arguments: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
     hold({"calls": CALLS}, server.url)
     quotas: Any = RUNTIME._quotas
     for thread in quotas._threads:
-        monkeypatch.setattr(getattr(thread, "_channel", None) or thread._store, "close", fail)
+        monkeypatch.setattr(thread._store, "close", fail)
     disable()
     no_listeners()
     eventually(lambda: "kill failed with RuntimeError" in caplog.text)
@@ -160,7 +160,7 @@ def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
 
 
 def test_a_forked_child_counts_on_a_connection_of_its_own(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: RedisStore
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
     """Though its parent had one, and a thread that used it."""
     hold({"calls": CALLS}, server.url)
@@ -211,7 +211,7 @@ print(len(pools), os.waitpid(child, 0)[1])
 
 
 def test_a_child_that_is_forked_while_a_client_is_locked_counts_and_ends(
-    server: Server, store: RedisStore, tmp_path: Path
+    server: Server, store: SharedStore, tmp_path: Path
 ) -> None:
     """Locks that a thread of the parent had taken are not waited for, not even at exit."""
     policy = tmp_path / "limits.yaml"
@@ -246,7 +246,7 @@ asyncio.run(leave())
 
 
 def test_a_process_that_ends_sends_what_is_left(
-    server: Server, store: RedisStore, tmp_path: Path
+    server: Server, store: SharedStore, tmp_path: Path
 ) -> None:
     """The call that was broken off last is settled on the way out."""
     policy = tmp_path / "limits.yaml"
@@ -343,7 +343,7 @@ def test_every_kind_of_server_counts(
     hold: Hold, make_agent: MakeAgent, url: str, facts: list[Fact]
 ) -> None:
     """Two calls are permitted, with what a grant adds."""
-    store = RedisStore(url, 20.0)
+    store = open_shared_store(url, 20.0)
     hold({"calls": CALLS | {"model_calls": 2}}, url, [facts.append])
     model = ScriptedModel(endless(uses("search")))
     assert make_agent(model)("go").stop_reason == "quota_exceeded"
@@ -374,7 +374,7 @@ def test_a_cluster_that_moves_our_keys_is_followed(
     gate: Any = LIVE.observers.gate
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
-    link = gate._carrier._store._link
+    link = gate._client._carrier._store._link
     link.client().execute_command("CLIENT KILL TYPE normal SKIPME no")
     assert agent("go").stop_reason == "end_turn"
 
@@ -383,7 +383,7 @@ def test_a_cluster_that_moves_our_keys_is_followed(
 def test_a_server_that_is_not_there_is_one_kind_of_failure(kind: str) -> None:
     """A listener for kills tries again after it, and a command says it in a sentence."""
     service = "/quotas" if kind == "redis+sentinel" else ""
-    store = RedisStore(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1)
+    store = open_shared_store(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1)
     with pytest.raises(StoreError):
         store.now()
     with pytest.raises(StoreError):
@@ -459,7 +459,7 @@ def test_a_url_that_the_client_can_read_is_none(url: str, monkeypatch: pytest.Mo
 
 def test_a_store_without_its_client_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says what to install."""
-    monkeypatch.delitem(sys.modules, "otel_limits.quotas.redis_store")
+    monkeypatch.delitem(sys.modules, "otel_limits.quotas.redis_server")
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://user:secret@host:6379")
     with pytest.raises(ConfigurationError, match=r"pip install 'otel-limits\[redis\]'") as caught:

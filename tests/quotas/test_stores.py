@@ -11,21 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_limits.quotas import redis_store
+from otel_limits.quotas import redis_scripts
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Charge,
     Count,
     Demand,
     Operation,
+    QuotaStore,
     Reply,
     Reserve,
     Settle,
     Standing,
-    Store,
 )
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Window, Windows
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ TODAY = Windows("day").at(time.time() + 2 * DAY)
 class Place(Protocol):
     """A store whose clock the test sets."""
 
-    store: Store
+    store: QuotaStore
     set_clock: Callable[[float], None]
 
 
 class Bench:
     """Does one operation at a time on a store at a given time."""
 
-    def __init__(self, store: Store, set_clock: Callable[[float], None]) -> None:
+    def __init__(self, store: QuotaStore, set_clock: Callable[[float], None]) -> None:
         self.store = store
         self.set_clock = set_clock
         set_clock(TODAY.start + HOUR)
@@ -87,7 +87,7 @@ def in_memory() -> Bench:
 @pytest.fixture
 def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A real server whose scripts read the time from a key."""
-    source_of, key = redis_store.source_of, "{otel_limits}:clock"
+    source_of, key = redis_scripts.source_of, "{otel_limits}:clock"
 
     def with_clock(script: str) -> str:
         read = f"{{ redis.call('GET', '{key}'), 0 }}"
@@ -95,9 +95,9 @@ def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench
         assert asked != source_of(script)
         return asked
 
-    monkeypatch.setattr(redis_store, "source_of", with_clock)
-    monkeypatch.setattr(redis_store, "sha_of", redis_store.sha_of.__wrapped__)
-    store = RedisStore(server.url, 1.0)
+    monkeypatch.setattr(redis_scripts, "source_of", with_clock)
+    monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
+    store = open_shared_store(server.url, 1.0)
     yield Bench(store, lambda now: server.client.set(key, int(now)))
     store.close()
 

@@ -161,8 +161,8 @@ def live_dangerously(folder: str, lease: float) -> None:
     """Spend until killed; a journal with this process' id says how often."""
     enable()
     gate: Any = LIVE.observers.gate
-    gate._lease = lease
-    gate._carrier = Journal(gate._carrier, Path(folder) / str(os.getpid()))
+    gate._client._lease = lease
+    gate._client._carrier = Journal(gate._client._carrier, Path(folder) / str(os.getpid()))
     randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
 
     def script() -> Iterator[Answer]:
@@ -194,8 +194,8 @@ class Fatal:
 def die(lease: float) -> dict[str, int]:
     """Make one call, and be killed between its end and its settlement."""
     gate: Any = LIVE.observers.gate
-    gate._lease = lease
-    gate._carrier = Fatal(gate._carrier)
+    gate._client._lease = lease
+    gate._client._carrier = Fatal(gate._client._carrier)
     make_agent(iter([says("done", usage=usage(90))]), 100)("go")
     raise AssertionError("it lives")
 

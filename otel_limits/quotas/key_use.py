@@ -1,4 +1,4 @@
-"""How every key of every quota stands, as the store has it."""
+"""Reads from the store how every key of every quota stands, for people to see."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from otel_limits.quotas.keys import EVERYTHING, Key
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
-from otel_limits.quotas.store import Count, Store
+from otel_limits.quotas.store import Count, QuotaStore
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class KeyUse:
     """How one key of a quota stands."""
 
     quota: str
@@ -30,7 +30,7 @@ class Level:
     """When the next window begins, in seconds since the epoch."""
 
 
-def read_levels(store: Store, quotas: Iterable[Quota]) -> list[Level]:
+def read_use(store: QuotaStore, quotas: Iterable[Quota]) -> list[KeyUse]:
     """Read the keys that were used in the present window; a quota that was not used has one row.
 
     Raises:
@@ -40,7 +40,7 @@ def read_levels(store: Store, quotas: Iterable[Quota]) -> list[Level]:
     pairs = [(quota, count) for quota in quotas for count in _counts(store, quota, now)]
     standings = store.look([(count, quota.amount) for quota, count in pairs])
     return [
-        Level(
+        KeyUse(
             quota=quota.name,
             key=count.shown,
             unit=unit_name(quota.unit),
@@ -54,8 +54,8 @@ def read_levels(store: Store, quotas: Iterable[Quota]) -> list[Level]:
     ]
 
 
-def find_key(store: Store, quota: Quota, text: str) -> Key:
-    """Find the key that a person wrote, as the template has it or as it is shown.
+def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
+    """Find the key that a person wrote, in the form of the template or as it is shown.
 
     Raises:
         StoreError: The store does not answer.
@@ -63,13 +63,13 @@ def find_key(store: Store, quota: Quota, text: str) -> Key:
     """
     for listed in store.keys(quota.name):
         if listed.shown == text:
-            return Key(listed.key, listed.shown)
+            return listed
     return quota.key.key_of_text(quota.name, text)
 
 
-def _counts(store: Store, quota: Quota, now: float) -> list[Count]:
+def _counts(store: QuotaStore, quota: Quota, now: float) -> list[Count]:
     window = quota.windows.at(now)
-    listed = {each.key: each.shown for each in store.keys(quota.name)}
+    listed = {each.id: each.shown for each in store.keys(quota.name)}
     if not quota.key.sources:
         listed = {quota.key.key_of_text(quota.name, EVERYTHING).id: EVERYTHING}
     if not listed:

@@ -1,0 +1,152 @@
+"""Asks the store for model calls: reserves and settles, and waits no longer than the timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.quotas.fallback import Fallback
+from otel_limits.quotas.store import Charge, Operation, Reply, Reserve, Settle, StoreError
+from otel_limits.quotas.tickets import demand_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from otel_limits.quotas.courier import Carrier
+    from otel_limits.quotas.tickets import Ticket
+
+ATTEMPTS: Final = 3
+"""How often windows are corrected by the store's time before the store counts as broken."""
+
+
+class StoreClient:
+    """Sends what tickets ask for to the store, and knows what its clock shows.
+
+    Args:
+        carrier: Brings operations to the store.
+        timeout: Seconds that an agent waits for the store at most.
+        lease_seconds: How long a reservation holds.
+    """
+
+    def __init__(self, carrier: Carrier, timeout: float, lease_seconds: float) -> None:
+        """Begin with nothing known of the store."""
+        self._carrier = carrier
+        self._timeout = timeout
+        self._lease = lease_seconds
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        # Until the store has answered, its clock is taken to show what ours does.
+        self._clock_offset = time.time() - time.monotonic()
+        self.fallback = Fallback(self._now, self._lease)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others use the store too."""
+        return self._carrier.is_shared
+
+    async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
+        """Reserve for a ticket, in the windows that hold the store's time.
+
+        Args:
+            ticket: What asks.
+            forced: True to reserve also what is not there.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        deadline = time.monotonic() + self._timeout
+        for _ in range(ATTEMPTS):
+            self.fill(ticket, forced=forced)
+            reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
+            if reply.status != "elsewhere":
+                self.fallback.end()
+                return reply
+        raise StoreError(
+            "the time that the store shows is in none of the windows that it is asked for"
+        )
+
+    def fill(self, ticket: Ticket, *, forced: bool) -> None:
+        """Work out what a ticket demands of the store now."""
+        now = self._now()
+        ticket.demands = tuple(
+            demand_of(need, now, self.fallback.known, forced=forced) for need in ticket.needs
+        )
+
+    async def settle(self, ticket: Ticket) -> Reply:
+        """Settle a ticket. What the store does not answer to, the carrier keeps.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        return await self._ask(settlement_of(ticket), time.monotonic() + self._timeout)
+
+    def settle_later(self, ticket: Ticket) -> None:
+        """Settle a ticket without waiting."""
+        self._carrier.send(settlement_of(ticket))
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Take a reservation back whose reply did not come: it may have been made all the same."""
+        charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
+        self._carrier.send(Settle(ticket.id, charges))
+
+    def after_fork(self) -> None:
+        """Start afresh in a child."""
+        self._carrier.after_fork()
+        self._start_afresh()
+
+    def close(self) -> None:
+        """Send what is left and let go of the store."""
+        self._carrier.close()
+
+    async def _ask(self, operation: Operation, deadline: float) -> Reply:
+        """Send an operation and wait for its reply.
+
+        Raises:
+            StoreError: There was none in time.
+        """
+        future = self._carrier.send(operation)
+        if not future.done():
+            await _wait(future, max(0.0, deadline - time.monotonic()))
+        if not future.done():
+            # A settlement is left to the carrier, since what was used has to be counted.
+            if isinstance(operation, Reserve):
+                future.cancel()
+            raise StoreError("the store did not answer in time")
+        reply = future.result()
+        self._clock_offset = reply.now - time.monotonic()
+        return reply
+
+    def _now(self) -> float:
+        """Return what the store's clock shows, as far as is known."""
+        return time.monotonic() + self._clock_offset
+
+
+def settlement_of(ticket: Ticket) -> Settle:
+    """Make the settlement of a ticket, and settle what was reserved in this process."""
+    settlement = Settle(ticket.id, ticket.charges())
+    if ticket.reserved_in is not None:
+        ticket.reserved_in.run([settlement])
+    return settlement
+
+
+async def _wait(future: Future[Reply], seconds: float) -> None:
+    """Wait until `future` is done, or for so long.
+
+    `asyncio.wrap_future` would cancel the one when the other is cancelled; here neither does.
+    """
+    loop = asyncio.get_running_loop()
+    answered = loop.create_future()
+
+    def answer() -> None:
+        if not answered.done():
+            answered.set_result(None)
+
+    def wake(_: Future[Reply]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(answer)
+
+    future.add_done_callback(wake)
+    await asyncio.wait([answered], timeout=seconds)

@@ -1,0 +1,132 @@
+"""Keeps the tickets of live invocations: one at a time for each, from asking until settlement."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+from otel_limits.core.limits import NO_COST
+from otel_limits.quotas.estimates import Estimates
+from otel_limits.quotas.keys import fits
+from otel_limits.quotas.tickets import UNPRICED, InvocationState, Ticket, lookup_of, need_of
+from otel_limits.runs.gate import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_limits.core.facts import ModelCall
+    from otel_limits.quotas.client import StoreClient
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.tickets import PriceOf
+
+
+class OpenTickets:
+    """What is known of live invocations, and what calls of models have taught.
+
+    Args:
+        quotas: What is to be held now.
+        price: Model id and usage → USD, for quotas in money.
+        client: Settles what nobody waits for.
+    """
+
+    def __init__(
+        self, quotas: Callable[[], Sequence[Quota]], price: PriceOf, client: StoreClient
+    ) -> None:
+        """Begin with nobody admitted."""
+        self._quotas = quotas
+        self._price = price
+        self._client = client
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Forget everything, in a child: what is open goes on in its parent."""
+        # Threads of one invocation may ask models at once. Reentrant, because booking a call that
+        # did not ask opens a ticket for it.
+        self._lock = threading.RLock()
+        self._owner = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        self._invocations: dict[str, InvocationState] = {}
+        self._estimates = Estimates()
+
+    def open(self, request: Request) -> Ticket | None:
+        """Open a ticket; `None` when no quota applies."""
+        lookup = lookup_of(request)
+        applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
+        if not applying:
+            return None
+        with self._lock:
+            state = self._invocations.setdefault(request.invocation.id, InvocationState())
+            self._settle(state)  # the end of the call before was not seen
+            state.attributes = request.attributes
+            worst = self._estimates.worst_case(request.model, request.input, request.output_cap)
+            needs = [
+                need_of(quota, request, lookup, worst, self._price)
+                for quota in applying
+                if quota.name not in state.counted
+            ]
+            if needs:
+                state.ticket = Ticket(f"{self._owner}-{next(self._numbers)}", request, needs)
+            return state.ticket
+
+    def book(self, call: ModelCall) -> Ticket | None:
+        """Note what a call took on its ticket; `None` when no quota applies."""
+        with self._lock:
+            state = self._invocations.get(call.invocation.id)
+            # A second call on one permission gets a ticket of its own: others may have settled the
+            # first by then, and a ticket counts once.
+            if state is None or state.ticket is None or state.ticket.calls:
+                return self._book_unasked(call, state)
+            self._note(state.ticket, call)
+            return state.ticket
+
+    def close(self, invocation_id: str) -> Ticket | None:
+        """Take the open ticket of an invocation, to settle it; `None` when there is none."""
+        with self._lock:
+            state = self._invocations.get(invocation_id)
+            return None if state is None else state.close()
+
+    def drop(self, ticket: Ticket) -> None:
+        """Forget a call that does not go out."""
+        with self._lock:
+            state = self._invocations.get(ticket.request.invocation.id)
+            if state is not None:
+                state.ticket = None
+
+    def end(self, invocation_id: str) -> None:
+        """An invocation is over: settle what it left open, and forget it."""
+        with self._lock:
+            state = self._invocations.pop(invocation_id, None)
+            if state is not None:
+                self._settle(state)
+
+    # --- under the lock ---------------------------------------------------------------------------
+
+    def _book_unasked(self, call: ModelCall, state: InvocationState | None) -> Ticket | None:
+        """Count a call that went out without asking, such as a summary or a direct request."""
+        request = Request(
+            invocation=call.invocation,
+            model=call.model,
+            input=call.usage.input,
+            attributes=state.attributes if state is not None else {},
+        )
+        ticket = self.open(request)
+        if ticket is not None:
+            ticket.leave_out([need for need in ticket.needs if need.amount == UNPRICED])
+            self._client.fill(ticket, forced=True)
+            self._note(ticket, call)
+            self._settle(self._invocations[call.invocation.id])
+        return ticket
+
+    def _note(self, ticket: Ticket, call: ModelCall) -> None:
+        ticket.calls = 1
+        ticket.tokens = call.usage.total
+        ticket.cost = call.price or NO_COST
+        if call.kind == "measured":
+            self._estimates.learn(ticket.request.model, ticket.request.input, call.usage)
+
+    def _settle(self, state: InvocationState) -> None:
+        ticket = state.close()
+        if ticket is not None:
+            self._client.settle_later(ticket)

@@ -1,0 +1,138 @@
+"""What is sent to Redis for an operation: the scripts, the names of keys, and how replies are read.
+
+All keys share one hash tag: in a cluster they live on one node, as a script needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import itertools
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from otel_limits.quotas.store import (
+    REMEMBERED_SECONDS,
+    RETENTION_SECONDS,
+    Count,
+    Operation,
+    Reply,
+    Reserve,
+    Settle,
+    Standing,
+)
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import Status
+
+TAG: Final = "{otel_limits}"
+OPERATION_KEY: Final = TAG + ":operation:"
+KILLS_KEY: Final = TAG + ":kills"
+CHECK_KEY: Final = TAG + ":check"
+EXPIRED_KEY: Final = TAG + ":expired"
+
+
+class Call(NamedTuple):
+    """One call of a script."""
+
+    script: str
+    keys: list[str]
+    arguments: list[str]
+
+
+@functools.cache
+def source_of(script: str) -> str:
+    """Return the text of a script."""
+    folder = importlib.resources.files("otel_limits.quotas") / "scripts"
+    return "\n".join((folder / f"{each}.lua").read_text() for each in ("common", script))
+
+
+@functools.cache
+def sha_of(script: str) -> str:
+    """Return the name under which a server knows a script."""
+    return hashlib.sha1(source_of(script).encode(), usedforsecurity=False).hexdigest()
+
+
+def call_of(operation: Operation) -> Call:
+    """Return the call that does an operation."""
+    if isinstance(operation, Reserve):
+        return Call("reserve", _reserve_keys(operation), _reserve_arguments(operation))
+    return Call("settle", _settle_keys(operation), _settle_arguments(operation))
+
+
+def _reserve_keys(operation: Reserve) -> list[str]:
+    counts = [demand.count for demand in operation.demands]
+    keys = ((*bucket_keys(each), grants_key(each), index_key(each.quota)) for each in counts)
+    return [OPERATION_KEY + operation.id, EXPIRED_KEY, *itertools.chain.from_iterable(keys)]
+
+
+def _reserve_arguments(operation: Reserve) -> list[str]:
+    arguments: list[object] = [
+        operation.id,
+        int(operation.lease_seconds * 1000),
+        REMEMBERED_SECONDS * 1000,
+    ]
+    for demand in operation.demands:
+        count = demand.count
+        arguments += [
+            demand.amount,
+            demand.limit,
+            count.window.start * 1000,
+            count.window.end * 1000,
+            expires(count),
+            int(demand.enforced),
+            int(demand.certain),
+            demand.known,
+            f"{count.key} {count.shown}",
+        ]
+    return [str(each) for each in arguments]
+
+
+def _settle_keys(operation: Settle) -> list[str]:
+    buckets = (bucket_keys(charge.count) for charge in operation.charges)
+    return [OPERATION_KEY + operation.id, *itertools.chain.from_iterable(buckets)]
+
+
+def _settle_arguments(operation: Settle) -> list[str]:
+    arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
+    for charge in operation.charges:
+        arguments += [charge.amount, expires(charge.count), charge.known]
+    return [str(each) for each in arguments]
+
+
+def bucket_keys(count: Count) -> tuple[str, str]:
+    """Return the keys of one count and of its leases."""
+    name = f"{TAG}:{count.quota}:{count.key}:{count.window.start}"
+    return name, f"{name}:leases"
+
+
+def grants_key(count: Count) -> str:
+    """Return the key of what was granted to one key of a quota."""
+    return f"{TAG}:{count.quota}:{count.key}:grants"
+
+
+def index_key(quota: str) -> str:
+    """Return the key of the list of a quota's keys that were used lately."""
+    return f"{TAG}:{quota}:index"
+
+
+def expires(count: Count) -> int:
+    """Return when a count may be forgotten, in milliseconds since the epoch."""
+    return (count.window.end + RETENTION_SECONDS) * 1000
+
+
+def reply_of(text: str) -> Reply:
+    """Read the reply to an operation."""
+    status, now, lacking, *numbers = text.split()
+    return Reply(
+        cast("Status", status),
+        int(now) / 1000,
+        tuple(standings_of(numbers)),
+        () if lacking == "-" else tuple(int(each) for each in lacking.split(",")),
+    )
+
+
+def standings_of(numbers: list[str]) -> list[Standing]:
+    """Read how counts stand."""
+    values = [int(each) for each in numbers]
+    return [Standing(*values[n : n + 3]) for n in range(0, len(values), 3)]

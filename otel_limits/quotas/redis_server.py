@@ -1,0 +1,86 @@
+"""Opens the store on one Redis or Valkey server, and reads the URLs of all kinds of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from otel_limits.quotas.redis_store import RedisStore
+
+CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?]*/[^?]*@")
+"""A password with a `/` in it: what stands before that would be taken for the host and its port."""
+
+
+class ServerLink:
+    """How one server is reached."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        """Take the client of the server."""
+        self._client = client
+
+    def client(self) -> Any:
+        """Return the client of the server that has our keys."""
+        return self._client
+
+    def learn(self) -> None:
+        """There is one place only where our keys can be."""
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._client.close()
+
+
+def require_readable(name: str, url: str) -> None:
+    """Make sure that the client understands a URL and its options."""
+    with no_secrets_told(name, url):
+        redis.ConnectionPool.from_url(redis_url(url)).make_connection()
+
+
+def open_store(url: str, timeout: float, health_interval: int) -> RedisStore:
+    """Make the store on one server."""
+    settings = client_settings(timeout, health_interval)
+    return RedisStore(url, lambda: ServerLink(redis.Redis.from_url(redis_url(url), **settings)))
+
+
+def redis_url(url: str) -> str:
+    """Return a URL as the client of Redis writes it: it does not know those of Valkey."""
+    return "redis" + url.removeprefix("valkey") if url.startswith("valkey") else url
+
+
+def client_settings(timeout: float, health_interval: int) -> dict[str, Any]:
+    """Return what every client is made with."""
+    return {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        # We try again ourselves: the client's own attempts would take longer than an agent waits.
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": True,
+        "health_check_interval": health_interval,
+    }
+
+
+@contextlib.contextmanager
+def no_secrets_told(name: str, url: str) -> Iterator[None]:
+    """Say in our own words that a client cannot read a URL: its words quote pieces of passwords.
+
+    Raises:
+        ValueError: The client cannot read it.
+    """
+    try:
+        if CUT_PASSWORD.match(url):
+            raise ValueError  # noqa: TRY301  for the sentence below
+        yield
+    except (ValueError, TypeError, AttributeError, RedisError):
+        raise ValueError(
+            f"{name} must be a URL that the client of Redis can read; it cannot read this one "
+            f"with the scheme {url.partition(':')[0]!r}. The port must be a number up to 65535, "
+            "the options after ? must be known to the client, and in a password write %2F for /, "
+            "%3F for ?, %23 for # and %40 for @."
+        ) from None

@@ -1,0 +1,125 @@
+"""The table of places where quotas can be counted. A new store is one file and one line in it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import QuotaStore, SharedStore
+
+MEMORY_URL: Final = "memory://"
+"""Counts in each process by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKind:
+    """One kind of store."""
+
+    form: str
+    """Its URLs, as messages show them."""
+    pattern: str
+    """Its URLs, as a regular expression."""
+    module: str
+    """The file beside this one that knows it, a `StoreModule`."""
+    extra: str = ""
+    """The extra that installs its client."""
+    is_shared: bool = True
+    """Whether several processes count in it together."""
+
+
+class StoreModule(Protocol):
+    """What the file of a store defines."""
+
+    def require_readable(self, name: str, url: str) -> None:
+        """Make sure, without connecting, that a URL which fits the pattern can be used.
+
+        Raises:
+            ValueError: It cannot; a sentence that begins with `name` and shows no secret.
+        """
+
+    def open_store(self, url: str, timeout: float, health_interval: int) -> QuotaStore:
+        """Make the store, without connecting; a `SharedStore` where its kind is shared."""
+
+
+STORES: Final = (
+    StoreKind(MEMORY_URL, "memory://", "memory", is_shared=False),
+    StoreKind(
+        "redis://host:port/db, rediss://…, unix://path",
+        "(rediss?|valkeys?|unix)://.+",
+        "redis_server",
+        "redis",
+    ),
+    StoreKind(
+        "redis+cluster://host:port", r"(rediss?|valkeys?)\+cluster://.+", "redis_cluster", "redis"
+    ),
+    StoreKind(
+        "redis+sentinel://host:port,host:port/service (valkey means the same as redis)",
+        r"(redis|valkey)\+sentinel://[^/,:]+:\d+(,[^/,:]+:\d+)*/[^/?]+",
+        "redis_sentinel",
+        "redis",
+    ),
+)
+"""Every kind of store. Its file is imported on use: only who uses Redis needs its client."""
+
+
+def require_store_url(name: str, url: str) -> str:
+    """Return the URL of a store, as the setting `name` has it.
+
+    Raises:
+        ValueError: No store has such a URL, or its client is not installed or cannot read it.
+    """
+    kind = _kind_of(name, url)
+    try:
+        module = _module_of(kind)
+    except ImportError:
+        raise ValueError(
+            f"{name} needs a client: pip install 'otel-limits[{kind.extra}]'"
+        ) from None
+    module.require_readable(name, url)
+    return url
+
+
+def is_shared(url: str) -> bool:
+    """Tell whether several processes count there together."""
+    return _kind_of("url", url).is_shared
+
+
+def open_store(url: str, timeout: float) -> QuotaStore:
+    """Make the store of a URL, without connecting, for one thread.
+
+    Args:
+        url: Where it is.
+        timeout: Seconds after which it counts as gone.
+    """
+    return _module_of(_kind_of("url", url)).open_store(url, timeout, 0)
+
+
+def open_shared_store(url: str, timeout: float, health_interval: int = 0) -> SharedStore:
+    """Make the store that a fleet shares, without connecting, for one thread.
+
+    Args:
+        url: Where it is; `is_shared` is true of it.
+        timeout: Seconds after which it counts as gone.
+        health_interval: Seconds after which a silent connection is tried; 0 for never.
+    """
+    store = _module_of(_kind_of("url", url)).open_store(url, timeout, health_interval)
+    return cast("SharedStore", store)
+
+
+def _kind_of(name: str, url: str) -> StoreKind:
+    for kind in STORES:
+        if re.fullmatch(kind.pattern, url):
+            return kind
+    *forms, last = (kind.form for kind in STORES)
+    # Nothing but the scheme is shown: what follows it may contain a password.
+    raise ValueError(
+        f"{name} must be {', '.join(forms)} or {last}, "
+        f"got one with the scheme {url.partition(':')[0]!r}."
+    )
+
+
+def _module_of(kind: StoreKind) -> StoreModule:
+    return cast("StoreModule", importlib.import_module(f"otel_limits.quotas.{kind.module}"))
