@@ -109,7 +109,7 @@ STARTED = Started(
     invocation=INVOCATION,
     limits=Limits(max_turns=4, max_token_budget=100, max_cost_usd=Decimal("0.5")),
     action="halted",
-    blind=True,
+    unsampled=True,
     model="m1",
 )
 CALL = ModelCall(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
@@ -17,8 +18,6 @@ from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
-
-from otel_limits.core.records import Record, record
 
 IDENTICAL_WINDOW: Final = 20
 """Calls among which equal ones are counted."""
@@ -32,8 +31,8 @@ SEEN_CAPACITY: Final = 1_000
 # --- calls ------------------------------------------------------------------------------------
 
 
-@record
-class Call(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
     """One finished tool call, as far as loops are concerned."""
 
     tool: str

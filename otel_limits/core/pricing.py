@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from decimal import Decimal, localcontext
 from types import MappingProxyType
@@ -19,7 +19,6 @@ from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
 from otel_limits.core.limits import EXACT, NO_COST, Usage
 from otel_limits.core.loops import fingerprint
-from otel_limits.core.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,8 +69,8 @@ UNTOLD: Final = ("output_reasoning_mtok", "output_citation_mtok")
 """Prices of parts of the output that no framework tells apart: such a price stays unknown."""
 
 
-@record
-class Price(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
     """USD per million tokens of one model.
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -32,7 +33,6 @@ from otel_limits.core.facts import (
 )
 from otel_limits.core.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
 from otel_limits.core.names import MAX_AGENTS
-from otel_limits.core.records import Record, record
 from otel_limits.observers import instruments as table
 from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
 
@@ -71,8 +71,8 @@ MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
 
 
-@record
-class AgentSeries(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSeries:
     """What one agent counts in at every turn, looked up once for all of them."""
 
     label: str
@@ -84,8 +84,8 @@ class AgentSeries(Record):
     """By tool, and by how its calls end."""
 
 
-@record
-class CallSeries(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSeries:
     """What the calls of one model by one agent count in, looked up once for all of them."""
 
     kinds: dict[CallKind, Series]
@@ -191,7 +191,7 @@ class CountingObserver(ABC):
             self._calls_of(series, fact.model)
         self._show_limits(agent, fact.limits)
         self.series(table.IN_PROGRESS, agent)(1)
-        if fact.blind:
+        if fact.unsampled:
             self.series(table.BLIND_INVOCATIONS, agent)(1)
 
     def _prepare_agent(self, agent: str, action: str) -> None:

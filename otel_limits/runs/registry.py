@@ -259,7 +259,7 @@ class Runs:
                 invocation=run.invocation,
                 limits=run.policy.limits,
                 action=TAKEN[run.policy.action],
-                blind=run.blind,
+                unsampled=run.blind,
                 model=model,
                 session_id=session_id,
                 attributes=attributes,
