@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from random import Random
 from resource import RUSAGE_SELF, getrusage
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -34,12 +34,14 @@ from otel_limits.core.facts import (
     Turn,
     Warned,
 )
+from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import Breach, Level, Limits, Usage
-from otel_limits.core.names import MAX_AGENTS
-from otel_limits.observers.counting import DECISIONS, CountingObserver
-from otel_limits.observers.instruments import METRICS, MetricSpec
+from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
+
+if TYPE_CHECKING:
+    from otel_limits.observers.counting import CountingObserver
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -279,9 +281,12 @@ def test_every_decision_of_a_quota_begins_at_0(way: Way) -> None:
     way.tell(replace(QUOTA_DECISION, decision="admitted"), QUOTA_DECISION, QUOTA_DECISION)
     counted = {
         decision: way.value("otel_limits_quota_decisions_total", quota="users", decision=decision)
-        for decision in DECISIONS
+        for decision in QUOTA_DECISIONS.values
     }
-    assert counted == dict.fromkeys(DECISIONS, 0) | {"admitted": 1, "degraded_local_admitted": 2}
+    assert counted == dict.fromkeys(QUOTA_DECISIONS.values, 0) | {
+        "admitted": 1,
+        "degraded_local_admitted": 2,
+    }
 
 
 def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:
@@ -422,7 +427,8 @@ def test_a_flood_of_observers_is_folded() -> None:
     way = through_prometheus(max_agents=2)
     way.tell(*(Lag(observer=str(number), seconds=1.0) for number in range(9)))
     assert way.value("otel_limits_observer_lag_seconds_count", observer="_other") == 7
-    assert len(way.observer._lags) == 3
+    lags = [name for name, _ in way.samples() if name == "otel_limits_observer_lag_seconds_count"]
+    assert len(lags) == 3
 
 
 def test_agents_that_are_folded_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

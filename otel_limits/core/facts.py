@@ -325,6 +325,7 @@ Fact: TypeAlias = (
 Observer: TypeAlias = Callable[[Fact], None]
 """Anything that is told every fact. It may fail: that is logged, counted and never felt.
 
-One that has an attribute `wants`, a tuple of types of facts, is told those and every `Stop`. Where
-it is a dictionary, its values are what takes the facts of each type.
+It may have two attributes. `component` is what its failures are counted under. `subscribes_to` is
+a tuple of types of facts: it is told those, and every `Stop`. Where that is a dictionary, its
+values are what takes the facts of each type.
 """

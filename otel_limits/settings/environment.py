@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import (
     ACTIONS,
     LIMIT_NAMES,
@@ -32,7 +33,6 @@ from otel_limits.core.limits import (
     require_seconds,
     require_usd,
 )
-from otel_limits.core.names import MAX_AGENTS
 from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.urls import MEMORY_URL, require_store_url
 

@@ -71,6 +71,7 @@ from otel_limits.bindings.strands.registries import (
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import FAULTS, never_raises, never_raises_async, note
+from otel_limits.core.labels import clean
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     KIND,
@@ -89,7 +90,6 @@ from otel_limits.core.messages import (
     why,
     wrap_up_note,
 )
-from otel_limits.core.names import clean
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
