@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from random import Random
 from resource import RUSAGE_SELF, getrusage
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from otel_limits.bindings import known
 from otel_limits.core.facts import (
     Cycle,
     Dropped,
@@ -41,6 +42,8 @@ from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from otel_limits.observers.counting import CountingObserver
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -370,6 +373,19 @@ def test_a_reason_that_nobody_defined_is_other(way: Way) -> None:
     assert (
         way.value("otel_limits_stops_total", agent="research", reason="_other", action="none") == 1
     )
+
+
+def test_a_framework_says_how_its_invocations_end(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second framework's reasons are labels as well, at 0 from the beginning."""
+    monkeypatch.setattr(known, "FRAMEWORKS", (SimpleNamespace(stop_reasons=("answered",)),))
+    way.tell(STARTED)
+    labels = {"agent": "research", "reason": "answered", "action": "none"}
+    assert way.value("otel_limits_stops_total", **labels) == 0
+
+    way.tell(replace(STOP, reason="answered", action="none", breach=None, breaches=()))
+    assert way.value("otel_limits_stops_total", **labels) == 1
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "\x00", 'quo"te\\', "x" * 10_000, "ünïcode"])

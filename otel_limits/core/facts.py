@@ -1,4 +1,4 @@
-"""What happened: one fact per event, handed to every observer, which must not change it."""
+"""What happened: one fact per event, handed to every observer; none can change it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
-"""How much is known of a model call. A halt is none of them: no model was called."""
+"""How much is known of a model call. A halt has no kind: no model was called."""
 
 ToolStatus = Literal["success", "error", "refused"]
 """How a tool call ended."""

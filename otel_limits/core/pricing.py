@@ -74,7 +74,7 @@ class Price:
     """USD per million tokens of one model.
 
     Raises:
-        ValueError: An amount is no finite `Decimal` of 0 or more.
+        ValueError: An amount is not a finite `Decimal` of 0 or more.
     """
 
     input: Decimal
@@ -87,7 +87,7 @@ class Price:
     """USD per model call, on top of its tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no exact amount."""
+        """Refuse what is not an exact amount."""
         for each in fields(self):
             object.__setattr__(
                 self, each.name, _require_amount(each.name, getattr(self, each.name))
@@ -279,7 +279,7 @@ def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
     fresh, output = rates["input_mtok"], rates["output_mtok"]
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
-        return None  # nothing in the list is no price of 0
+        return None  # that the list says nothing does not mean 0
     if any(listed.get(part) is not None for part in UNTOLD):
         return None
     return Price(

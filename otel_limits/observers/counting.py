@@ -70,7 +70,7 @@ class CountingObserver(OwnObserver, ABC):
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
         self._max_agents = max_agents
-        self._agent = LabelValues(max_agents, self._say_full)
+        self._agent = LabelValues(max_agents, self._log_full)
         self._model = LabelValues(max_agents * MODELS_PER_AGENT)
         self._tool = LabelValues(max_agents * TOOLS_PER_AGENT)
         self._limit = LabelValues(max_agents)
@@ -107,7 +107,7 @@ class CountingObserver(OwnObserver, ABC):
         return self._series.get((spec.name, *labels)) or self._create(spec, labels)
 
     def _create(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
-        """Create a series and those beside it: the first failure has no rate without a 0 before."""
+        """Create a series, and those of the same list, at 0: a first failure must have a rate."""
         for each in (labels, *((*labels[:-1], value) for value in spec.values)):
             if (spec.name, *each) not in self._series:
                 self._series[(spec.name, *each)] = self.make_series(spec, each)
@@ -126,7 +126,7 @@ class CountingObserver(OwnObserver, ABC):
         self.series(table.BUILD_INFO, version)(1)
         self.series(table.POLICY_VALID)(1)
 
-    def _say_full(self) -> None:
+    def _log_full(self) -> None:
         """Say why agents are missing from the dashboards."""
         logger.warning(
             "otel-limits: more than %d agent names; metrics count the rest as %s. "
@@ -145,7 +145,7 @@ class CountingObserver(OwnObserver, ABC):
             self.series(table.BLIND_INVOCATIONS, agent)(1)
 
     def _prepare(self, agent: str, fact: Started) -> None:
-        """Create at 0 what the invocation can count in, or the first alert is missed."""
+        """Create at 0 what the invocation can count in: from nothing to 1 is not an increase."""
         for spec in (table.BLIND_INVOCATIONS, table.CYCLES, table.TURNS):
             self.series(spec, agent)
         for reason in framework_reasons():
@@ -246,7 +246,7 @@ class CountingObserver(OwnObserver, ABC):
 
     def _lag(self, fact: Lag) -> None:
         observer = self._component(fact.observer)
-        self.series(table.OBSERVERS_DROPPED, observer)  # at 0, or the first loss is missed
+        self.series(table.OBSERVERS_DROPPED, observer)  # at 0, for the same reason
         self.series(table.OBSERVER_LAG, observer)(fact.seconds)
 
     def _policy_read(self, fact: PolicyRead) -> None:

@@ -39,7 +39,7 @@ class Uncreated(MetricWrapperBase):
 
 
 class Counter(Uncreated, prometheus_client.Counter):
-    """Goes up."""
+    """A number that only goes up."""
 
 
 class Histogram(Uncreated, prometheus_client.Histogram):
