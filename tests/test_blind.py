@@ -203,12 +203,12 @@ def test_tokens_of_an_agents_life_are_not_summed(make_agent: MakeAgent) -> None:
 
 @pytest.mark.parametrize("source", ["spans", "hooks"], indirect=True)
 def test_started_tells_what_is_followed(make_agent: MakeAgent, source: str) -> None:
-    """`Started.blind` says whether the spans arrive, before anything is counted."""
+    """`Started.unsampled` says whether the spans arrive, before anything is counted."""
     facts: list[Fact] = []
     enable(observers=[facts.append])
     make_agent(ScriptedModel([says("done")]))("go")
     (started,) = [fact for fact in facts if isinstance(fact, Started)]
-    assert started.blind == (source == "hooks")
+    assert started.unsampled == (source == "hooks")
     assert (started.invocation.trace_id is None) == (source == "hooks")
 
 

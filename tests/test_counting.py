@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from random import Random
 from resource import RUSAGE_SELF, getrusage
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from otel_limits.bindings import known
 from otel_limits.core.facts import (
     Cycle,
     Dropped,
@@ -34,12 +35,16 @@ from otel_limits.core.facts import (
     Turn,
     Warned,
 )
+from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import Breach, Level, Limits, Usage
-from otel_limits.core.names import MAX_AGENTS
-from otel_limits.observers.counting import DECISIONS, CountingObserver
-from otel_limits.observers.instruments import METRICS, MetricSpec
+from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_limits.observers.counting import CountingObserver
 
 Samples: TypeAlias = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -109,7 +114,7 @@ STARTED = Started(
     invocation=INVOCATION,
     limits=Limits(max_turns=4, max_token_budget=100, max_cost_usd=Decimal("0.5")),
     action="halted",
-    blind=True,
+    unsampled=True,
     model="m1",
 )
 CALL = ModelCall(
@@ -279,9 +284,12 @@ def test_every_decision_of_a_quota_begins_at_0(way: Way) -> None:
     way.tell(replace(QUOTA_DECISION, decision="admitted"), QUOTA_DECISION, QUOTA_DECISION)
     counted = {
         decision: way.value("otel_limits_quota_decisions_total", quota="users", decision=decision)
-        for decision in DECISIONS
+        for decision in QUOTA_DECISIONS.values
     }
-    assert counted == dict.fromkeys(DECISIONS, 0) | {"admitted": 1, "degraded_local_admitted": 2}
+    assert counted == dict.fromkeys(QUOTA_DECISIONS.values, 0) | {
+        "admitted": 1,
+        "degraded_local_admitted": 2,
+    }
 
 
 def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:
@@ -367,6 +375,19 @@ def test_a_reason_that_nobody_defined_is_other(way: Way) -> None:
     )
 
 
+def test_a_framework_says_how_its_invocations_end(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second framework's reasons are labels as well, at 0 from the beginning."""
+    monkeypatch.setattr(known, "FRAMEWORKS", (SimpleNamespace(stop_reasons=("answered",)),))
+    way.tell(STARTED)
+    labels = {"agent": "research", "reason": "answered", "action": "none"}
+    assert way.value("otel_limits_stops_total", **labels) == 0
+
+    way.tell(replace(STOP, reason="answered", action="none", breach=None, breaches=()))
+    assert way.value("otel_limits_stops_total", **labels) == 1
+
+
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "\x00", 'quo"te\\', "x" * 10_000, "ünïcode"])
 def test_any_name_can_be_scraped(way: Way, name: str) -> None:
     """One lone surrogate would make every scrape fail."""
@@ -422,7 +443,8 @@ def test_a_flood_of_observers_is_folded() -> None:
     way = through_prometheus(max_agents=2)
     way.tell(*(Lag(observer=str(number), seconds=1.0) for number in range(9)))
     assert way.value("otel_limits_observer_lag_seconds_count", observer="_other") == 7
-    assert len(way.observer._lags) == 3
+    lags = [name for name, _ in way.samples() if name == "otel_limits_observer_lag_seconds_count"]
+    assert len(lags) == 3
 
 
 def test_agents_that_are_folded_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.spend import Sums, fold
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.names import clean
+from otel_limits.core.labels import OTHER, clean
 from otel_limits.ledger.rows import MICROSECONDS
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ STEP_SECONDS: Final = 6 * 60 * 60
 LOOK_BACK_SECONDS: Final = 5 * 60
 """Where the last sample before the window is looked for."""
 TIMEOUT_SECONDS: Final = 30
-OTHER: Final = "_other"
-"""What metrics call the names beyond their number of labels."""
 
 Pair = tuple[str, str]
 """Agent and model."""

@@ -6,9 +6,8 @@ A new framework is one package beside `strands` that has an object like this, an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-from otel_limits.core.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     from otel_limits.runs.registry import Runs
 
 
-@record
-class SpanNames(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanNames:
     """How a framework's own spans are recognised."""
 
     scope: str

@@ -1,14 +1,14 @@
-"""What happened: one fact per event, handed to every observer, which must not change it."""
+"""What happened: one fact per event, handed to every observer; none can change it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from otel_limits.core.frozen import FrozenDict
 from otel_limits.core.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Number, Usage
-from otel_limits.core.records import Record, record
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -17,7 +17,7 @@ ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
-"""How much is known of a model call. A halt is none of them: no model was called."""
+"""How much is known of a model call. A halt has no kind: no model was called."""
 
 ToolStatus = Literal["success", "error", "refused"]
 """How a tool call ended."""
@@ -36,8 +36,8 @@ Decision: TypeAlias = Literal[
 a quota in money does not count; the degraded ones were made without the store."""
 
 
-@record
-class Invocation(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
     """Which invocation a fact belongs to."""
 
     agent: str
@@ -55,16 +55,16 @@ class Invocation(Record):
     """True when that span is going to be exported, so that a link to its trace leads somewhere."""
 
 
-@record
-class Started(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
     """An invocation began."""
 
     invocation: Invocation
     limits: Limits
     action: ActionTaken
     """What will be done when a limit is reached."""
-    blind: bool
-    """True when its span did not reach the span processor, so that the hooks are followed."""
+    unsampled: bool
+    """True when its span did not reach the span processor, so that hooks are followed."""
     model: str | None = None
     """Id of the agent's model, where it has one."""
     session_id: str | None = None
@@ -74,16 +74,25 @@ class Started(Record):
     at: float = field(default_factory=time.time)
     """Wall clock time, in seconds since the epoch."""
 
+    def __post_init__(self) -> None:
+        """Keep the attributes as they are now, whatever becomes of the dictionary given."""
+        object.__setattr__(self, "attributes", FrozenDict(self.attributes))
 
-@record
-class Cycle(Record):
+    @property
+    def blind(self) -> bool:
+        """The former name of `unsampled`. Deprecated."""
+        return self.unsampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
     """An event loop cycle began, replays of interrupted tools included."""
 
     invocation: Invocation
 
 
-@record
-class Turn(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
     """A model response was taken into the conversation."""
 
     invocation: Invocation
@@ -91,8 +100,8 @@ class Turn(Record):
     """1 for the first turn of the invocation."""
 
 
-@record
-class ModelCall(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
     """One request to a provider, settled."""
 
     invocation: Invocation
@@ -133,8 +142,8 @@ class ModelCall(Record):
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
-@record
-class ToolCall(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
     """One tool that the model asked for, in its final attempt."""
 
     invocation: Invocation
@@ -152,8 +161,8 @@ class ToolCall(Record):
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
-@record
-class Warned(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
     """A soft threshold of a limit was passed: once per invocation, limit and threshold."""
 
     invocation: Invocation
@@ -162,8 +171,8 @@ class Warned(Record):
     level: Level
 
 
-@record
-class Halt(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
     """A limit was reached: the agent was stopped, or would have been (`observed`)."""
 
     invocation: Invocation
@@ -179,8 +188,8 @@ class Halt(Record):
         return self.breaches[0] if self.breaches else None
 
 
-@record
-class Stop(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
     """How an invocation ended, told once per finished invocation."""
 
     reason: str
@@ -213,8 +222,8 @@ class Stop(Record):
     """How much of each limit that is set had been used."""
 
 
-@record
-class QuotaDecision(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaDecision:
     """A quota was asked whether a model call may go out."""
 
     invocation: Invocation
@@ -227,8 +236,8 @@ class QuotaDecision(Record):
     unit: str
 
 
-@record
-class QuotaUse(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
     """How one key of a quota stands in the present window, over all processes."""
 
     quota: str
@@ -243,8 +252,8 @@ class QuotaUse(Record):
     """When the window ends, in seconds since the epoch."""
 
 
-@record
-class QuotaGrant(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaGrant:
     """A person permitted more of a quota for a time, or set its use back to 0."""
 
     quota: str
@@ -263,31 +272,31 @@ class QuotaGrant(Record):
     """Unique over all changes."""
 
 
-@record
-class Fault(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
     """Something inside otel-limits failed and was kept away from the agent."""
 
     component: str
 
 
-@record
-class Dropped(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
     """An observer lost facts: it failed on them, or could not keep up."""
 
     observer: str
     facts: int = 1
 
 
-@record
-class Lag(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
     """How long an observer kept the end of an invocation waiting."""
 
     observer: str
     seconds: float
 
 
-@record
-class PolicyRead(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRead:
     """A new version of the policy file was read."""
 
     path: str
@@ -316,6 +325,7 @@ Fact: TypeAlias = (
 Observer: TypeAlias = Callable[[Fact], None]
 """Anything that is told every fact. It may fail: that is logged, counted and never felt.
 
-One that has an attribute `wants`, a tuple of types of facts, is told those and every `Stop`. Where
-it is a dictionary, its values are what takes the facts of each type.
+It may have two attributes. `component` is what its failures are counted under. `subscribes_to` is
+a tuple of types of facts: it is told those, and every `Stop`. Where that is a dictionary, its
+values are what takes the facts of each type.
 """

@@ -16,6 +16,7 @@ R = TypeVar("R")
 logger = logging.getLogger("otel_limits")
 
 LOG_INTERVAL_SECONDS = 60.0
+"""What fails at every token of a stream would flood the log of the application."""
 
 
 class Faults:
@@ -89,7 +90,7 @@ def never_raises(component: str) -> Callable[[Callable[P, R]], Callable[P, R | N
 def never_raises_async(
     component: str,
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | None]]]:
-    """Do the same for a coroutine function; that it is cancelled is no failure."""
+    """Do the same for a coroutine function; being cancelled is not a failure."""
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R | None]]:
         @functools.wraps(function)
@@ -109,5 +110,5 @@ def note(component: str, error: Exception) -> None:
     """Report a failure that was kept away from the agent, however deep down it was."""
     try:
         FAULTS.report(component, error)
-    except RecursionError:  # no frame left even to report: a runaway, deep down
+    except RecursionError:  # a runaway, deep down: no frame is left even to call `report`
         FAULTS.unreported.append(component)

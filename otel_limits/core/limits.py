@@ -10,8 +10,8 @@ from decimal import Context, Decimal
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
+from otel_limits.core.frozen import FrozenDict
 from otel_limits.core.globs import best_match
-from otel_limits.core.records import Record, record, short_record
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
@@ -53,8 +53,8 @@ Number: TypeAlias = int | float | Decimal
 """What is capped: whole turns, tokens and calls, seconds, or exact USD."""
 
 
-@record
-class Usage(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
     """Tokens of one or many model calls.
 
     `input` includes cached tokens and `output` includes reasoning tokens, as the GenAI conventions
@@ -134,8 +134,8 @@ class Tally:
         return self.input + self.output
 
 
-@short_record
-class Level(Record):
+@dataclass(frozen=True, slots=True)
+class Level:
     """How much of one limit has been used."""
 
     limit: str
@@ -148,8 +148,8 @@ class Level(Record):
         return float(self.observed) / float(self.cap)
 
 
-@short_record
-class Breach(Record):
+@dataclass(frozen=True, slots=True)
+class Breach:
     """The fact that a limit was reached."""
 
     limit: str
@@ -168,8 +168,8 @@ class Breach(Record):
     """Half a sentence that says it better than cap and observed value do, where there is one."""
 
 
-@short_record
-class Verdict(Record):
+@dataclass(frozen=True, slots=True)
+class Verdict:
     """Why an agent is stopped."""
 
     reason: str
@@ -187,8 +187,8 @@ class Verdict(Record):
 KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 
-@record
-class LimitKind(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitKind:
     """One kind of limit: what it caps and how it is told."""
 
     name: str
@@ -466,7 +466,9 @@ def require_calls_per_tool(name: str, value: object) -> Mapping[str, int]:
         raise ValueError(
             f"{name} must map tool names to whole numbers, such as {{'search': 20}}, got {value!r}."
         )
-    return {tool: require_positive_integer(f"{name}[{tool!r}]", cap) for tool, cap in value.items()}
+    return FrozenDict(
+        {tool: require_positive_integer(f"{name}[{tool!r}]", cap) for tool, cap in value.items()}
+    )
 
 
 VALIDATORS: Final[Mapping[str, Callable[[str, object], Any]]] = {
@@ -504,8 +506,8 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
-@record
-class Policy(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
     """What applies to one agent: its limits, and what is done when one is reached."""
 
     limits: Limits = NO_LIMITS

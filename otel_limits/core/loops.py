@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
@@ -17,8 +18,6 @@ from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
-
-from otel_limits.core.records import Record, record
 
 IDENTICAL_WINDOW: Final = 20
 """Calls among which equal ones are counted."""
@@ -32,8 +31,8 @@ SEEN_CAPACITY: Final = 1_000
 # --- calls ------------------------------------------------------------------------------------
 
 
-@record
-class Call(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
     """One finished tool call, as far as loops are concerned."""
 
     tool: str
@@ -55,7 +54,7 @@ class LoopState:
 
     Each count says what the last turn reached, so that a repetition in the middle of a batch is
     not hidden by the rest of it. Several calls of one turn are taken one by one, in the order of
-    the requests. A turn whose calls are all exempt, or that has none, leaves the three counts of
+    the requests. A turn without calls, or with exempt calls alone, leaves the three counts of
     tool calls as they are.
 
     Attributes:
@@ -157,7 +156,7 @@ class LoopState:
         """Remember results and text; True when any of them is new.
 
         A result is new when its tool has not returned it before: different arguments that only
-        bring the same error again are no progress.
+        bring the same error again are not progress.
         """
         keys = [fingerprint(call.tool, call.result) for call in calls]
         if text and text.strip():
@@ -181,13 +180,13 @@ MAX_PIECES: Final = 200_000
 
 SCALARS: Final[Mapping[type, Callable[[Any], str]]] = {
     str: encode_basestring_ascii,
-    int: hex,  # has no maximum of digits
+    int: hex,  # `repr` refuses a number of more than 4,300 digits
     float: repr,
     bool: repr,
     type(None): repr,
 }
 
-PLAIN: Final[Mapping[type, Callable[[Any], object]]] = {
+BASES: Final[Mapping[type, Callable[[Any], object]]] = {
     str: str.__str__,
     int: int.__int__,
     float: float.__float__,
@@ -266,9 +265,9 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
 def _open_rare(item: object) -> tuple[str, Iterable[object]]:
     if isinstance(item, Enum):
         return "(", (_name(item), item.name)
-    for base, plain in PLAIN.items():
+    for base, as_base in BASES.items():
         if isinstance(item, base):
-            return "", (plain(item),)
+            return "", (as_base(item),)
     if isinstance(item, (bytes, bytearray, memoryview)):
         return "(", ("bytes", bytes(item).hex())
     if isinstance(item, AbstractSet):

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from decimal import Decimal, localcontext
 from types import MappingProxyType
@@ -19,7 +19,6 @@ from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
 from otel_limits.core.limits import EXACT, NO_COST, Usage
 from otel_limits.core.loops import fingerprint
-from otel_limits.core.records import Record, record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,12 +69,12 @@ UNTOLD: Final = ("output_reasoning_mtok", "output_citation_mtok")
 """Prices of parts of the output that no framework tells apart: such a price stays unknown."""
 
 
-@record
-class Price(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
     """USD per million tokens of one model.
 
     Raises:
-        ValueError: An amount is no finite `Decimal` of 0 or more.
+        ValueError: An amount is not a finite `Decimal` of 0 or more.
     """
 
     input: Decimal
@@ -88,7 +87,7 @@ class Price(Record):
     """USD per model call, on top of its tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no exact amount."""
+        """Refuse what is not an exact amount."""
         for each in fields(self):
             object.__setattr__(
                 self, each.name, _require_amount(each.name, getattr(self, each.name))
@@ -280,7 +279,7 @@ def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
     fresh, output = rates["input_mtok"], rates["output_mtok"]
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
-        return None  # nothing in the list is no price of 0
+        return None  # that the list says nothing does not mean 0
     if any(listed.get(part) is not None for part in UNTOLD):
         return None
     return Price(

@@ -12,8 +12,8 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.labels import clean
 from otel_limits.core.limits import EXACT, Breach, Limits, Usage
-from otel_limits.core.names import clean
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]
@@ -68,7 +68,7 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
         "trace_id": invocation.trace_id,
         "span_id": invocation.span_id,
         "source": "live",
-        "blind": started.blind,
+        "blind": started.unsampled,
         "limits": limits_json(started.limits),
         "started_us": microseconds(started.at),
         **_ending(stop),
@@ -84,7 +84,7 @@ def stopped_row(stop: Stop) -> Row:
         trace_id=stop.trace_id,
     )
     started = Started(
-        invocation=invocation, limits=Limits(), action="none", blind=False, at=stop.started
+        invocation=invocation, limits=Limits(), action="none", unsampled=False, at=stop.started
     )
     return invocation_row(started, stop)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Final
 
+from otel_limits.bindings import known
 from otel_limits.core.facts import (
-    CallKind,
     Cycle,
-    Decision,
     Dropped,
     Fault,
     Halt,
@@ -30,74 +28,37 @@ from otel_limits.core.facts import (
     Turn,
     Warned,
 )
-from otel_limits.core.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
-from otel_limits.core.names import MAX_AGENTS
-from otel_limits.core.records import Record, record
+from otel_limits.core.labels import MAX_AGENTS, OTHER, LabelValues
+from otel_limits.core.limits import (
+    KIND,
+    NO_LIMITS,
+    NO_USAGE,
+    STOP_REASONS,
+    TREE_PREFIX,
+    Limits,
+    Usage,
+)
 from otel_limits.observers import instruments as table
-from otel_limits.observers.instruments import OTHER, Exemplar, LabelValues, MetricSpec, Series
+from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.core.facts import Fact, Invocation
+    from otel_limits.core.facts import Invocation
+    from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
 
 logger = logging.getLogger("otel_limits")
 
-FRAMEWORK_REASONS: Final = (
-    "cancelled",
-    "checkpoint",
-    "content_filtered",
-    "end_turn",
-    "guardrail_intervened",
-    "interrupt",
-    "limit_output_tokens",
-    "limit_total_tokens",
-    "limit_turns",
-    "max_tokens",
-    "stop_sequence",
-    "tool_use",
-    "error",
-    "aborted",
-    "evicted",
-)
-"""How an invocation ends without us: Strands' stop reasons, and ours for what has none."""
+OWN_ENDINGS: Final = ("error", "aborted", "evicted")
+"""How an invocation ends that got no stop reason, from a framework or from a limit."""
 
-CALL_KINDS: Final[tuple[CallKind, ...]] = ("measured", "zero_token", "unmeasured", "failed")
-TOOL_STATUSES: Final = ("success", "error", "refused")
-DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 
 MODELS_PER_AGENT: Final = 2
 TOOLS_PER_AGENT: Final = 5
 
 
-@record
-class AgentSeries(Record):
-    """What one agent counts in at every turn, looked up once for all of them."""
-
-    label: str
-    turns: Series
-    cycles: Series
-    calls: dict[str, CallSeries]
-    """By model."""
-    tools: dict[str, dict[str, Series]]
-    """By tool, and by how its calls end."""
-
-
-@record
-class CallSeries(Record):
-    """What the calls of one model by one agent count in, looked up once for all of them."""
-
-    kinds: dict[CallKind, Series]
-    input: Series
-    output: Series
-    cache_read: Series
-    cache_write: Series
-    cost: Series
-    unpriced: Series
-
-
-class CountingObserver(ABC):
+class CountingObserver(OwnObserver, ABC):
     """Counts facts.
 
     Args:
@@ -105,25 +66,22 @@ class CountingObserver(ABC):
             whole gets two models and five tools per agent before they are `_other` too.
     """
 
-    component: str
-
     def __init__(self, max_agents: int = MAX_AGENTS) -> None:
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
-        self._agent = LabelValues(max_agents, self._say_full)
         self._max_agents = max_agents
+        self._agent = LabelValues(max_agents, self._log_full)
         self._model = LabelValues(max_agents * MODELS_PER_AGENT)
         self._tool = LabelValues(max_agents * TOOLS_PER_AGENT)
         self._limit = LabelValues(max_agents)
         self._component = LabelValues(max_agents)
         self._quota = LabelValues(max_agents)
         self._quota_key = LabelValues(max_agents)
-        self._lags: dict[str, Series] = {}
-        self._prepared: set[tuple[str, ...]] = set()
-        self._agents: dict[str, AgentSeries] = {}
-        self._limits_of: dict[str, Limits] = {}
+        self._shown: dict[str, Limits] = {}
+        """What is permitted to each agent, as the metrics say it now."""
         self._live: dict[str, Exemplar | None] = {}
-        self.subscribes_to: dict[type, Callable[[Any], None]] = {
+        """Invocations that have begun and not ended."""
+        self.subscribes_to = {
             Started: self._started,
             Cycle: self._cycle,
             Turn: self._turn,
@@ -140,30 +98,27 @@ class CountingObserver(ABC):
             QuotaUse: self._quota_use,
         }
 
-    def __call__(self, fact: Fact) -> None:
-        """Count one fact."""
-        handler = self.subscribes_to.get(type(fact))
-        if handler is not None:
-            handler(fact)
-
     @abstractmethod
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0 where its kind has a zero."""
 
     def series(self, spec: MetricSpec, *labels: str) -> Series:
         """Return one series, created when it is new."""
-        key = (spec.name, *labels)
-        series = self._series.get(key)
-        if series is None:
-            series = self._series[key] = self.make_series(spec, labels)
-        return series
+        return self._series.get((spec.name, *labels)) or self._create(spec, labels)
 
-    def close(self) -> None:
-        """Leave nothing behind, where that can be done."""
+    def _create(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
+        """Create a series, and those of the same list, at 0: a first failure must have a rate."""
+        for each in (labels, *((*labels[:-1], value) for value in spec.values)):
+            if (spec.name, *each) not in self._series:
+                self._series[(spec.name, *each)] = self.make_series(spec, each)
+        return self._series[(spec.name, *labels)]
+
+    def after_fork(self) -> None:
+        """Leave the live invocations to the parent."""
         self._live.clear()
 
-    def reset_after_fork(self) -> None:
-        """Leave the live invocations to the parent."""
+    def close(self) -> None:
+        """Forget the live invocations; a subclass takes its metrics out, where that can be done."""
         self._live.clear()
 
     def info(self, version: str) -> None:
@@ -171,125 +126,82 @@ class CountingObserver(ABC):
         self.series(table.BUILD_INFO, version)(1)
         self.series(table.POLICY_VALID)(1)
 
-    def _say_full(self) -> None:
-        """Say why agents are missing from the dashboards, once."""
-        if (OTHER,) not in self._prepared:
-            self._prepared.add((OTHER,))
-            logger.warning(
-                "otel-limits: more than %d agent names; metrics count the rest as %s. "
-                "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart.",
-                self._max_agents,
-                OTHER,
-            )
-
-    def _started(self, fact: Started) -> None:
-        series = self._of(fact.invocation.agent)
-        agent = series.label
-        self._live[fact.invocation.id] = _exemplar(fact.invocation)
-        self._prepare_agent(agent, fact.action)
-        if fact.model is not None:
-            self._calls_of(series, fact.model)
-        self._show_limits(agent, fact.limits)
-        self.series(table.IN_PROGRESS, agent)(1)
-        if fact.blind:
-            self.series(table.BLIND_INVOCATIONS, agent)(1)
-
-    def _prepare_agent(self, agent: str, action: str) -> None:
-        """Create every series of the agent at 0, or the first alert is missed."""
-        if (agent, action) in self._prepared:
-            return
-        self._prepared.add((agent, action))
-        self.series(table.BLIND_INVOCATIONS, agent)
-        for reason in FRAMEWORK_REASONS:
-            self.series(table.STOPS, agent, reason, "none")
-        for reason in STOP_REASONS:
-            self.series(table.STOPS, agent, reason, action)
-
-    def _of(self, agent: str) -> AgentSeries:
-        """Return what an agent counts in; all beyond the cap share one."""
-        return self._agents.get(agent) or self._make_agent(agent)
-
-    def _make_agent(self, agent: str) -> AgentSeries:
-        label = self._agent(agent)
-        key = kept_as(agent, label)
-        if key not in self._agents:
-            turns, cycles = self.series(table.TURNS, label), self.series(table.CYCLES, label)
-            made = AgentSeries(label=label, turns=turns, cycles=cycles, calls={}, tools={})
-            self._agents[key] = made
-        return self._agents[key]
-
-    def _calls_of(self, agent: AgentSeries, model: str) -> CallSeries:
-        """Return what model calls count in, made at 0, or the first call has no rate."""
-        return agent.calls.get(model) or self._make_calls_of(agent, model)
-
-    def _make_calls_of(self, agent: AgentSeries, model: str) -> CallSeries:
-        label = self._model(model, agent.label)
-        key = kept_as(model, label)
-        if key not in agent.calls:
-            agent.calls[key] = self._make_calls(agent.label, label)
-        return agent.calls[key]
-
-    def _make_calls(self, agent: str, model: str) -> CallSeries:
-        return CallSeries(
-            kinds={kind: self.series(table.MODEL_CALLS, agent, model, kind) for kind in CALL_KINDS},
-            input=self.series(table.TOKENS, agent, model, "input"),
-            output=self.series(table.TOKENS, agent, model, "output"),
-            cache_read=self.series(table.CACHED_TOKENS, agent, model, "read"),
-            cache_write=self.series(table.CACHED_TOKENS, agent, model, "write"),
-            cost=self.series(table.COST, agent, model),
-            unpriced=self.series(table.UNPRICED_TOKENS, model),
+    def _log_full(self) -> None:
+        """Say why agents are missing from the dashboards."""
+        logger.warning(
+            "otel-limits: more than %d agent names; metrics count the rest as %s. "
+            "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart.",
+            self._max_agents,
+            OTHER,
         )
 
+    def _started(self, fact: Started) -> None:
+        agent = self._agent(fact.invocation.agent)
+        self._live[fact.invocation.id] = _exemplar(fact.invocation)
+        self._prepare(agent, fact)
+        self._show_limits(agent, fact.limits)
+        self.series(table.IN_PROGRESS, agent)(1)
+        if fact.unsampled:
+            self.series(table.BLIND_INVOCATIONS, agent)(1)
+
+    def _prepare(self, agent: str, fact: Started) -> None:
+        """Create at 0 what the invocation can count in: from nothing to 1 is not an increase."""
+        for spec in (table.BLIND_INVOCATIONS, table.CYCLES, table.TURNS):
+            self.series(spec, agent)
+        for reason in framework_reasons():
+            self.series(table.STOPS, agent, reason, "none")
+        for reason in STOP_REASONS:
+            self.series(table.STOPS, agent, reason, fact.action)
+        if fact.model is not None:
+            model = self._model(fact.model, agent)
+            self.series(table.MODEL_CALLS, agent, model, "measured")
+            self._spend(agent, model, NO_USAGE, None)
+
     def _show_limits(self, agent: str, limits: Limits) -> None:
-        shown = self._limits_of.get(agent, NO_LIMITS)
+        shown = self._shown.get(agent, NO_LIMITS)
         if limits == shown:
             return
-        self._limits_of[agent] = limits
-        caps = dict.fromkeys((name for name, _ in _numbers(shown)), 0.0)
-        for name, cap in (caps | dict(_numbers(limits))).items():
+        self._shown[agent] = limits
+        # A gauge cannot be taken back over OTLP: a cap that is gone says 0.
+        caps = dict.fromkeys(dict(_numbers(shown)), 0.0) | dict(_numbers(limits))
+        for name, cap in caps.items():
             self.series(table.LIMIT, agent, self._limit(name))(cap)
             if name in KIND:
                 self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
 
     def _cycle(self, fact: Cycle) -> None:
-        self._of(fact.invocation.agent).cycles(1)
+        self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
 
     def _turn(self, fact: Turn) -> None:
-        self._of(fact.invocation.agent).turns(1)
+        self.series(table.TURNS, self._agent(fact.invocation.agent))(1)
 
     def _model_call(self, fact: ModelCall) -> None:
-        """Count a call and what it took."""
-        calls = self._calls_of(self._of(fact.invocation.agent), fact.model)
-        calls.kinds[fact.kind](1, _exemplar(fact.invocation, fact.span_id))
-        usage, price = fact.usage, fact.price
+        agent = self._agent(fact.invocation.agent)
+        model = self._model(fact.model, agent)
+        calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
+        calls(1, _exemplar(fact.invocation, fact.span_id))
+        self._spend(agent, model, fact.usage, fact.price)
+
+    def _spend(self, agent: str, model: str, usage: Usage, price: Decimal | None) -> None:
+        """Count what a call took; where it took nothing, its series are there at 0."""
         # A counter cannot be increased by a price that is not an amount: those tokens are unpriced.
         is_priced = price is not None and price.is_finite() and price >= 0
-        for series, amount in (
-            (calls.input, usage.input),
-            (calls.output, usage.output),
-            (calls.cache_read, usage.cache_read),
-            (calls.cache_write, usage.cache_write),
-            (calls.cost, float(price) if price is not None and is_priced else 0),
-            (calls.unpriced, 0 if is_priced else usage.total),
+        for spec, labels, amount in (
+            (table.TOKENS, (agent, model, "input"), usage.input),
+            (table.TOKENS, (agent, model, "output"), usage.output),
+            (table.CACHED_TOKENS, (agent, model, "read"), usage.cache_read),
+            (table.CACHED_TOKENS, (agent, model, "write"), usage.cache_write),
+            (table.COST, (agent, model), float(price) if price is not None and is_priced else 0),
+            (table.UNPRICED_TOKENS, (model,), 0 if is_priced else usage.total),
         ):
+            series = self.series(spec, *labels)
             if amount:
                 series(amount)
 
     def _tool_call(self, fact: ToolCall) -> None:
-        agent = self._of(fact.invocation.agent)
-        series = agent.tools.get(fact.tool) or self._make_tool(agent, fact.tool)
-        series[fact.status](1)
-
-    def _make_tool(self, agent: AgentSeries, tool: str) -> dict[str, Series]:
-        """Make what calls of a tool count in at 0, or the first failure has no rate."""
-        label = self._tool(tool, agent.label)
-        key = kept_as(tool, label)
-        if key not in agent.tools:
-            agent.tools[key] = {
-                status: self.series(table.TOOL_CALLS, agent.label, label, status)
-                for status in TOOL_STATUSES
-            }
-        return agent.tools[key]
+        agent = self._agent(fact.invocation.agent)
+        tool = self._tool(fact.tool, agent)
+        self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
 
     def _warned(self, fact: Warned) -> None:
         agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)
@@ -333,25 +245,15 @@ class CountingObserver(ABC):
         self.series(table.OBSERVERS_DROPPED, self._component(fact.observer))(fact.facts)
 
     def _lag(self, fact: Lag) -> None:
-        lag = self._lags.get(fact.observer) or self._make_lag(fact.observer)
-        lag(fact.seconds)
-
-    def _make_lag(self, name: str) -> Series:
-        observer = self._component(name)
-        self.series(table.OBSERVERS_DROPPED, observer)  # at 0, or the first loss is missed
-        lag = self._lags[kept_as(name, observer)] = self.series(table.OBSERVER_LAG, observer)
-        return lag
+        observer = self._component(fact.observer)
+        self.series(table.OBSERVERS_DROPPED, observer)  # at 0, for the same reason
+        self.series(table.OBSERVER_LAG, observer)(fact.seconds)
 
     def _policy_read(self, fact: PolicyRead) -> None:
         self.series(table.POLICY_VALID)(fact.valid)
 
     def _quota_decision(self, fact: QuotaDecision) -> None:
-        quota = self._quota(fact.quota)
-        if (quota, "quota") not in self._prepared:
-            self._prepared.add((quota, "quota"))
-            for decision in DECISIONS:
-                self.series(table.QUOTA_DECISIONS, quota, decision)
-        self.series(table.QUOTA_DECISIONS, quota, fact.decision)(1)
+        self.series(table.QUOTA_DECISIONS, self._quota(fact.quota), fact.decision)(1)
 
     def _quota_use(self, fact: QuotaUse) -> None:
         """Show how a key stands; of those beyond the cap nothing is shown, as they have no sum."""
@@ -367,14 +269,16 @@ class CountingObserver(ABC):
             self.series(spec, quota, key)(float(value))
 
 
-def kept_as(name: str, label: str) -> str:
-    """Return the name to look a label up by the next time: there is no end to those folded."""
-    return OTHER if label == OTHER else name
+def framework_reasons() -> Iterator[str]:
+    """How an invocation ends without us, whichever framework runs it."""
+    for framework in known.FRAMEWORKS:
+        yield from framework.stop_reasons
+    yield from OWN_ENDINGS
 
 
 def reason_label(reason: str) -> str:
     """Return a stop reason as a label; one that nobody defined is `_other`."""
-    return reason if reason in STOP_REASONS or reason in FRAMEWORK_REASONS else OTHER
+    return reason if reason in STOP_REASONS or reason in framework_reasons() else OTHER
 
 
 def is_of_tokens(limit: str) -> bool:
@@ -384,7 +288,7 @@ def is_of_tokens(limit: str) -> bool:
 
 
 def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
-    """Caps that are one number each; one that is switched off is none."""
+    """Caps that are one number each, without those that are switched off."""
     for name, cap in limits.items():
         if isinstance(cap, int | float | Decimal) and cap:
             yield name, float(cap)

@@ -11,16 +11,17 @@ from opentelemetry.context import Context
 
 from otel_limits.core.facts import Halt
 from otel_limits.observers.context import context_of
+from otel_limits.observers.protocol import OwnObserver
 from otel_limits.otel import semconv
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AnyValue
 
-    from otel_limits.core.facts import Fact, Invocation
+    from otel_limits.core.facts import Invocation
     from otel_limits.core.limits import Number
 
 
-class EventObserver:
+class EventObserver(OwnObserver):
     """Emits the event `otel_limits.halt`.
 
     Args:
@@ -28,25 +29,22 @@ class EventObserver:
     """
 
     component = "events"
-    subscribes_to = (Halt,)
 
     def __init__(self, logger: Logger) -> None:
-        """Keep the logger."""
+        """Subscribe to halts, observed ones included: other facts are not events."""
         self._logger = logger
+        self.subscribes_to = {Halt: self._emit}
 
-    def __call__(self, fact: Fact) -> None:
-        """Emit a halt, observed ones included; other facts are no events."""
-        if not isinstance(fact, Halt):
-            return
+    def _emit(self, halt: Halt) -> None:
         self._logger.emit(
             LogRecord(
                 timestamp=time.time_ns(),
-                context=context_of_invocation(fact.invocation),
+                context=context_of_invocation(halt.invocation),
                 severity_number=SeverityNumber.WARN,
                 severity_text="WARN",
                 event_name=semconv.HALT_EVENT,
-                body=f"Agent {fact.invocation.agent!r}: {fact.reason} ({fact.action}).",
-                attributes=attributes_of(fact),
+                body=f"Agent {halt.invocation.agent!r}: {halt.reason} ({halt.action}).",
+                attributes=attributes_of(halt),
             )
         )
 
@@ -77,5 +75,5 @@ def context_of_invocation(invocation: Invocation) -> Context:
 
 
 def as_number(number: Number) -> int | float:
-    """Return a number that an attribute can hold: exact amounts of money are none."""
+    """Return a number that an attribute can hold, which an exact amount of money is not."""
     return float(number) if isinstance(number, Decimal) else number

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
-from otel_limits.core.names import clean
+from otel_limits.core.facts import CallKind, Decision, ToolStatus
 
 PREFIX: Final = "otel_limits_"
 
@@ -37,6 +36,8 @@ class MetricSpec:
     kind: Kind = "counter"
     buckets: tuple[float, ...] = ()
     """Upper bounds, for a histogram."""
+    values: tuple[str, ...] = ()
+    """What its last label can say, where that is a short list: all are made with the first."""
 
     @property
     def otel_name(self) -> str:
@@ -70,6 +71,7 @@ MODEL_CALLS: Final = MetricSpec(
     help="Requests to a provider: measured, zero_token (the provider reported zero), "
     "unmeasured (it reported nothing) or failed. A halt is none of them.",
     unit="{call}",
+    values=get_args(CallKind),
 )
 TOOL_CALLS: Final = MetricSpec(
     name="otel_limits_tool_calls_total",
@@ -77,6 +79,7 @@ TOOL_CALLS: Final = MetricSpec(
     help="Tools that a model asked for, by how it ended: success, error, "
     "or refused because of a limit.",
     unit="{call}",
+    values=get_args(ToolStatus),
 )
 SYNTHETIC_MESSAGES: Final = MetricSpec(
     name="otel_limits_synthetic_messages_total",
@@ -90,6 +93,7 @@ TOKENS: Final = MetricSpec(
     help="Tokens by type (input, output). Input includes cached tokens; "
     "unmeasured calls count with their estimate.",
     unit="{token}",
+    values=("input", "output"),
 )
 CACHED_TOKENS: Final = MetricSpec(
     name="otel_limits_cached_tokens_total",
@@ -97,6 +101,7 @@ CACHED_TOKENS: Final = MetricSpec(
     help="Input tokens that were read from a cache or written to one. "
     "They are a part of the input tokens: never add the two.",
     unit="{token}",
+    values=("read", "write"),
 )
 COST: Final = MetricSpec(
     name="otel_limits_cost_usd_total",
@@ -178,6 +183,7 @@ QUOTA_DECISIONS: Final = MetricSpec(
     "degraded_allowed, degraded_local_admitted, degraded_local_refused while the store did "
     "not answer.",
     unit="{decision}",
+    values=get_args(Decision),
 )
 QUOTA_USED: Final = MetricSpec(
     name="otel_limits_quota_used",
@@ -280,27 +286,3 @@ METRICS: Final = (
     BUILD_INFO,
 )
 """Every metric; both ways out and the README's table are made from this."""
-
-OTHER: Final = "_other"
-
-
-class LabelValues:
-    """Cleans label values, and folds all beyond a number of them into `_other`."""
-
-    def __init__(self, limit: int, full: Callable[[], None] | None = None) -> None:
-        """Admit `limit` distinct values, and call `full` whenever one is folded."""
-        self._limit = limit
-        self._full = full
-        self._admitted: dict[tuple[str, ...], str] = {}
-
-    def __call__(self, value: str, *scope: str) -> str:
-        """Return the value to use as a label, one of those admitted together with `scope`."""
-        key = (value, *scope)
-        known = self._admitted.get(key)
-        if known is not None:
-            return known
-        if len(self._admitted) < self._limit:
-            return self._admitted.setdefault(key, clean(value))
-        if self._full is not None:
-            self._full()
-        return OTHER

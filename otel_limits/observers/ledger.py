@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from otel_limits.core.facts import Fact, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.facts import ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger.rows import (
     INVOCATIONS,
     MODEL_CALLS,
@@ -21,13 +20,14 @@ from otel_limits.ledger.rows import (
 from otel_limits.ledger.spill import Spill
 from otel_limits.ledger.store import Store
 from otel_limits.ledger.writer import Writer
+from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.words import LedgerSync
 
 
-class LedgerObserver:
+class LedgerObserver(OwnObserver):
     """Turns facts into rows and has them written in the background.
 
     Args:
@@ -44,7 +44,7 @@ class LedgerObserver:
         self.writer = Writer(Store(address), Spill(address))
         self.sync = sync
         self._live: dict[str, Started] = {}
-        self.subscribes_to: dict[type, Callable[[Any], None]] = {
+        self.subscribes_to = {
             Started: self._started,
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
@@ -52,14 +52,8 @@ class LedgerObserver:
             QuotaGrant: self._quota_changed,
         }
 
-    def __call__(self, fact: Fact) -> None:
-        """Record one fact."""
-        handler = self.subscribes_to.get(type(fact))
-        if handler is not None:
-            handler(fact)
-
-    def renew(self) -> None:
-        """Start afresh in a forked child: the parent's invocations go on in the parent."""
+    def after_fork(self) -> None:
+        """Start afresh: the parent's invocations go on in the parent."""
         self._live.clear()
         self.writer.renew()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from otel_limits.core.facts import Fact, Halt, Warned
+from otel_limits.core.facts import Halt, Warned
+from otel_limits.observers.protocol import OwnObserver
 
 logger = logging.getLogger("otel_limits")
 
@@ -16,23 +17,25 @@ CONSEQUENCES = {
 }
 
 
-def log(fact: Fact) -> None:
-    """Log a halt and a soft threshold as warnings; other facts are metrics' business."""
-    if isinstance(fact, Halt):
-        _log_halt(fact)
-    elif isinstance(fact, Warned):
-        logger.warning(
-            "%s is used to %.0f %% by agent %r: %s of %s.",
-            fact.level.limit,
-            fact.level.ratio * 100,
-            fact.invocation.agent,
-            fact.level.observed,
-            fact.level.cap,
-        )
+class LogObserver(OwnObserver):
+    """Logs a halt and a soft threshold as warnings."""
+
+    component = "log"
+
+    def __init__(self) -> None:
+        """Subscribe to both."""
+        self.subscribes_to = {Halt: _log_halt, Warned: _log_threshold}
 
 
-log.component = "log"  # type: ignore[attr-defined]  # what its faults are counted under
-log.subscribes_to = (Halt, Warned)  # type: ignore[attr-defined]
+def _log_threshold(fact: Warned) -> None:
+    logger.warning(
+        "%s is used to %.0f %% by agent %r: %s of %s.",
+        fact.level.limit,
+        fact.level.ratio * 100,
+        fact.invocation.agent,
+        fact.level.observed,
+        fact.level.cap,
+    )
 
 
 def _log_halt(fact: Halt) -> None:
@@ -53,3 +56,6 @@ def _log_halt(fact: Halt) -> None:
         f" by tool {fact.breach.subject!r}" if fact.breach.subject else "",
         consequence,
     )
+
+
+log = LogObserver()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.core.names import MAX_AGENTS
+from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.observers.context import context_of
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import METRICS

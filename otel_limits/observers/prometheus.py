@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.core.names import MAX_AGENTS
+from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import IN_PROGRESS, METRICS
 
@@ -39,14 +39,7 @@ class Uncreated(MetricWrapperBase):
 
 
 class Counter(Uncreated, prometheus_client.Counter):
-    """Goes up."""
-
-    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
-        """Add what is never negative to a series that is always one: neither is looked at."""
-        if exemplar:
-            super().inc(amount, exemplar)
-        else:
-            self._value.inc(amount)
+    """A number that only goes up."""
 
 
 class Histogram(Uncreated, prometheus_client.Histogram):
@@ -110,16 +103,16 @@ class PrometheusObserver(CountingObserver):
         for metric in self._metrics.values():
             self._registry.unregister(metric)
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Leave the endpoint and the live invocations to the parent, and renew every lock.
 
         Another thread of the parent may have held one. prometheus_client has no hook for this,
         hence the private names.
         """
-        super().reset_after_fork()
+        super().after_fork()
         server, self._server = self._server, None
         if server is not None:
-            server.abandon()
+            server.after_fork()
         self._registry._lock = threading.Lock()  # noqa: SLF001
         if is_shared():
             renew_file_lock()
@@ -193,6 +186,6 @@ class Server:
         self._httpd.server_close()
         self._thread.join()
 
-    def abandon(self) -> None:
-        """Let go of the port in a forked child, where nobody would ever answer on it."""
+    def after_fork(self) -> None:
+        """Let go of the port: nobody would ever answer on it in the child."""
         self._httpd.socket.close()

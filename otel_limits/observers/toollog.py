@@ -40,7 +40,7 @@ MAX_LINE_BYTES: Final = 1_000_000
 """No line of ours is longer; the rest of one is read as a line of its own."""
 
 NO_FOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
-"""A link put in the place of a file is no file of ours."""
+"""A link that was put in the place of a file is not followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class Entries:
 
 
 def read(directory: Path) -> Entries:
-    """Read what was logged to `directory`; lines that are no entries are skipped and counted."""
+    """Read what was logged to `directory`; lines that are not entries are skipped and counted."""
     return Entries(directory)
 
 

@@ -225,7 +225,7 @@ class Runs:
                 invocation=run.invocation,
                 limits=run.policy.limits,
                 action=TAKEN[run.policy.action],
-                blind=run.unsampled,
+                unsampled=run.unsampled,
                 model=model,
                 session_id=session_id,
                 attributes=attributes,

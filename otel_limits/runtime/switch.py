@@ -187,7 +187,7 @@ class Switch:
             if way not in self._counting:
                 make = functools.partial(_make_counting, way, settings, self._telemetry)
                 self._counting[way] = LazyObserver(way, make, LIVE.observers.replace)
-        counting = [later.made() or later for later in self._counting.values()]
+        counting = [later.made or later for later in self._counting.values()]
         self._events = LazyObserver(
             "events", functools.partial(_make_events, self._telemetry), LIVE.observers.replace
         )
@@ -212,9 +212,7 @@ class Switch:
             self._ledger = LedgerObserver(settings.ledger, settings.ledger_sync)
 
     def _stop_counting(self, way: str) -> None:
-        counting = self._counting.pop(way).never()
-        if counting is not None:
-            counting.close()
+        self._counting.pop(way).close()
 
     @never_raises("prometheus")
     def _serve(self) -> None:
@@ -228,7 +226,7 @@ class Switch:
             if metrics is None:
                 return
             port = None if settings is None else settings.prometheus_port
-            observer = metrics.made() if port is None else metrics.now()
+            observer = metrics.made if port is None else metrics.make()
             if observer is None:
                 return
             from otel_limits.observers.prometheus import PrometheusObserver, is_shared
@@ -267,14 +265,11 @@ class Switch:
         self._lock = threading.RLock()
         self._policy_file.renew_lock()
         if self._events is not None:
-            self._events.renew_lock()
+            self._events.after_fork()
         for later in self._counting.values():
-            later.renew_lock()
-            counting = later.made()
-            if counting is not None:
-                counting.reset_after_fork()
+            later.after_fork()
         if self._ledger is not None:
-            self._ledger.renew()
+            self._ledger.after_fork()
         if self._quotas is not None:
             self._quotas.after_fork()
 

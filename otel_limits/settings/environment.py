@@ -10,10 +10,12 @@ import dataclasses
 import os
 import re
 import sys
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import (
     ACTIONS,
     LIMIT_NAMES,
@@ -31,8 +33,6 @@ from otel_limits.core.limits import (
     require_seconds,
     require_usd,
 )
-from otel_limits.core.names import MAX_AGENTS
-from otel_limits.core.records import Record, record
 from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
 
@@ -60,8 +60,8 @@ AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 DEFAULT_OTLP_TIMEOUT_SECONDS: Final = 10.0
 
 
-@record
-class Setting(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
     """One variable of the environment."""
 
     name: str
@@ -473,8 +473,8 @@ SETTINGS: Final = (
 """Every variable; the README's table and the command line's flags are generated from this."""
 
 
-@record
-class Settings(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
     """Everything that can be set for a process."""
 
     policy: Policy = DEFAULT_POLICY
@@ -495,8 +495,8 @@ class Settings(Record):
     disabled: bool = False
 
 
-@record
-class Reading(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
     """What was read: the valid settings, where each came from, and what is wrong with the rest."""
 
     settings: Settings

@@ -113,7 +113,7 @@ class Book:
                 invocation=invocation,
                 limits=entry.limits,
                 action="halted",
-                blind=False,
+                unsampled=False,
                 session_id=entry.session,
                 attributes=entry.attributes,
                 at=entry.at,

@@ -8,12 +8,11 @@ agent's name, that of the most specific one; of two that are equally specific th
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
-from otel_limits.core.records import Record, record, short_record
 from otel_limits.settings.policy.kinds import PRICES
 
 if TYPE_CHECKING:
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
 PER_TOOL: Final = "max_calls_per_tool"
 
 
-@short_record
-class Entry(Record):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """One value of the file."""
 
     value: Any
     line: int
 
 
-@short_record
-class Row(Record):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One effective setting, for those who ask where it comes from."""
 
     name: str
@@ -43,8 +42,8 @@ class Row(Record):
     """`default`, `environment`, a preset, or `policy limits.yaml:12`."""
 
 
-@record
-class Document(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
     """One version of a policy file. Its values are named as the settings of the environment."""
 
     path: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,14 +19,13 @@ from otel_limits.core.limits import (
     require_switchable,
     require_usd,
 )
-from otel_limits.core.records import Record, short_record
 
 if TYPE_CHECKING:
     from otel_limits.settings.policy.yaml_tree import Node
 
 
-@short_record
-class Kind(Record):
+@dataclass(frozen=True, slots=True)
+class Kind:
     """One kind of value."""
 
     read: Callable[[str, Node], Any]
