@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from strands.plugins import Plugin
 
+from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.limits import ACTIONS, NO_LIMITS, Action, Limits, require_choice, require_tree
 
 if TYPE_CHECKING:
@@ -50,6 +51,4 @@ class LimitsPlugin(Plugin):
 
     def init_agent(self, agent: Agent) -> None:
         """Attach to `agent`."""
-        from otel_limits.runtime.switch import RUNTIME
-
-        RUNTIME.adopt(agent, self._limits, self._action, self._tree)
+        STRANDS.adopt(agent, self._limits, self._action, self._tree)
