@@ -162,7 +162,7 @@ class CountingObserver(ABC):
         """Leave nothing behind, where that can be done."""
         self._live.clear()
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Leave the live invocations to the parent."""
         self._live.clear()
 

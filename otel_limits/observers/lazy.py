@@ -59,12 +59,15 @@ class LazyObserver(Generic[T]):
         """Return the observer if it was made."""
         return self._made
 
-    def never(self) -> T | None:
-        """Return the observer if it was made, and make none from now on."""
+    def close(self) -> None:
+        """Make none from now on, and close the one that was made."""
         with self._lock:
             self._tried = True
-        return self._made
+        if (close := getattr(self._made, "close", None)) is not None:
+            close()
 
-    def renew_lock(self) -> None:
-        """Replace the lock in a forked child: another thread may have held it."""
+    def after_fork(self) -> None:
+        """Replace the lock in a forked child, as another thread may have held it."""
         self._lock = threading.RLock()
+        if (after_fork := getattr(self._made, "after_fork", None)) is not None:
+            after_fork()

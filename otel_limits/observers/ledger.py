@@ -58,7 +58,7 @@ class LedgerObserver:
         if handler is not None:
             handler(fact)
 
-    def renew(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a forked child: the parent's invocations go on in the parent."""
         self._live.clear()
         self.writer.renew()

@@ -110,13 +110,13 @@ class PrometheusObserver(CountingObserver):
         for metric in self._metrics.values():
             self._registry.unregister(metric)
 
-    def reset_after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Leave the endpoint and the live invocations to the parent, and renew every lock.
 
         Another thread of the parent may have held one. prometheus_client has no hook for this,
         hence the private names.
         """
-        super().reset_after_fork()
+        super().after_fork()
         server, self._server = self._server, None
         if server is not None:
             server.abandon()
