@@ -21,9 +21,9 @@ from strands import Agent, tool
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import FAULTS
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.switch import RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ def clean(
     exporter.clear()
     FAULTS._logged.clear()
     yield
-    if len(RUNTIME._own):
+    if any(framework.has_own for framework in FRAMEWORKS):
         gc.collect()
     otel_limits.disable()
     alive = len(LIVE)

@@ -50,6 +50,7 @@ ENTRANCES = {
     "_ended",
     "begin",
     "binding_of",
+    "is_on",
     "_leave",
     "finish",
     "forget",
