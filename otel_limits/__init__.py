@@ -60,7 +60,7 @@ from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:
     from otel_limits.plugin import LimitsPlugin
-    from otel_limits.runtime.switch import disable, enable
+    from otel_limits.runtime.enable import disable, enable
 
 __all__ = [
     "KILLED_STOP_REASON",
@@ -118,17 +118,17 @@ __all__ = [
 ]
 
 
-LATER = {
+LAZY_NAMES = {
     "LimitsPlugin": "otel_limits.plugin",
-    "disable": "otel_limits.runtime.switch",
-    "enable": "otel_limits.runtime.switch",
+    "disable": "otel_limits.runtime.enable",
+    "enable": "otel_limits.runtime.enable",
 }
 """Names that need Strands or the OpenTelemetry SDK, which an audit starts without."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `LATER` when it is first asked for."""
-    if name not in LATER:
+    """Import a name of `LAZY_NAMES` when it is first asked for."""
+    if name not in LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(LATER[name]), name)
+    globals()[name] = value = getattr(import_module(LAZY_NAMES[name]), name)
     return value

@@ -2,4 +2,5 @@
 
 from otel_limits.settings.environment import SETTINGS
 
+# `opentelemetry-instrument` makes an option of each name in this module that begins with OTEL_.
 globals().update({setting.variable: setting.variable for setting in SETTINGS})

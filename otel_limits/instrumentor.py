@@ -1,5 +1,5 @@
 """What the entry points of OpenTelemetry load."""
 
-from otel_limits.runtime.switch import OtelLimitsInstrumentor, environment_provider
+from otel_limits.runtime.instrumentor import OtelLimitsInstrumentor, environment_provider
 
 __all__ = ["OtelLimitsInstrumentor", "environment_provider"]

@@ -21,7 +21,7 @@ from strands import Agent, tool
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import FAULTS
 from otel_limits.runs.registry import LIVE
 
@@ -120,7 +120,7 @@ def clean(
     exporter.clear()
     FAULTS._logged.clear()
     yield
-    if STRANDS.has_own:
+    if any(framework.has_own for framework in FRAMEWORKS):
         gc.collect()
     otel_limits.disable()
     alive = len(LIVE)

@@ -49,6 +49,7 @@ ENTRANCES = {
     "_begun",
     "begin",
     "leave",
+    "is_on",
     "finish",
     "forget",
     "agent_stage",

@@ -36,7 +36,8 @@ from otel_limits.cli.commands import main
 from otel_limits.core import pricing
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, Policy, Usage
 from otel_limits.core.pricing import Prices
-from otel_limits.runtime.switch import RUNTIME, enable_leniently
+from otel_limits.runtime.enable import enable_leniently
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as settings
 from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
 from otel_limits.settings.policy.kinds import SECTION_KEYS
@@ -639,7 +640,7 @@ def test_a_bad_file_leaves_the_rest_in_force(
 def test_strict_ends_the_process(write: Callable[[str], Path]) -> None:
     """With OTEL_LIMITS_STRICT a bad file ends the process with status 2 and its sentences."""
     path = write("defaults: {action: stop}")
-    program = "from otel_limits.runtime.switch import enable_leniently as e; e(); print('on')"
+    program = "from otel_limits.runtime.enable import enable_leniently as e; e(); print('on')"
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "OTEL_LIMITS_STRICT": "true"},

@@ -14,7 +14,9 @@ import pytest
 import otel_limits
 from otel_limits import ConfigurationError, Limits, LimitsPlugin, enable
 from otel_limits.core.limits import LIMIT_NAMES, LOOP_LIMITS
-from otel_limits.runtime.switch import RUNTIME, OtelLimitsInstrumentor, enable_leniently
+from otel_limits.runtime.enable import enable_leniently
+from otel_limits.runtime.instrumentor import OtelLimitsInstrumentor
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, only, says, uses
 

@@ -193,7 +193,7 @@ def setting_mistakes(
 
 
 def _policy_mistakes(environ: Mapping[str, str]) -> list[str]:
-    from otel_limits.runtime.switch import policy_mistakes
+    from otel_limits.runtime.mistakes import policy_mistakes
 
     reading = config.read(environ)
     return policy_mistakes(reading, PolicyFile(reading.settings.policy_path))
@@ -227,7 +227,7 @@ def _add_check(commands: Any) -> None:
 
 def check(options: Namespace) -> int:
     """Print every setting; 1 when one is wrong."""
-    from otel_limits.runtime.switch import policy_mistakes
+    from otel_limits.runtime.mistakes import policy_mistakes
 
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)

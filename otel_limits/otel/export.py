@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("otel_limits")
 
+# The logs API of OpenTelemetry has a private name until it is declared stable; there is no other.
 EXPORTERS: Final = {
     "traces": ("trace_exporter", "OTLPSpanExporter", "spans"),
     "metrics": ("metric_exporter", "OTLPMetricExporter", "metrics"),
     "logs": ("_log_exporter", "OTLPLogExporter", "events"),
 }
-"""Module and class of each signal's exporter, and what it exports; that of logs is not public."""
+"""Module and class of each signal's exporter, and what it exports."""
 
 
 class ExitFlusher:
@@ -66,7 +67,8 @@ class ExitFlusher:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _park(self) -> None:
-        """Have one thread per provider, in a forked child too."""
+        """Have one thread per provider wait for the end of the process."""
+        # Also after a fork: a child has none of its parent's threads.
         self._now = threading.Event()
         self._threads: list[threading.Thread] = []
         for shutdown in self._shutdowns:
@@ -79,12 +81,12 @@ class ExitFlusher:
             now.wait()
             shutdown()
 
-        thread = threading.Thread(target=wait, name="otel-limits-farewell", daemon=True)
+        thread = threading.Thread(target=wait, name="otel-limits-at-exit", daemon=True)
         self._threads.append(thread)
         thread.start()
 
 
-FAREWELL: Final = ExitFlusher()
+AT_EXIT: Final = ExitFlusher()
 
 
 @functools.cache
@@ -103,7 +105,7 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvi
         return TracerProvider()
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    FAREWELL.add(provider.shutdown, timeout_seconds)
+    AT_EXIT.add(provider.shutdown, timeout_seconds)
     return provider
 
 
@@ -116,7 +118,7 @@ def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvide
         return None
     reader = PeriodicExportingMetricReader(exporter)
     provider = MeterProvider([reader], resource(), shutdown_on_exit=False)
-    FAREWELL.add(provider.shutdown, timeout_seconds)
+    AT_EXIT.add(provider.shutdown, timeout_seconds)
     return provider
 
 
@@ -129,7 +131,7 @@ def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvi
         return None
     provider = LoggerProvider(resource(), shutdown_on_exit=False)
     provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
-    FAREWELL.add(provider.shutdown, timeout_seconds)
+    AT_EXIT.add(provider.shutdown, timeout_seconds)
     return provider
 
 
@@ -140,7 +142,7 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
     """
     if protocol is None:
         return None
-    module, name, things = EXPORTERS[signal]
+    module, name, exported = EXPORTERS[signal]
     transport = "grpc" if protocol == "grpc" else "http"
     try:
         found = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{transport}.{module}")
@@ -149,10 +151,10 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
         logger.error(  # noqa: TRY400  the traceback would not help
             "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
             "%s are exported. Run: pip install 'otel-limits[otlp]'",
-            things,
+            exported,
         )
     except Exception:
         logger.exception(
-            "otel-limits cannot make the OTLP exporter, so no %s are exported.", things
+            "otel-limits cannot make the OTLP exporter, so no %s are exported.", exported
         )
     return None

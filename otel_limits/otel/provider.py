@@ -20,8 +20,7 @@ class Attachment:
     """Puts one processor into every SDK provider of the process, once each.
 
     A provider that is made later (`StrandsTelemetry()`, Logfire, Phoenix) gets it at birth, ahead
-    of every other processor. The unbound base method is used because a subclass may do more than
-    add: Phoenix' own drops its exporter.
+    of every other processor. The SDK has no hook for that, hence the wrapped `__init__`.
     """
 
     def __init__(self, processor: SpanProcessor) -> None:
@@ -32,7 +31,9 @@ class Attachment:
 
     def attach(self) -> None:
         """Attach to the provider that is set, and to all that are made from now on."""
-        current = trace.get_tracer_provider() if trace._TRACER_PROVIDER is not None else None  # noqa: SLF001  asking would create one
+        # Asking in public would load the one that OTEL_PYTHON_TRACER_PROVIDER names, and set it
+        # before the program has had its say.
+        current = trace._TRACER_PROVIDER  # noqa: SLF001
         if isinstance(current, TracerProvider):
             self._add(current)
         if self._original_init is None:
@@ -44,19 +45,22 @@ class Attachment:
             TracerProvider.__init__ = self._original_init  # type: ignore[method-assign]
             self._original_init = None
         for provider in list(self._providers):
-            multi = provider._active_span_processor  # noqa: SLF001  there is no public removal
-            with multi._lock:  # noqa: SLF001
-                multi._span_processors = tuple(  # noqa: SLF001
-                    each
-                    for each in multi._span_processors  # noqa: SLF001
-                    if each is not self._processor
-                )
+            self._remove(provider)
         self._providers.clear()
 
     def _add(self, provider: TracerProvider) -> None:
         if provider not in self._providers:
             self._providers.add(provider)
+            # Unbound, because a subclass may do more than add: Phoenix' own drops its exporter.
             TracerProvider.add_span_processor(provider, self._processor)
+
+    def _remove(self, provider: TracerProvider) -> None:
+        # In public the SDK only adds processors. It reads this tuple without the lock, so that it
+        # is replaced as a whole, as the SDK does itself.
+        every = provider._active_span_processor  # noqa: SLF001
+        with every._lock:  # noqa: SLF001
+            kept = [each for each in every._span_processors if each is not self._processor]  # noqa: SLF001
+            every._span_processors = tuple(kept)  # noqa: SLF001
 
     def _watch(self) -> None:
         original = self._original_init = TracerProvider.__init__

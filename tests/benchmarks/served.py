@@ -1,7 +1,7 @@
 """A model server on loopback that streams every answer in 250 ms.
 
-`python -m tests.benchmarks.served` prints its port. Each conversation asks for one tool until it has
-had as many results as its first message says, so that an agent takes that many turns and one more.
+`python -m tests.benchmarks.served` prints its port. Each conversation asks for one tool until it
+has had as many results as its first message says: an agent takes that many turns and one more.
 """
 
 from __future__ import annotations

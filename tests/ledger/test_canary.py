@@ -14,7 +14,7 @@ from strands import tool
 from otel_limits import Limits, enable
 from otel_limits.cli.commands import main
 from otel_limits.ledger.store import Store
-from otel_limits.runtime.switch import RUNTIME
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, fails, says, uses
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def test_no_secret_is_kept(  # noqa: PLR0913, PLR0917  fixtures
         monkeypatch.setattr(Store, "write", refuse)
     enable(Limits(max_turns=3))
     speak(make_agent)
-    assert RUNTIME._ledger is not None
-    RUNTIME._ledger.writer.close()
+    assert RUNTIME._wiring.opened("ledger") is not None
+    RUNTIME._wiring.opened("ledger").writer.close()
     assert bool(ledger.spills()) is outage
     for path in ledger.path.parent.rglob("ledger*"):
         content = path.read_bytes()

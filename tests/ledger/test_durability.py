@@ -28,7 +28,7 @@ from otel_limits.ledger.spill import Spill
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.switch import RUNTIME
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.conftest import eventually
 
@@ -393,8 +393,8 @@ def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def close_connections() -> None:
     """Have the next write open the database anew."""
-    assert RUNTIME._ledger is not None
-    RUNTIME._ledger.writer._store.close()
+    assert RUNTIME._wiring.opened("ledger") is not None
+    RUNTIME._wiring.opened("ledger").writer._store.close()
 
 
 OUTAGES = (locked, vanished_for_good, unreadable, newer, full)
@@ -486,12 +486,12 @@ def test_a_directory_that_vanishes_is_made_anew(
 READ_ONLY = """
 from pathlib import Path
 from otel_limits.core.faults import FAULTS
-from otel_limits.runtime.switch import RUNTIME
+from otel_limits.runtime.runtime import RUNTIME
 beside = Path(os.environ["OTEL_LIMITS_LEDGER"]).parent
 run()
 while list(beside.glob("*.spill-*")):
     time.sleep(0.01)
-RUNTIME._ledger.writer._store.close()
+RUNTIME._wiring.opened("ledger").writer._store.close()
 for path in beside.glob("ledger.db*"):
     path.chmod(0o444)
 os.setgid(65534)

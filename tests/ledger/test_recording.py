@@ -22,7 +22,7 @@ from otel_limits.ledger import store as store_module
 from otel_limits.ledger.rows import MAX_INTEGER, dollars, picodollars
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.switch import RUNTIME
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -430,9 +430,9 @@ def test_another_ledger_takes_over(
 ) -> None:
     """`enable()` with another address records there; with the same one nothing changes."""
     enable()
-    first = RUNTIME._ledger
+    first = RUNTIME._wiring.opened("ledger")
     enable()
-    assert RUNTIME._ledger is first
+    assert RUNTIME._wiring.opened("ledger") is first
     make_agent(ScriptedModel([says("x")]))("go")
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "other.db"))
     enable()
@@ -446,8 +446,8 @@ def test_disable_ends_recording(ledger: LedgerFile, make_agent: MakeAgent) -> No
     enable()
     agent = make_agent(ScriptedModel(endless(says("x"))))
     agent("go")
-    assert RUNTIME._ledger is not None
-    thread = RUNTIME._ledger.writer._thread
+    assert RUNTIME._wiring.opened("ledger") is not None
+    thread = RUNTIME._wiring.opened("ledger").writer._thread
     otel_limits.disable()
     assert thread is not None
     assert not thread.is_alive()

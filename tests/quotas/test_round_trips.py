@@ -23,7 +23,7 @@ from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.switch import RUNTIME
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.quotas.conftest import Server, Wire, eventually, free_port, require_program
@@ -147,7 +147,7 @@ def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
         raise RuntimeError("no")
 
     hold({"calls": CALLS}, server.url)
-    quotas: Any = RUNTIME._quotas
+    quotas: Any = RUNTIME._wiring._quotas
     for thread in quotas._threads:
         monkeypatch.setattr(thread._store, "close", fail)
     disable()

@@ -19,8 +19,8 @@ from otel_limits.bindings.strands.reading import (
 )
 from otel_limits.bindings.strands.spans import write_warnings
 from otel_limits.core.faults import never_raises
+from otel_limits.core.labels import clean
 from otel_limits.core.messages import halt_text, refusal_note, why
-from otel_limits.core.names import clean
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:

@@ -61,9 +61,9 @@ class Watch:
         if self not in sys.meta_path or (name != AGENTS and AGENTS in sys.modules):
             return
         try:
-            from otel_limits.runtime import switch as instrumentor
+            from otel_limits.runtime import enable as starting
 
-            enable = getattr(instrumentor, "enable_for_run", None)
+            enable = getattr(starting, "enable_for_run", None)
             if enable is not None:  # else it is being imported itself right now
                 sys.meta_path.remove(self)
                 enable()

@@ -1,0 +1,161 @@
+"""Switches otel-limits on and off: in one line of code, or from the environment alone."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from otel_limits.core.errors import ConfigurationError
+from otel_limits.core.limits import (
+    ACTIONS,
+    NO_LIMITS,
+    Action,
+    Limits,
+    require_choice,
+    require_tree,
+)
+from otel_limits.runs.registry import LIVE, kill
+from otel_limits.runtime.mistakes import price_mistakes
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_limits.core.facts import Observer
+
+logger = logging.getLogger("otel_limits")
+
+
+def enable(
+    limits: Limits | None = None,
+    *,
+    action: Action | None = None,
+    tree: Limits | None = None,
+    observers: Sequence[Observer] = (),
+) -> None:
+    """Limit every agent of this process: those that exist, and those made later.
+
+    Without arguments the environment decides; an argument wins over it. The policy file wins over
+    both, and a `LimitsPlugin` over everything. Calling it again is harmless, and with other
+    arguments replaces what applies to invocations that begin afterwards.
+
+    Args:
+        limits: Caps; one that is `None` is taken from the environment.
+        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
+        tree: Caps for an invocation together with everything that it starts.
+        observers: Called with every fact (see `otel_limits.Fact`); one that fails is logged and
+            counted, and never felt by the agent.
+
+    Raises:
+        ConfigurationError: A setting of the environment or an argument is invalid; nothing was
+            changed. It is a `ValueError`.
+    """
+    reading = config.read()
+    policy_file = PolicyFile(reading.settings.policy_path)
+    mistakes = [*reading.mistakes, *policy_file.mistakes]
+    try:
+        require_choice("action", "halt" if action is None else action, ACTIONS)
+        require_tree(tree or NO_LIMITS)
+    except ValueError as error:
+        mistakes.append(str(error))
+    policy = reading.settings.policy
+    mistakes += price_mistakes(
+        [limits or NO_LIMITS, tree or NO_LIMITS, policy.limits, policy.tree], policy_file.document
+    )
+    if mistakes:
+        raise ConfigurationError(mistakes)
+    RUNTIME.start(_override(reading.settings, limits, action, tree), observers, policy_file)
+    _announce_preset(reading)
+
+
+def disable() -> None:
+    """Undo `enable()` completely; an agent with a `LimitsPlugin` keeps its limits."""
+    RUNTIME.stop()
+
+
+def enable_leniently() -> None:
+    """Enable from the environment where an exception would take others down with it.
+
+    A mistake is logged as an error and counted, and every valid setting is in force all the same;
+    with `OTEL_LIMITS_STRICT=true` the process ends with status 2 instead.
+    """
+    reading = config.read()
+    policy_file = PolicyFile(reading.settings.policy_path)
+    policy = reading.settings.policy
+    unpriced = price_mistakes([policy.limits, policy.tree], policy_file.document)
+    mistakes = (*reading.mistakes, *policy_file.mistakes, *unpriced)
+    if mistakes and reading.settings.strict:
+        _end_process(mistakes)
+    try:
+        RUNTIME.start(reading.settings, policy_file=policy_file)
+    except Exception as error:
+        if reading.settings.strict:
+            _end_process([f"It cannot be switched on ({error!r})."])
+        logger.exception("otel-limits cannot be switched on, so no limit is in force.")
+        return
+    # Those of the policy file have been logged by now, with what is in force instead of it.
+    for mistake in (*reading.mistakes, *unpriced):
+        logger.error("otel-limits: %s Every other setting is in force.", mistake)
+        LIVE.observers.publish_fault("config")
+    _announce_preset(reading)
+
+
+def _announce_preset(reading: config.Reading) -> None:
+    """Say which limits nobody has set one by one."""
+    preset = f"preset {reading.settings.preset}"
+    caps = [
+        f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
+    ]
+    if caps:
+        logger.warning("otel-limits: preset %r sets %s.", reading.settings.preset, ", ".join(caps))
+
+
+def enable_for_run() -> None:
+    """Enable in a program that `otel-limits run` started, and provide what it lacks."""
+    if not RUNTIME.is_on:
+        enable_leniently()
+    RUNTIME.provide_when_missing()
+    _kill_on_signal()
+
+
+def _kill_on_signal() -> None:
+    """End every live invocation on SIGUSR2, unless the program uses the signal itself."""
+    name = getattr(signal, "SIGUSR2", None)
+    if name is None or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(name) is signal.SIG_DFL:
+        # A handler runs between two instructions of whatever the main thread does, which may hold
+        # one of our locks: a thread can wait for it.
+        end_all = functools.partial(kill, all=True)
+        signal.signal(name, lambda *_: threading.Thread(target=end_all).start())
+
+
+def _end_process(mistakes: Sequence[str]) -> NoReturn:
+    """End the process with status 2."""
+    for mistake in mistakes:
+        sys.stderr.write(f"otel-limits: {mistake}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # `SystemExit` would not end it: while Python starts it leads to a traceback and status 1, and
+    # in a thread it ends that thread alone.
+    os._exit(2)
+
+
+def _override(
+    settings: config.Settings, limits: Limits | None, action: Action | None, tree: Limits | None
+) -> config.Settings:
+    policy = replace(
+        settings.policy,
+        limits=(limits or NO_LIMITS).over(settings.policy.limits),
+        tree=(tree or NO_LIMITS).over(settings.policy.tree),
+        action=action or settings.policy.action,
+    )
+    return replace(settings, policy=policy)

@@ -1,0 +1,221 @@
+"""Whether the agents of this process are limited, and what applies to each of them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import wrapt
+from opentelemetry import trace
+
+from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.core.errors import ConfigurationError
+from otel_limits.core.faults import never_raises
+from otel_limits.core.limits import NO_LIMITS, Action, Limits, Policy
+from otel_limits.otel.processor import LimitsSpanProcessor
+from otel_limits.otel.provider import Attachment
+from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.mistakes import price_mistakes
+from otel_limits.runtime.telemetry import make_otlp_providers, make_tracer_provider
+from otel_limits.runtime.wiring import Wiring
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import NO_FILE, PolicyFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_limits.bindings.framework import Framework
+    from otel_limits.core.facts import Observer
+    from otel_limits.runs.registry import Runs
+
+logger = logging.getLogger("otel_limits")
+
+
+class Runtime:
+    """Switches otel-limits on and off, and is the host whom every framework asks.
+
+    Args:
+        runs: Where invocations are followed.
+        frameworks: Those whose agents are limited.
+    """
+
+    def __init__(self, runs: Runs, frameworks: Sequence[Framework]) -> None:
+        """Begin switched off."""
+        self.runs = runs
+        self._frameworks = frameworks
+        self._lock = threading.RLock()
+        self._settings: config.Settings | None = None
+        self._policy_file = NO_FILE
+        self._observers: tuple[Observer, ...] = ()
+        self._wiring = Wiring(runs)
+        self._attachment = Attachment(LimitsSpanProcessor(runs, frameworks))
+        self._provides = False
+        for framework in frameworks:
+            framework.host = self
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def is_on(self) -> bool:
+        """True while every agent is limited, not only those with limits of their own."""
+        return self._settings is not None
+
+    # --- on and off -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        settings: config.Settings,
+        observers: Sequence[Observer] = (),
+        policy_file: PolicyFile = NO_FILE,
+    ) -> None:
+        """Apply `settings` to every agent of the process; again with others replaces them."""
+        if settings.disabled:
+            logger.info("otel-limits is switched off by OTEL_LIMITS_DISABLED.")
+            return
+        with self._lock:
+            self._settings = settings
+            self._observers = tuple(observers)
+            self._policy_file = policy_file
+            self._follow(settings)
+            self._wiring.hold_quotas()
+        for framework in self._frameworks:
+            # A program without agents leaves the port to the one that has them: a supervisor of
+            # workers would take it and count nothing.
+            wrapt.register_post_import_hook(lambda _: self._serve(), framework.module)
+        policy_file.announce()
+
+    def stop(self) -> None:
+        """Undo `start` completely. An agent with limits of its own keeps them."""
+        with self._lock:
+            self._settings = None
+            self._provides = False
+            self._policy_file = NO_FILE
+            self._observers = ()
+            self._wiring.release_quotas()
+            for framework in self._frameworks:
+                framework.release()  # which ends what is live, so observers are still told
+            if any(framework.has_own for framework in self._frameworks):
+                self._wire(_settings_without_start(config.read().settings))
+                self._wiring.serve()
+                return
+            self._attachment.detach()
+            self._wiring.disconnect()
+
+    def _follow(self, settings: config.Settings) -> None:
+        """Follow invocations, and tell of them what `settings` want to be told."""
+        self._wire(settings)
+        # A list of prices takes longer to load than an application should wait for `enable()`.
+        threading.Thread(target=self._wiring.load_prices, daemon=True).start()
+        self._attachment.attach()
+        for framework in self._frameworks:
+            framework.watch()
+
+    def _wire(self, settings: config.Settings) -> None:
+        self._wiring.connect(settings, self._observers, self._policy_file.document)
+
+    def _serve(self) -> None:
+        with self._lock:
+            self._wiring.serve()
+
+    def _after_fork(self) -> None:
+        # Another thread of the parent may have held any lock, and is not there to release it.
+        self._lock = threading.RLock()
+        self._policy_file.renew_lock()
+        self._wiring.after_fork()
+
+    # --- what applies to an agent -----------------------------------------------------------------
+
+    def policy(
+        self,
+        agent: str,
+        *,
+        limits: Limits = NO_LIMITS,
+        action: Action | None = None,
+        tree: Limits = NO_LIMITS,
+    ) -> Policy:
+        """Return what applies now to an agent of this name that sets these itself."""
+        self._policy_file.refresh()
+        document = self._policy_file.document
+        self._wiring.use_document(document)
+        if document.quotas and not self._wiring.has_quotas:
+            # Quotas that the file did not have before; a fault must not cost the agent its limits.
+            never_raises("quotas")(self._hold_quotas)()
+        base = self._settings.policy if self._settings is not None else Policy()
+        base = document.effective(agent, base)
+        if limits is tree is NO_LIMITS and action is None:
+            return base
+        return replace(
+            base,
+            limits=limits.over(base.limits),
+            tree=tree.over(base.tree),
+            action=action or base.action,
+        )
+
+    def own_policy(
+        self, limits: Limits, action: Action | None, tree: Limits
+    ) -> Callable[[str], Policy] | None:
+        """Return what applies to an agent that sets these itself, over what `start` gave to all.
+
+        `None` where otel-limits is disabled.
+
+        Raises:
+            ConfigurationError: A limit on cost is asked for where no price can be known.
+        """
+        settings = config.read().settings
+        if settings.disabled:
+            return None
+        mistakes = price_mistakes([limits, tree], self._policy_file.document)
+        if mistakes:
+            raise ConfigurationError(mistakes)
+        with self._lock:
+            self._follow(self._settings or _settings_without_start(settings))
+        return functools.partial(self.policy, limits=limits, action=action, tree=tree)
+
+    def _hold_quotas(self) -> None:
+        with self._lock:
+            self._wiring.hold_quotas()
+
+    # --- where spans, metrics and events go -------------------------------------------------------
+
+    def provide_when_missing(self) -> None:
+        """Set a tracer provider when an agent is first called and the program has set none."""
+        self._provides = True
+
+    @never_raises("provider")
+    def prepare(self) -> None:
+        """Set a tracer provider where one was promised and none is: an agent is about to be called.
+
+        Not earlier, as the program may set one until then. Tracers that exist already follow it.
+        """
+        if not self._provides:
+            return
+        self._provides = False
+        self.export_over_otlp()
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(make_tracer_provider())
+
+    @never_raises("export")
+    def export_over_otlp(self) -> None:
+        """Export metrics and events where OTEL_EXPORTER_OTLP_* asks for it and nobody else does."""
+        settings = self._settings
+        if settings is None:
+            return
+        with self._lock:
+            self._wiring.providers = make_otlp_providers()
+            self._wire(settings)
+
+
+def _settings_without_start(settings: config.Settings) -> config.Settings:
+    """Return what the environment sets where only agents with limits of their own are followed.
+
+    They have metrics and a ledger; only who calls `enable()` gets an endpoint and a tool log.
+    """
+    return replace(settings, prometheus_port=None, tool_log_dir=None)
+
+
+RUNTIME: Final = Runtime(LIVE, FRAMEWORKS)
+"""The runtime of this process."""

@@ -1,0 +1,302 @@
+"""Connects the runs of a process with observers, prices, a tool log, a ledger and quotas.
+
+A new observer is one line in `OBSERVERS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.faults import never_raises
+from otel_limits.core.pricing import Prices
+from otel_limits.observers.lazy import LazyObserver
+from otel_limits.observers.log import log
+from otel_limits.quotas.stores import MEMORY_URL
+from otel_limits.runtime.telemetry import OtlpProviders
+from otel_limits.settings.environment import Settings
+from otel_limits.settings.policy.document import NO_DOCUMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from otel_limits.core.facts import Observer
+    from otel_limits.observers.events import EventObserver
+    from otel_limits.observers.ledger import LedgerObserver
+    from otel_limits.observers.otlp import OtlpObserver
+    from otel_limits.observers.prometheus import PrometheusObserver
+    from otel_limits.observers.protocol import OwnObserver
+    from otel_limits.observers.toollog import ToolLog
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.setup import Quotas
+    from otel_limits.runs.registry import Runs
+    from otel_limits.settings.policy.document import Document
+
+logger = logging.getLogger("otel_limits")
+
+
+# --- the observers that a process can have --------------------------------------------------------
+
+
+def own_version() -> str:
+    """Return our version; a frozen application may have left its metadata out."""
+    try:
+        return version("otel-limits")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _make_prometheus(settings: Settings, _: OtlpProviders) -> PrometheusObserver | None:
+    from otel_limits.observers.prometheus import PrometheusObserver
+
+    try:
+        observer = PrometheusObserver(max_agents=settings.metrics_max_agents)
+        observer.info(own_version())
+    except (OSError, ValueError) as error:  # what limits an agent does not depend on metrics
+        logger.error(  # noqa: TRY400  the sentence says it all
+            "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
+            "Check PROMETHEUS_MULTIPROC_DIR and the names in the default registry.",
+            error,
+        )
+        return None
+    return observer
+
+
+def _make_otlp(settings: Settings, providers: OtlpProviders) -> OtlpObserver:
+    from opentelemetry.metrics import get_meter
+
+    from otel_limits.observers.otlp import OtlpObserver
+
+    meter = get_meter("otel_limits", own_version(), providers.meter)
+    observer = OtlpObserver(meter, settings.metrics_max_agents)
+    observer.info(own_version())
+    return observer
+
+
+def _make_events(_: Settings, providers: OtlpProviders) -> EventObserver:
+    from opentelemetry._logs import get_logger  # private by name only: there is no other door
+
+    from otel_limits.observers.events import EventObserver
+
+    return EventObserver(get_logger("otel_limits", own_version(), providers.logger))
+
+
+def _make_ledger(settings: Settings, _: OtlpProviders) -> LedgerObserver:
+    from otel_limits.observers.ledger import LedgerObserver
+
+    assert settings.ledger is not None
+    return LedgerObserver(settings.ledger, settings.ledger_sync)
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverEntry:
+    """An observer that a process has by its settings."""
+
+    name: str
+    made_of: Callable[[Settings, OtlpProviders], object]
+    """What it depends on: while that is equal it is kept, and where it is false there is none."""
+    make: Callable[[Settings, OtlpProviders], Any]
+    is_lazy: bool = True
+    """Made with its first fact: the imports of most take longer than all of `enable()`."""
+    is_last: bool = False
+    """Told after the application's observers, because it may wait for a disk."""
+
+
+OBSERVERS: Final = (
+    ObserverEntry("log", lambda *_: True, lambda *_: log, is_lazy=False),
+    ObserverEntry(
+        "prometheus", lambda settings, _: "prometheus" in settings.metrics, _make_prometheus
+    ),
+    ObserverEntry("otlp", lambda settings, otlp: "otlp" in settings.metrics and otlp, _make_otlp),
+    ObserverEntry("events", lambda _, otlp: otlp, _make_events),
+    ObserverEntry(
+        "ledger",
+        lambda settings, _: settings.ledger and (settings.ledger, settings.ledger_sync),
+        _make_ledger,
+        is_lazy=False,  # it opens nothing before its first fact
+        is_last=True,
+    ),
+)
+"""In the order in which they are told a fact."""
+
+
+# --- what a process is connected to ---------------------------------------------------------------
+
+
+class Wiring:
+    """What the runs of a process are connected to, by its settings.
+
+    Whoever calls it holds the lock of the runtime, but for `use_document`, which each invocation
+    begins with.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        """Connect nothing yet."""
+        self.providers = OtlpProviders()
+        """Where the observers that are made from now on export to."""
+        self._runs = runs
+        self._settings = Settings()
+        self._document = NO_DOCUMENT
+        self._prices: tuple[Document, Prices] | None = None
+        self._open: dict[str, tuple[object, OwnObserver | LazyObserver[Any]]] = {}
+        """The observers of the table that there are, each with what it was made of."""
+        self._quotas: Quotas | None = None
+
+    def connect(
+        self, settings: Settings, application: Sequence[Observer], document: Document
+    ) -> None:
+        """Connect what `settings` ask for and the `application` observes with, and nothing else."""
+        self._settings = settings
+        self._document = document
+        for entry in OBSERVERS:
+            self._open_or_close(entry)
+        self._runs.observers.use(
+            (*self._told(is_last=False), *application, *self._told(is_last=True))
+        )
+        self._runs.audit_keys = settings.audit_keys
+        self._runs.prices = self._prices_of(document)
+        self._runs.tool_log = _make_tool_log(settings)
+
+    def disconnect(self) -> None:
+        """Close everything."""
+        self._runs.observers.use(())
+        self._runs.audit_keys = ()
+        self._runs.prices = self._runs.tool_log = None
+        for name in reversed(list(self._open)):
+            self._close(name)
+        self.release_quotas()
+
+    def after_fork(self) -> None:
+        """Start afresh in a child: what is live and open belongs to its parent."""
+        for _, observer in self._open.values():
+            observer.after_fork()
+        if self._quotas is not None:
+            self._quotas.after_fork()
+
+    # --- observers --------------------------------------------------------------------------------
+
+    def opened(self, name: str) -> Any:
+        """Return the observer of the table that has this name, or `None` where there is none."""
+        return self._open.get(name, (None, None))[1]
+
+    def _open_or_close(self, entry: ObserverEntry) -> None:
+        made_of = entry.made_of(self._settings, self.providers)
+        if entry.name in self._open:
+            if self._open[entry.name][0] == made_of:
+                return
+            self._close(entry.name)
+        if made_of:
+            make = functools.partial(entry.make, self._settings, self.providers)
+            lazy = functools.partial(LazyObserver, entry.name, make, self._runs.observers.replace)
+            self._open[entry.name] = made_of, lazy() if entry.is_lazy else make()
+
+    def _close(self, name: str) -> None:
+        _, observer = self._open.pop(name)
+        observer.close()
+
+    def _told(self, *, is_last: bool) -> Iterable[Observer]:
+        """Return the open observers that are told first or last, without what stood for them."""
+        for entry in OBSERVERS:
+            observer = self.opened(entry.name)
+            if observer is not None and entry.is_last is is_last:
+                yield (entry.is_lazy and observer.made) or observer
+
+    @never_raises("prometheus")
+    def serve(self) -> None:
+        """Serve /metrics where the settings ask for it, and stop serving where they don't."""
+        metrics = self.opened("prometheus")
+        if metrics is None:
+            return
+        port, host = self._settings.prometheus_port, self._settings.prometheus_host
+        observer = metrics.made if port is None else metrics.make()
+        if observer is None:
+            return
+        if port is None:
+            observer.stop_serving()
+            return
+        try:
+            observer.serve(port, host)
+        except (OSError, UnicodeError) as error:  # taken, or not an address at all
+            self._say_unserved(error, host, port)
+
+    def _say_unserved(self, error: OSError | UnicodeError, host: str, port: int) -> None:
+        from otel_limits.observers.prometheus import is_shared
+
+        if is_shared() and getattr(error, "errno", None) == errno.EADDRINUSE:
+            logger.info("otel-limits: another process of the application serves /metrics.")
+            return
+        logger.error(
+            "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
+            "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
+            host,
+            port,
+            getattr(error, "strerror", None) or error,
+        )
+        self._runs.observers.publish_fault("prometheus")
+
+    # --- prices -----------------------------------------------------------------------------------
+
+    @never_raises("prices")
+    def use_document(self, document: Document) -> None:
+        """Take prices and quotas from the policy file that is in force now."""
+        self._document = document
+        self._runs.prices = self._prices_of(document)
+
+    def load_prices(self) -> None:
+        """Read the list of prices, so that the first call that is priced does not wait for it."""
+        self._prices_of(self._document).load()
+
+    def _prices_of(self, document: Document) -> Prices:
+        if self._prices is None or self._prices[0] is not document:
+            self._prices = (document, Prices(document.price_list()))
+        return self._prices[1]
+
+    # --- quotas -----------------------------------------------------------------------------------
+
+    @property
+    def has_quotas(self) -> bool:
+        """True while quotas are asked before model calls."""
+        return self._quotas is not None
+
+    def hold_quotas(self) -> None:
+        """Ask quotas before model calls, and hear kills where a store is shared."""
+        url = self._settings.quota_store
+        if self._quotas is not None and self._quotas.url == url:
+            return
+        self.release_quotas()
+        if url != MEMORY_URL or self._document.quotas:
+            from otel_limits.quotas.setup import Quotas
+
+            self._quotas = Quotas(url, self._current_quotas, self._runs, self._find_charges)
+
+    def release_quotas(self) -> None:
+        """Ask no quota any more."""
+        quotas, self._quotas = self._quotas, None
+        if quotas is not None:
+            quotas.close()
+
+    def _current_quotas(self) -> Sequence[Quota]:
+        return [entry.value for entry in self._document.quotas.values()]
+
+    def _find_charges(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
+        """Look up in the ledger, where there is one, what killed workers did not settle."""
+        if self._settings.ledger is None:
+            return ()
+        from otel_limits.ledger.settlements import charges_in
+
+        return charges_in(self._settings.ledger, operations)
+
+
+def _make_tool_log(settings: Settings) -> ToolLog | None:
+    """Make the tool log where one was asked for."""
+    if settings.tool_log_dir is None:
+        return None
+    from pathlib import Path
+
+    from otel_limits.observers.toollog import ToolLog
+
+    return ToolLog(Path(settings.tool_log_dir), settings.tool_log_interval)
