@@ -53,9 +53,9 @@ from otel_limits.core.limits import (
     Breach,
     Level,
     Limits,
-    Usage,
 )
 from otel_limits.core.messages import is_synthetic, stop_of
+from otel_limits.core.usage import Usage
 from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Names every variable, so that `opentelemetry-instrument --limits_max_turns 30 …` works."""
 
-from otel_limits.settings.environment import SETTINGS
+from otel_limits.settings.table import SETTINGS
 
 globals().update({setting.variable: setting.variable for setting in SETTINGS})

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from otel_limits.cli.commands import shown
-from otel_limits.core.limits import KINDS, STOP_REASONS
+from otel_limits.core.limits import COMPARED_LIMITS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
-from otel_limits.settings.environment import SETTINGS
+from otel_limits.settings.table import SETTINGS
 
 README: Final = Path(__file__).parents[1] / "README.md"
 
 LIMITS_OF: Final[Mapping[str, str]] = {
     **{
-        reason: ", ".join(f"`{kind.name}`" for kind in KINDS if kind.reason == reason)
+        reason: ", ".join(f"`{kind.name}`" for kind in COMPARED_LIMITS if kind.reason == reason)
         for reason in STOP_REASONS
     },
     "max_tool_calls": "`max_tool_calls`, `max_calls_per_tool`",

@@ -34,8 +34,9 @@ from otel_limits.core.facts import (
     Turn,
     Warned,
 )
-from otel_limits.core.limits import Breach, Level, Limits, Usage
+from otel_limits.core.limits import Breach, Level, Limits
 from otel_limits.core.names import MAX_AGENTS
+from otel_limits.core.usage import Usage
 from otel_limits.observers.counting import DECISIONS, CountingObserver
 from otel_limits.observers.instruments import METRICS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver

@@ -21,7 +21,7 @@ from strands.types.exceptions import EventLoopException
 import otel_limits
 from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
 from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, never_raises
-from otel_limits.core.limits import Breach, Policy, Tally
+from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.runs.registry import LIVE
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from strands import Agent
 
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.usage import Tally
     from tests.conftest import MakeAgent, Metric
 
 pytestmark = pytest.mark.usefixtures("faulty")

@@ -384,7 +384,7 @@ def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended)
     errors = [line for line in mistaken.ours if "cap reached" not in line]
     sentence = (
         "otel-limits: OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got 'abc'. "
-        "Unset it for no such limit. Every other setting is in force."
+        "Leave it unset for no such limit. Every other setting is in force."
     )
     assert errors == [sentence]
 
@@ -417,7 +417,7 @@ def test_strict_ends_the_process(way: str) -> None:
     )
     assert (ended.status, ended.output) == (2, "")
     assert [line.split(", got")[1] for line in ended.log.splitlines()] == [
-        " 'abc'. Unset it for no such limit."
+        " 'abc'. Leave it unset for no such limit."
     ]
 
 

@@ -47,7 +47,7 @@ def test_a_cap_is_a_positive_whole_number(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "1", Decimal("NaN"), Decimal("Infinity")])
 def test_a_cost_is_exact(value: Any) -> None:
     """A float is no amount of money: 0.1 is not a tenth."""
-    with pytest.raises(ValueError, match=r"max_cost_usd must be a Decimal of USD above 0"):
+    with pytest.raises(ValueError, match="max_cost_usd must be an amount of USD above 0"):
         only("max_cost_usd", value)
 
 
@@ -84,7 +84,7 @@ def test_enable_refuses_a_bad_variable(monkeypatch: pytest.MonkeyPatch, text: st
         enable()
     assert str(raised.value) == (
         f"OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got {text!r}. "
-        "Unset it for no such limit."
+        "Leave it unset for no such limit."
     )
     assert not RUNTIME.is_on
 

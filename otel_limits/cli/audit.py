@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import asking
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import environment as config
+from otel_limits.settings.ledgers import audited_ledger
 
 if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer
@@ -155,9 +156,14 @@ def _show(answer: Answer, form: str) -> None:
 
 def _add_window(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--since", type=asking.moment, metavar="TIME", help="7d, 2026-11-01 or 2026-11-01T12:00"
+        "--since",
+        type=asking.point_in_time,
+        metavar="TIME",
+        help="7d, 2026-11-01 or 2026-11-01T12:00",
     )
-    parser.add_argument("--until", type=asking.moment, metavar="TIME", help="the same; excluded")
+    parser.add_argument(
+        "--until", type=asking.point_in_time, metavar="TIME", help="the same; excluded"
+    )
 
 
 def _add_selection(parser: ArgumentParser) -> None:
@@ -225,9 +231,14 @@ def _add_reconcile(parser: ArgumentParser) -> None:
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )
     parser.add_argument(
-        "--since", type=asking.moment, metavar="TIME", help="begin of the window (default: 1d)"
+        "--since",
+        type=asking.point_in_time,
+        metavar="TIME",
+        help="begin of the window (default: 1d)",
     )
-    parser.add_argument("--until", type=asking.moment, metavar="TIME", help="its end; now if unset")
+    parser.add_argument(
+        "--until", type=asking.point_in_time, metavar="TIME", help="its end; now if unset"
+    )
     parser.add_argument(
         "--tolerance",
         type=asking.share,
@@ -436,7 +447,7 @@ def _opened(options: Namespace, *, create: bool = False) -> Iterator[Store]:
 def _address(text: str | None) -> Address:
     """Find the ledger: the option, the environment, or the user's data directory."""
     try:
-        return config.audited_ledger(text)
+        return audited_ledger(text)
     except ValueError as error:
         raise LedgerError(str(error)) from None
 

@@ -8,10 +8,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.facts import Stop
-from otel_limits.core.limits import Breach, Level, Usage, Verdict
+from otel_limits.core.limits import Breach, Level
+from otel_limits.core.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
+
+    from otel_limits.core.policy import Verdict
 
 MARKER: Final = "otel_limits"
 """Key of our object under a message's `metadata["custom"]`, which never reaches a model."""

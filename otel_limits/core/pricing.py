@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
-from otel_limits.core.limits import EXACT, NO_COST, Usage
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.records import Record, record
+from otel_limits.core.usage import EXACT, NO_COST, Usage
+from otel_limits.core.values import PRICE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +76,7 @@ class Price(Record):
     """USD per million tokens of one model.
 
     Raises:
-        ValueError: An amount is no finite `Decimal` of 0 or more.
+        ValueError: An amount is not a finite `Decimal` of 0 or more.
     """
 
     input: Decimal
@@ -88,11 +89,11 @@ class Price(Record):
     """USD per model call, on top of its tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no exact amount."""
+        """Refuse what is not an exact amount."""
         for each in fields(self):
-            object.__setattr__(
-                self, each.name, _require_amount(each.name, getattr(self, each.name))
-            )
+            amount = getattr(self, each.name)
+            if amount is not None or each.default is not None:
+                object.__setattr__(self, each.name, PRICE.of_value(each.name, amount))
 
     def of(self, usage: Usage) -> Decimal | None:
         """USD for one model call; `None` when its parts are more than the whole."""
@@ -332,16 +333,3 @@ def _installed_version() -> str | None:
     if importlib.util.find_spec(PACKAGE.replace("-", "_")) is None:
         return None
     return importlib.metadata.version(PACKAGE)
-
-
-def _require_amount(name: str, value: object) -> Decimal | None:
-    optional = value is None and name.startswith("cache_")
-    exact = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
-    if optional:
-        return None
-    if not exact or not Decimal(value).is_finite() or value < 0:  # type: ignore[arg-type,operator]
-        raise ValueError(
-            f"{name} must be a Decimal of 0 USD or more per million tokens, "
-            f"such as Decimal('2.50'), got {value!r}."
-        )
-    return Decimal(value)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from otel_limits.cli.progress import Work
-    from otel_limits.core.limits import Usage
+    from otel_limits.core.usage import Usage
     from otel_limits.ledger.store import Store
 
 PORTION: Final = 2_000

@@ -12,8 +12,9 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
-from otel_limits.core.limits import EXACT, Breach, Limits, Usage
+from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.names import clean
+from otel_limits.core.usage import EXACT, Usage
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]

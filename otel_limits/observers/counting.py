@@ -30,7 +30,7 @@ from otel_limits.core.facts import (
     Turn,
     Warned,
 )
-from otel_limits.core.limits import KIND, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
+from otel_limits.core.limits import LIMITS, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
 from otel_limits.core.names import MAX_AGENTS
 from otel_limits.core.records import Record, record
 from otel_limits.observers import instruments as table
@@ -248,8 +248,7 @@ class CountingObserver(ABC):
         caps = dict.fromkeys((name for name, _ in _numbers(shown)), 0.0)
         for name, cap in (caps | dict(_numbers(limits))).items():
             self.series(table.LIMIT, agent, self._limit(name))(cap)
-            if name in KIND:
-                self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
+            self.series(table.SYNTHETIC_MESSAGES, agent, LIMITS[name].reason)
 
     def _cycle(self, fact: Cycle) -> None:
         self._of(fact.invocation.agent).cycles(1)
@@ -379,7 +378,7 @@ def reason_label(reason: str) -> str:
 
 def is_of_tokens(limit: str) -> bool:
     """Tell whether a limit, of an invocation or of a budget tree, is counted in tokens."""
-    kind = KIND.get(limit.removeprefix(TREE_PREFIX))
+    kind = LIMITS.get(limit.removeprefix(TREE_PREFIX))
     return kind is not None and kind.unit.endswith("tokens")
 
 

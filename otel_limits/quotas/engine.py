@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.facts import Decision, Fact, ModelCall, QuotaDecision, QuotaUse, Stop
 from otel_limits.core.faults import FAULTS, never_raises
-from otel_limits.core.limits import NO_COST, Verdict
+from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.keys import fits
@@ -54,6 +54,7 @@ from otel_limits.quotas.tickets import (
 from otel_limits.runs.gate import Request
 
 if TYPE_CHECKING:
+    from otel_limits.core.policy import Verdict
     from otel_limits.quotas.courier import Carrier
 
 TIMEOUT_SECONDS: Final = 0.1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextvars
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.limits import EXACT
+from otel_limits.core.usage import EXACT
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
     from otel_limits.core.facts import CallKind
-    from otel_limits.core.limits import Tally, Usage
+    from otel_limits.core.usage import Tally, Usage
 
 CHARACTERS_PER_TOKEN: Final = 4
 """What an estimate assumes where the framework offers no projection."""

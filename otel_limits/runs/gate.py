@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from otel_limits.core.facts import Fact, Invocation
-    from otel_limits.core.limits import Action, Unpriced, Verdict
+    from otel_limits.core.policy import Action, Unpriced, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation
 from otel_limits.core.faults import FAULTS, never_raises, note
-from otel_limits.core.limits import KILLED, Policy, Usage
+from otel_limits.core.policy import KILLED, Policy
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.observers import Observers
 from otel_limits.runs.run import NO_ORIGIN, Run
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from otel_limits.core.pricing import Prices
+    from otel_limits.core.usage import Usage
 
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""

@@ -11,22 +11,17 @@ from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation, ModelCall, Stop, ToolCall
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.core.limits import (
-    KILLED,
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
     MAX_TOOL_CALLS_STOP_REASON,
-    NO_USAGE,
     TREE_PREFIX,
     Breach,
     Level,
     Limits,
-    Policy,
-    Tally,
-    Usage,
-    Verdict,
-    verdict_of,
 )
 from otel_limits.core.loops import Call, LoopState
+from otel_limits.core.policy import KILLED, Policy, Verdict, verdict_of
+from otel_limits.core.usage import NO_USAGE, Tally, Usage
 from otel_limits.runs.calls import FOLLOWED, OpenCall, add_call, call_kind
 from otel_limits.runs.tree import Group, Tree, current
 

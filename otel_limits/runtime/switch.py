@@ -22,15 +22,8 @@ from otel_limits.bindings.strands.classes import Watch
 from otel_limits.core import pricing
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.faults import never_raises
-from otel_limits.core.limits import (
-    ACTIONS,
-    NO_LIMITS,
-    Action,
-    Limits,
-    Policy,
-    require_choice,
-    require_tree,
-)
+from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.policy import ACTION, Action, Policy
 from otel_limits.core.pricing import Prices
 from otel_limits.observers.lazy import LazyObserver
 from otel_limits.observers.log import log
@@ -39,6 +32,7 @@ from otel_limits.otel.provider import Attachment
 from otel_limits.quotas.urls import MEMORY_URL
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.settings import environment as config
+from otel_limits.settings import otlp
 from otel_limits.settings.policy import NO_FILE, PolicyFile
 
 if TYPE_CHECKING:
@@ -344,13 +338,13 @@ class Switch:
         """
         from otel_limits.otel import export
 
-        settings, timeout = self._settings, config.otlp_timeout_seconds()
+        settings, timeout = self._settings, otlp.otlp_timeout_seconds()
         if settings is None:
             return
         with self._lock:
             self._telemetry = (
-                export.meter_provider(config.otlp_protocol(signal="metrics"), timeout),
-                export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
+                export.meter_provider(otlp.otlp_protocol(signal="metrics"), timeout),
+                export.logger_provider(otlp.otlp_protocol(signal="logs"), timeout),
             )
             if "otlp" in self._counting:
                 self._stop_counting("otlp")
@@ -512,7 +506,7 @@ def enable(
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
-        require_choice("action", "halt" if action is None else action, ACTIONS)
+        ACTION.of_value("action", "halt" if action is None else action)
         require_tree(tree or NO_LIMITS)
     except ValueError as error:
         mistakes.append(str(error))
@@ -647,4 +641,4 @@ def make_tracer_provider() -> trace.TracerProvider:
     """Make a provider that exports where OTEL_EXPORTER_OTLP_* asks for it."""
     from otel_limits.otel import export
 
-    return export.tracer_provider(config.otlp_protocol(), config.otlp_timeout_seconds())
+    return export.tracer_provider(otlp.otlp_protocol(), otlp.otlp_timeout_seconds())

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span
 
-from otel_limits.core.limits import Limits, Policy
+from otel_limits.core.limits import Limits
+from otel_limits.core.policy import Policy
 from otel_limits.otel import semconv
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.runs.registry import LIVE

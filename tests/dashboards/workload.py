@@ -23,7 +23,7 @@ import otel_limits
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
-    from otel_limits.core.limits import Action
+    from otel_limits.core.policy import Action
 
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 

@@ -16,7 +16,8 @@ from otel_limits.core.facts import (
     Stop,
     ToolCall,
 )
-from otel_limits.core.limits import NO_COST, Breach, Limits, Usage
+from otel_limits.core.limits import Breach, Limits
+from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.observers.ledger import LedgerObserver
 
 if TYPE_CHECKING:

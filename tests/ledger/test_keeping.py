@@ -345,4 +345,4 @@ def test_prune_needs_a_duration(ledger: LedgerFile, capsys: Output) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["ledger", "prune", "--older-than", "90"])
     assert stop.value.code == 2
-    assert "is no duration such as 30m, 12h, 7d or 2w" in capsys.readouterr().err
+    assert "must be a duration such as 30m, 12h, 7d or 2w" in capsys.readouterr().err

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final, cast
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.spans import plain
-from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits, Policy, Verdict
+from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.messages import why
+from otel_limits.core.policy import Policy, Verdict
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent

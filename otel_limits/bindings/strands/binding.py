@@ -71,15 +71,7 @@ from otel_limits.bindings.strands.registries import (
 from otel_limits.bindings.strands.spans import end_cycle_span, write_halt, write_warnings
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import FAULTS, never_raises, never_raises_async, note
-from otel_limits.core.limits import (
-    KILLED_STOP_REASON,
-    KIND,
-    MAX_DURATION_STOP_REASON,
-    Breach,
-    Policy,
-    Verdict,
-    verdict_of,
-)
+from otel_limits.core.limits import KILLED_STOP_REASON, LIMITS, MAX_DURATION_STOP_REASON, Breach
 from otel_limits.core.messages import (
     budget_note,
     halt_message,
@@ -90,6 +82,7 @@ from otel_limits.core.messages import (
     wrap_up_note,
 )
 from otel_limits.core.names import clean
+from otel_limits.core.policy import Policy, Verdict, verdict_of
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
@@ -951,6 +944,6 @@ def _unless_forced(verdict: Verdict, context: InvokeModelContext) -> Verdict | N
         tuple(
             breach
             for breach in verdict.breaches
-            if breach.limit not in KIND or not KIND[breach.limit].yields_to_output
+            if breach.limit not in LIMITS or not LIMITS[breach.limit].yields_to_output
         )
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.strands.binding import Binding
-    from otel_limits.core.limits import Policy
+    from otel_limits.core.policy import Policy
     from otel_limits.runs.calls import OpenCall
     from otel_limits.runs.registry import Runs
 

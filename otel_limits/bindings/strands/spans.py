@@ -12,7 +12,7 @@ from otel_limits.otel import semconv
 
 if TYPE_CHECKING:
     from otel_limits.core.facts import Warned
-    from otel_limits.core.limits import Verdict
+    from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
 
 

@@ -12,7 +12,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
-from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
+from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
+from otel_limits.core.policy import Policy
 from otel_limits.core.records import Record, record, short_record
 from otel_limits.settings.policy.kinds import PRICES
 
@@ -141,7 +142,7 @@ def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name what is no cap as `Policy` does."""
+    """Name what is not a cap as `Policy` does."""
     fields = {spec.name for spec in dataclasses.fields(Policy)}
     named = {name: value for name, value in values.items() if name in fields}
     if "nudge_disabled" in values:
