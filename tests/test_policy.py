@@ -564,6 +564,7 @@ def test_aliases_of_aliases_are_read_in_no_time() -> None:
     levels = ["l0: &l0 [x, x]"]
     levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12)]
     assert len(refused("\n".join([*levels, "defaults: {limits: {max_turns: *l11}}"]))) == 13
+    assert len(refused("\n".join([*levels, "quotas: {q: {window: day, tokens: *l11}}"]))) == 13
 
 
 def test_a_cost_limit_needs_prices(monkeypatch: pytest.MonkeyPatch) -> None:

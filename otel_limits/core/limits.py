@@ -190,7 +190,6 @@ A new limit is an entry here, a constant above, a field of `Limits`, and whateve
 tests/test_limit_table.py names.
 """
 
-COMPARED_LIMITS: Final = tuple(limit for limit in LIMITS.values() if not limit.is_refusal)
 LIMIT_NAMES: Final = tuple(LIMITS)
 LOOP_LIMITS: Final = tuple(
     limit.name for limit in LIMITS.values() if limit.reason == LOOP_DETECTED_STOP_REASON

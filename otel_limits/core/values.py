@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import operator
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar
@@ -23,6 +24,7 @@ DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "day
 # A value that a policy file repeats through aliases can be astronomically long: written out only
 # as far as a person would read.
 WRITER: Final = reprlib.Repr()
+WRITER.maxlevel = 2
 WRITER.maxstring = WRITER.maxother = WRITER.maxlong = 200
 
 
@@ -61,7 +63,7 @@ class CheckedKind(Kind[T]):
     """Returns what is kept of a Python value; raises `ValueError` when it is of another kind."""
     parse: Callable[[str], Any]
     """Turns text into what `check` takes; raises `ValueError` when it cannot."""
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Empty where no file can have it."""
     advice: str = ""
     """What to do instead, where something can be said that helps in every case."""
@@ -92,7 +94,7 @@ class TextKind(Kind[T]):
 
     read: Callable[[str, str], T]
     """Takes the name and the text; raises `ValueError` with a sentence that has the name."""
-    schema: Mapping[str, Any] = field(default_factory=lambda: TEXT.schema)
+    schema: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TEXT.schema)
 
     def of_text(self, name: str, text: str) -> T:
         """Read a variable of the environment or an option of the command line."""
@@ -138,6 +140,35 @@ class MappingKind(Kind[Mapping[str, T]]):
 # --- numbers --------------------------------------------------------------------------------------
 
 
+OUTSIDE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "minimum": operator.lt,
+    "exclusiveMinimum": operator.le,
+    "maximum": operator.gt,
+}
+"""When a number is beyond a bound, by the name that JSON Schema gives the bound."""
+
+
+def _bounded(
+    phrase: str,
+    take: Callable[[object], T],
+    parse: Callable[[str], Any],
+    *,
+    advice: str = "",
+    **bounds: int,
+) -> CheckedKind[T]:
+    """Make a kind of numbers; its bounds are named as in `OUTSIDE`."""
+
+    def check(value: object) -> T:
+        number = take(value)
+        for bound, is_outside in OUTSIDE.items():
+            if bound in bounds and is_outside(number, bounds[bound]):
+                raise UnfitError
+        return number
+
+    schema = {"type": "integer" if take is _whole else "number", **bounds}
+    return CheckedKind(phrase=phrase, check=check, parse=parse, schema=schema, advice=advice)
+
+
 def _digits(text: str) -> int:
     # int() alone would take signs, underscores, blanks and the digits of every script
     if not (text.isascii() and text.isdecimal()):
@@ -145,58 +176,18 @@ def _digits(text: str) -> int:
     return int(text)
 
 
-def whole_number(
-    least: int = 1, most: int | None = None, *, phrase: str = "", advice: str = ""
-) -> CheckedKind[int]:
-    """Make the kind of whole numbers from `least` to `most`; `True` is not a number."""
-
-    def check(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UnfitError
-        if value < least or (most is not None and value > most):
-            raise UnfitError
-        return value
-
-    bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
-    schema = {"type": "integer", "minimum": least}
-    return CheckedKind(
-        phrase=phrase or f"a whole number {bounds}",
-        check=check,
-        parse=_digits,
-        schema=schema if most is None else {**schema, "maximum": most},
-        advice=advice,
-    )
-
-
-WHOLE_NUMBER: Final = whole_number()
-CAP: Final = whole_number(advice="Leave it unset for no such limit.")
-SWITCHABLE_CAP: Final = whole_number(0, phrase="a whole number of 1 or more, or 0 to switch it off")
-CALLS_PER_TOOL: Final = MappingKind(each=CAP, example="search=20,fetch=5")
-PORT: Final = whole_number(1, MAX_PORT, phrase=f"a port from 1 to {MAX_PORT}")
-
-
-def _real(value: object) -> float:
-    """Take any finite number; `Decimal` is how a policy file has one with a fraction."""
-    if isinstance(value, Decimal):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise UnfitError
     return value
 
 
-def _seconds(value: object) -> float:
-    seconds = _real(value)
-    if seconds <= 0:
+def _real(value: object) -> float:
+    if isinstance(value, Decimal):  # how a policy file has a number with a fraction
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise UnfitError
-    return seconds
-
-
-SECONDS: Final = CheckedKind[float](
-    phrase="a number of seconds above 0",
-    check=_seconds,
-    parse=float,
-    schema={"type": "number", "exclusiveMinimum": 0},
-)
+    return value
 
 
 def _exact(value: object) -> Decimal:
@@ -209,74 +200,55 @@ def _exact(value: object) -> Decimal:
     return Decimal(value)
 
 
-def money(most: int | None = None) -> CheckedKind[Decimal]:
+WHOLE_NUMBER: Final = _bounded("a whole number of 1 or more", _whole, _digits, minimum=1)
+CAP: Final = dataclasses.replace(WHOLE_NUMBER, advice="Leave it unset for no such limit.")
+SWITCHABLE_CAP: Final = _bounded(
+    "a whole number of 1 or more, or 0 to switch it off", _whole, _digits, minimum=0
+)
+CALLS_PER_TOOL: Final = MappingKind(each=CAP, example="search=20,fetch=5")
+PORT: Final = _bounded(f"a port from 1 to {MAX_PORT}", _whole, _digits, minimum=1, maximum=MAX_PORT)
+SECONDS: Final = _bounded("a number of seconds above 0", _real, float, exclusiveMinimum=0)
+SHARE: Final = _bounded(
+    "a share of 0 or more, such as 0.01 or 1%",
+    _real,
+    lambda text: float(text.strip().removesuffix("%")) / (100 if "%" in text else 1),
+    minimum=0,
+)
+MONEY: Final = _bounded(
+    "an amount of USD above 0, such as 0.50", _exact, Decimal, exclusiveMinimum=0
+)
+PRICE: Final = _bounded(
+    "USD per million tokens, 0 or more, such as 2.50", _exact, Decimal, minimum=0
+)
+
+
+def count_up_to(most: int) -> CheckedKind[int]:
+    """Make the kind of whole numbers from 1 to `most`."""
+    return _bounded(f"a whole number from 1 to {most}", _whole, _digits, minimum=1, maximum=most)
+
+
+def money_up_to(most: int) -> CheckedKind[Decimal]:
     """Make the kind of exact amounts of USD above 0, and up to `most`."""
-
-    def check(value: object) -> Decimal:
-        amount = _exact(value)
-        if amount <= 0 or (most is not None and amount > most):
-            raise UnfitError
-        return amount
-
-    schema = {"type": "number", "exclusiveMinimum": 0}
-    return CheckedKind(
-        phrase="an amount of USD above 0, such as 0.50"
-        if most is None
-        else f"an amount of USD above 0 and up to {most}, such as 0.50",
-        check=check,
-        parse=Decimal,
-        schema=schema if most is None else {**schema, "maximum": most},
-    )
+    phrase = f"an amount of USD above 0 and up to {most}, such as 0.50"
+    return _bounded(phrase, _exact, Decimal, exclusiveMinimum=0, maximum=most)
 
 
-def _price(value: object) -> Decimal:
-    amount = _exact(value)
-    if amount < 0:
-        raise UnfitError
-    return amount
-
-
-MONEY: Final = money()
-PRICE: Final = CheckedKind[Decimal](
-    phrase="USD per million tokens, 0 or more, such as 2.50",
-    check=_price,
-    parse=Decimal,
-    schema={"type": "number", "minimum": 0},
+FRACTION: Final = _bounded(
+    "a fraction above 0 and up to 1", _real, float, exclusiveMinimum=0, maximum=1
 )
 
 
 def _fractions(values: object) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise UnfitError
-    fractions = {float(_real(value)) for value in values}
-    if not all(0 < fraction <= 1 for fraction in fractions):
-        raise UnfitError
-    return tuple(sorted(fractions))
+    return tuple(sorted({float(FRACTION.check(value)) for value in values}))
 
 
 FRACTIONS: Final = CheckedKind[tuple[float, ...]](
     phrase="one or more fractions above 0 and up to 1, such as 0.5,0.8 (in a file [0.5, 0.8])",
     check=_fractions,
     parse=lambda text: [float(part) for part in text.split(",")],
-    schema={
-        "type": "array",
-        "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "minItems": 1,
-    },
-)
-
-
-def _share(value: object) -> float:
-    share = _real(value)
-    if share < 0:
-        raise UnfitError
-    return share
-
-
-SHARE: Final = CheckedKind[float](
-    phrase="a share of 0 or more, such as 0.01 or 1%",
-    check=_share,
-    parse=lambda text: float(text.strip().removesuffix("%")) / (100 if "%" in text else 1),
+    schema={"type": "array", "items": FRACTION.schema, "minItems": 1},
 )
 
 

@@ -16,8 +16,8 @@ from otel_limits.core.values import (
     TextKind,
     UnfitError,
     choice,
-    money,
-    whole_number,
+    count_up_to,
+    money_up_to,
 )
 from otel_limits.quotas.keys import Template, require_source
 from otel_limits.quotas.quota import (
@@ -54,8 +54,8 @@ def _conditions(globs: object) -> tuple[tuple[str, str], ...]:
         raise UnfitError(str(error)) from None
 
 
-COUNT: Final = whole_number(1, MAX_PARTS)
-MONEY: Final = money(most=MAX_PARTS // PARTS_PER_USD)
+COUNT: Final = count_up_to(MAX_PARTS)
+MONEY: Final = money_up_to(MAX_PARTS // PARTS_PER_USD)
 AMOUNTS: Final[Mapping[Unit, Kind[Any]]] = {
     unit: MONEY if unit == "usd" else COUNT for unit in UNITS
 }
