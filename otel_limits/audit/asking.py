@@ -41,7 +41,7 @@ def to_microseconds(when: datetime) -> int:
     return round(when.timestamp() * MICROSECONDS)
 
 
-def point_in_time(text: str) -> int:
+def instant(text: str) -> int:
     """Read a time, as microseconds since the epoch.
 
     Raises:

@@ -156,14 +156,9 @@ def _show(answer: Answer, form: str) -> None:
 
 def _add_window(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--since",
-        type=asking.point_in_time,
-        metavar="TIME",
-        help="7d, 2026-11-01 or 2026-11-01T12:00",
+        "--since", type=asking.instant, metavar="TIME", help="7d, 2026-11-01 or 2026-11-01T12:00"
     )
-    parser.add_argument(
-        "--until", type=asking.point_in_time, metavar="TIME", help="the same; excluded"
-    )
+    parser.add_argument("--until", type=asking.instant, metavar="TIME", help="the same; excluded")
 
 
 def _add_selection(parser: ArgumentParser) -> None:
@@ -231,13 +226,10 @@ def _add_reconcile(parser: ArgumentParser) -> None:
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )
     parser.add_argument(
-        "--since",
-        type=asking.point_in_time,
-        metavar="TIME",
-        help="begin of the window (default: 1d)",
+        "--since", type=asking.instant, metavar="TIME", help="begin of the window (default: 1d)"
     )
     parser.add_argument(
-        "--until", type=asking.point_in_time, metavar="TIME", help="its end; now if unset"
+        "--until", type=asking.instant, metavar="TIME", help="its end; now if unset"
     )
     parser.add_argument(
         "--tolerance",

@@ -16,7 +16,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.core.records import Record, record
 from otel_limits.quotas.urls import MEMORY_URL
 from otel_limits.settings.otlp import otlp_protocol
-from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS
+from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, policy_fields
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
@@ -120,17 +120,12 @@ def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> 
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
-    """Put every value where it belongs; a field is named as its setting unless told otherwise."""
     policy = Policy(
-        **_shared(Policy, values),
+        **policy_fields(values),
         limits=Limits(**{name: values[name] for name in LIMIT_NAMES}),
         tree=Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS}),
-        nudge=not values["nudge_disabled"],
     )
-    named = _shared(Settings, values) | {"policy": policy, "policy_path": values["policy"]}
-    return Settings(**named)
-
-
-def _shared(of: type[Record], values: Mapping[str, Any]) -> dict[str, Any]:
-    names = (spec.name for spec in dataclasses.fields(of))  # type: ignore[arg-type]
-    return {name: values[name] for name in names if name in values}
+    # a field is named as its setting, except for the path of the policy file
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    named = {name: value for name, value in values.items() if name in fields}
+    return Settings(**named | {"policy": policy, "policy_path": values["policy"]})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX, Limit, Limits
 from otel_limits.core.names import MAX_AGENTS
-from otel_limits.core.policy import ACTION, UNMEASURED_CALLS, UNPRICED_CALLS
+from otel_limits.core.policy import ACTION, UNMEASURED_CALLS, UNPRICED_CALLS, Policy
 from otel_limits.core.records import Record, record
 from otel_limits.core.values import (
     BOOLEAN,
@@ -242,3 +243,12 @@ SETTINGS: Final = (
     ),
 )
 """Every variable; the README's table and the command line's flags are generated from this."""
+
+
+def policy_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Name as `Policy` does what is set besides caps; the others are settings of the process."""
+    names = {field.name for field in dataclasses.fields(Policy)}
+    named = {name: value for name, value in values.items() if name in names}
+    if "nudge_disabled" in values:
+        named["nudge"] = not values["nudge_disabled"]
+    return named

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
-from otel_limits.core.policy import Policy
 from otel_limits.core.records import Record, record, short_record
 from otel_limits.settings.policy.kinds import PRICES
+from otel_limits.settings.table import policy_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
 
+    from otel_limits.core.policy import Policy
     from otel_limits.core.pricing import Price
 
 PER_TOOL: Final = "max_calls_per_tool"
@@ -79,7 +80,7 @@ class Document(Record):
             tree=_limits(_without_prefix(values, TREE_PREFIX)).over(base.tree),
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
-            **_fields(values),
+            **policy_fields(values),
         )
 
     def price_list(self) -> dict[str, Price]:
@@ -139,12 +140,3 @@ def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         for name, value in values.items()
         if name.startswith(prefix)
     }
-
-
-def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name what is not a cap as `Policy` does."""
-    fields = {spec.name for spec in dataclasses.fields(Policy)}
-    named = {name: value for name, value in values.items() if name in fields}
-    if "nudge_disabled" in values:
-        named["nudge"] = not values["nudge_disabled"]
-    return named
