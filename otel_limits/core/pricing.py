@@ -281,7 +281,7 @@ def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
     fresh, output = rates["input_mtok"], rates["output_mtok"]
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
-        return None  # nothing in the list is no price of 0
+        return None  # nothing in the list does not mean a price of 0
     if any(listed.get(part) is not None for part in UNTOLD):
         return None
     return Price(

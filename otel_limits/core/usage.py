@@ -63,7 +63,7 @@ class Tally:
     unpriced_calls: int = 0
     """Model calls with tokens but without a known price."""
     tool_calls: int = 0
-    """Tool calls that ran; retries are the same call, refused and denied ones are none."""
+    """Tool calls that ran; retries are the same call, refused and denied ones are not counted."""
     refused_tool_calls: int = 0
     """Tool calls that a limit kept from running."""
     seconds: float = 0.0

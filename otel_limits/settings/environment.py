@@ -90,7 +90,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Name the variables that look like ours and are none: a typing error is no limit."""
+    """Name the variables that look like ours but are not: a typing error would set no limit."""
     known = {setting.variable for setting in SETTINGS}
     return [
         f"{name} is not a setting of otel-limits. See: otel-limits check"

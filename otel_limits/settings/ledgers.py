@@ -14,7 +14,7 @@ VARIABLE: Final = "OTEL_LIMITS_LEDGER"
 
 
 def ledger_address(name: str, text: str) -> Address | None:
-    """Read the address of a ledger; `none` is no ledger.
+    """Read the address of a ledger; `none` means that there is to be none.
 
     Raises:
         ValueError: It is not an address, or the driver of its server is not installed.
