@@ -54,7 +54,6 @@ from otel_limits.core.limits import (
     Breach,
     Level,
     Limits,
-    Usage,
 )
 from otel_limits.runs.registry import kill
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.commands import shown
-from otel_limits.core.limits import KINDS, STOP_REASONS
+from otel_limits.core.limits import LIMITS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
-from otel_limits.settings.environment import SETTINGS
+from otel_limits.settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 README: Final = Path(__file__).parents[1] / "README.md"
 
 LIMITS_OF: Final[Mapping[str, str]] = {
     **{
-        reason: ", ".join(f"`{kind.name}`" for kind in KINDS if kind.reason == reason)
+        reason: ", ".join(f"`{limit.name}`" for limit in LIMITS.values() if limit.reason == reason)
         for reason in STOP_REASONS
     },
-    "max_tool_calls": "`max_tool_calls`, `max_calls_per_tool`",
     "quota_exceeded": "a quota, or a gateway that says that its budget is spent",
     "killed": "`otel_limits.kill()`, `SIGUSR2`",
 }

@@ -16,7 +16,7 @@ from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, MessageAdded
 
 import otel_limits
 from otel_limits import Halt, Limits, LimitsPlugin, Stop, Warned, enable, kill
-from otel_limits.core.limits import Tally
+from otel_limits.core.usage import Tally
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.run import Run
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses

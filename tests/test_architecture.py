@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import otel_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(otel_limits.__file__).parent
 MODULES = {
@@ -107,7 +110,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
         for module, path in MODULES.items()
         if "os.environ" in path.read_text(encoding="utf-8") or "getenv" in path.read_text("utf-8")
     ]
-    assert readers == ["otel_limits.settings.environment"]
+    assert readers == ["otel_limits.settings.variables"]
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, list[str]]]:

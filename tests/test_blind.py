@@ -22,7 +22,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 import otel_limits
 from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
-from otel_limits.core.limits import ACTIONS
+from otel_limits.core.policy import ACTIONS
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import pytest
 
 from otel_limits.cli.commands import main
 from otel_limits.cli.launch import STARTUP, environment_for, option_that_hides_us
-from otel_limits.settings import environment as config
+from otel_limits.settings.otlp import otlp_protocol
+from otel_limits.settings.table import SETTINGS
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
 ESCAPE = "\x1b"
@@ -42,7 +43,7 @@ def test_check_prints_every_setting(check: Check) -> None:
     """Each variable has a line, in an environment without any."""
     status, lines, mistakes = check()
     assert (status, mistakes) == (0, [])
-    assert list(lines) == [setting.variable for setting in config.SETTINGS]
+    assert list(lines) == [setting.variable for setting in SETTINGS]
 
 
 def test_check_says_where_a_value_came_from(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +211,7 @@ def test_run_has_one_option_per_setting(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    for setting in config.SETTINGS:
+    for setting in SETTINGS:
         assert f" {setting.flag}" in words
         assert setting.help in words
 
@@ -298,4 +299,4 @@ def test_traces_are_exported_when_the_environment_asks_for_it(
     environ: dict[str, str], protocol: str | None
 ) -> None:
     """Not for what is said of metrics and logs alone, nor against OTEL_TRACES_EXPORTER."""
-    assert config.otlp_protocol(environ) == protocol
+    assert otlp_protocol(environ) == protocol

@@ -36,7 +36,8 @@ from otel_limits.core.facts import (
     Warned,
 )
 from otel_limits.core.labels import MAX_AGENTS
-from otel_limits.core.limits import Breach, Level, Limits, Usage
+from otel_limits.core.limits import Breach, Level, Limits
+from otel_limits.core.usage import Usage
 from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +20,20 @@ from strands.types.exceptions import EventLoopException
 import otel_limits
 from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
 from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, never_raises
-from otel_limits.core.limits import Breach, Policy, Tally
+from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from strands import Agent
 
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.usage import Tally
     from tests.conftest import MakeAgent, Metric
 
 pytestmark = pytest.mark.usefixtures("faulty")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,12 +19,14 @@ from strands import tool
 import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.core import limits
-from otel_limits.core.limits import Policy
+from otel_limits.core.policy import Action, Policy
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from strands import Agent
 
     from tests.conftest import MakeAgent, Metric
@@ -205,7 +206,7 @@ def test_a_natural_end_is_counted(make_agent: MakeAgent, metric: Metric) -> None
     ("action", "taken"), [("observe", "observed"), ("halt", "halted"), ("raise", "raised")]
 )
 def test_every_reason_is_there_before_it_happens(
-    action: limits.Action, taken: str, make_agent: MakeAgent
+    action: Action, taken: str, make_agent: MakeAgent
 ) -> None:
     """An agent that was seen once has a zero for each reason, or the first alert is missed."""
     enable(Limits(max_turns=9, max_iterations=9, max_token_budget=99), action=action)

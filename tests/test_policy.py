@@ -34,8 +34,10 @@ from otel_limits import (
 )
 from otel_limits.cli.commands import main
 from otel_limits.core import pricing
-from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, Policy, Usage
+from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS
+from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices
+from otel_limits.core.usage import Usage
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as settings
@@ -461,14 +463,14 @@ WRONG = {
     "defaults: {limits: {max_turns: -1}}": f"defaults.limits.max_turns {WHOLE}, got -1.",
     "defaults: {limits: {max_turns: 2.5}}": f"defaults.limits.max_turns {WHOLE}, got 2.5.",
     "defaults: {limits: {max_turns: '5'}}": f"defaults.limits.max_turns {WHOLE}, got '5'.",
-    "defaults: {limits: {max_turns: true}}": f"defaults.limits.max_turns {WHOLE}, got True.",
+    "defaults: {limits: {max_turns: true}}": f"defaults.limits.max_turns {WHOLE}, got true.",
     "defaults: {limits: {max_turns: 010}}": f"defaults.limits.max_turns {WHOLE}, got '010'.",
     "defaults: {limits: {max_turns: 1__0}}": f"defaults.limits.max_turns {WHOLE}, got '1__0'.",
     "defaults: {limits: {max_turns: 0x10}}": f"defaults.limits.max_turns {WHOLE}, got '0x10'.",
-    "defaults: {limits: {max_turns: }}": "max_turns must be a single value, got nothing.",
-    "defaults: {limits: {max_turns: null}}": "max_turns must be a single value, got nothing.",
-    "defaults: {limits: {max_turns: [1]}}": "max_turns must be a single value, got a list.",
-    "defaults: {limits: {max_turns: {a: 1}}}": "max_turns must be a single value, got a mapping.",
+    "defaults: {limits: {max_turns: }}": f"defaults.limits.max_turns {WHOLE}, got nothing.",
+    "defaults: {limits: {max_turns: null}}": f"defaults.limits.max_turns {WHOLE}, got nothing.",
+    "defaults: {limits: {max_turns: [1, [2]]}}": f"max_turns {WHOLE}, got [1, a list].",
+    "defaults: {limits: {max_turns: {a: 1}}}": f"max_turns {WHOLE}, got a mapping.",
     "defaults: {limits: {max_cost_usd: 0.00}}": (
         "max_cost_usd must be an amount of USD above 0, such as 0.50, got 0.00."
     ),
@@ -482,20 +484,21 @@ WRONG = {
         f'defaults.limits.max_calls_per_tool["search"] {WHOLE}, got 0.'
     ),
     "defaults: {action: stop}": "defaults.action must be one of observe, halt, wrap_up, raise, ask",
-    "defaults: {action: [halt]}": "defaults.action must be a single value, got a list.",
-    "defaults: {warn_at: 0.5}": "such as [0.5, 0.8], got 0.5.",
-    "defaults: {warn_at: []}": "such as [0.5, 0.8], got a list.",
-    "defaults: {warn_at: [0.5, 1.5]}": "fractions above 0 and up to 1, such as 0.8, got 1.5.",
-    "defaults: {warn_at: [true]}": "fractions above 0 and up to 1, such as 0.8, got true.",
+    "defaults: {action: [halt]}": "raise, ask, got ['halt'].",
+    "defaults: {warn_at: 0.5}": "(in a file [0.5, 0.8]), got 0.5.",
+    "defaults: {warn_at: []}": "one or more fractions above 0 and up to 1, such as 0.5,0.8 "
+    "(in a file [0.5, 0.8]), got [].",
+    "defaults: {warn_at: [0.5, 1.5]}": "(in a file [0.5, 0.8]), got [0.5, 1.5].",
+    "defaults: {warn_at: [true]}": "(in a file [0.5, 0.8]), got [true].",
     "defaults: {tell_model: yes}": "defaults.tell_model must be true or false, got 'yes'.",
-    "defaults: []": "defaults must be a mapping, got a list.",
+    "defaults: []": "defaults must be a mapping, got [].",
     "defaults:": "defaults must be a mapping, got nothing.",
     "agents: {a: 5}": 'agents["a"] must be a mapping, got 5.',
     "models: {m: {price: {input: 1}}}": 'models["m"].price needs output: USD per million output',
     "models: {m: {price: {input: 1, output: -1}}}": 'models["m"].price.output must be USD per',
     "models: {m: {prices: {}}}": 'models["m"].prices is not known. Did you mean price?',
     "tools: {t: {exempt: 1}}": 'tools["t"].exempt must be true or false, got 1.',
-    "- 1": "The file must be a mapping, got a list.",
+    "- 1": "The file must be a mapping, got [1].",
     "null": "The file must be a mapping, got nothing.",
     "": "The file is empty.",
     "# only a comment": "The file is empty.",
@@ -503,9 +506,9 @@ WRONG = {
         "The key 'max_turns' is here twice, first on line 1."
     ),
     "? [a]\n: 1": "A key must be a single word or text.",
-    "defaults: {": "This is no valid YAML: while parsing a flow node",
-    "defaults: *gone": "This is no valid YAML: found undefined alias 'gone'.",
-    "a: 1\n---\nb: 2": "This is no valid YAML: expected a single document in the stream",
+    "defaults: {": "This is not valid YAML: while parsing a flow node",
+    "defaults: *gone": "This is not valid YAML: found undefined alias 'gone'.",
+    "a: 1\n---\nb: 2": "This is not valid YAML: expected a single document in the stream",
     "defaults: &x {limits: *x}": "An alias refers to the value that it is part of.",
     "defaults: \x07": "The file has a character that YAML does not permit.",
     "[" * 1000: "The file is nested too deeply to be read.",
@@ -562,6 +565,7 @@ def test_aliases_of_aliases_are_read_in_no_time() -> None:
     levels = ["l0: &l0 [x, x]"]
     levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12)]
     assert len(refused("\n".join([*levels, "defaults: {limits: {max_turns: *l11}}"]))) == 13
+    assert len(refused("\n".join([*levels, "quotas: {q: {window: day, tokens: *l11}}"]))) == 13
 
 
 def test_a_cost_limit_needs_prices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -938,7 +942,7 @@ def test_the_example_of_the_readme_is_valid() -> None:
 
 
 YAML_ITSELF = re.compile(
-    "no valid YAML|twice|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
+    "not valid YAML|twice|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
 )
 """What a schema cannot know: mistakes in the text, and what YAML 1.1 takes for numbers."""
 

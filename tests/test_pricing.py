@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.core.limits import NO_USAGE, Policy, Usage
+from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import LIST, Price, Prices, brought_along, price_of
+from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.runs.registry import Runs
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def test_the_most_specific_glob_decides() -> None:
 @pytest.mark.parametrize("amount", [-1, 1.5, "1", True, Decimal("NaN"), Decimal("inf"), None])
 def test_an_amount_that_is_not_exact_is_refused(amount: Any) -> None:
     """The sentence names the part and the value."""
-    with pytest.raises(ValueError, match=r"^output must be a Decimal of 0 USD .*, got "):
+    with pytest.raises(
+        ValueError, match=r"^output must be USD per million tokens, 0 or more, .*, got "
+    ):
         Price(input=Decimal(1), output=amount)
 
 
@@ -372,7 +375,7 @@ def test_any_number_of_threads_may_ask() -> None:
 
 FORK = """
 import os, signal, sys, threading, warnings
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 from otel_limits.core.pricing import Prices
 prices = Prices()
 threading.Thread(target=prices.load).start()
@@ -412,7 +415,7 @@ def run(program: str) -> None:
 
 KEEPS_NO_LIST = """
 import gc, sys
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 from otel_limits.core.pricing import Prices
 prices = Prices()
 assert prices.price("gpt-4o", Usage(input=1)) and prices.price("o3", Usage(input=1))
@@ -438,7 +441,7 @@ def get_code(loader, name):
     compiled.append(name)
     return compile_source(loader, name)
 importlib.machinery.SourceFileLoader.get_code = get_code
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 from otel_limits.core.pricing import Prices
 for model in ("gpt-4o", "o3", "no-such-model"):
     Prices().price(model, Usage(input=1))
@@ -468,7 +471,7 @@ def test_a_list_whose_code_nobody_has_is_that_of_the_package(
 FETCHED = """
 import sys
 from genai_prices.data_snapshot import DataSnapshot, set_custom_snapshot
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 from otel_limits.core.pricing import Prices
 set_custom_snapshot(DataSnapshot([], from_auto_update=True))
 assert Prices().price("gpt-4o", Usage(input=1)) is None
@@ -506,7 +509,7 @@ def test_nothing_is_fetched() -> None:
     """A price is found without a connection or a look-up of a name."""
     run(
         "import sys\n"
-        "from otel_limits.core.limits import Usage\n"
+        "from otel_limits.core.usage import Usage\n"
         "from otel_limits.core.pricing import Prices\n"
         "used = []\n"
         "sys.addaudithook(lambda event, _: used.append(event) if 'socket' in event else None)\n"

@@ -10,7 +10,8 @@ import pytest
 from strands import tool
 
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
-from otel_limits.core.limits import Policy, Usage
+from otel_limits.core.policy import Policy
+from otel_limits.core.usage import Usage
 from otel_limits.runs.calls import add_call
 from otel_limits.runs.registry import LIVE, Runs
 from otel_limits.runs.run import Run

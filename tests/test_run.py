@@ -8,11 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
@@ -21,6 +20,9 @@ from opentelemetry.sdk.trace import TracerProvider
 import otel_limits
 from otel_limits.cli.launch import environment_for
 from otel_limits.otel.export import tracer_provider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
 BIN = Path(sys.executable).parent
@@ -384,7 +386,7 @@ def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended)
     errors = [line for line in mistaken.ours if "cap reached" not in line]
     sentence = (
         "otel-limits: OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got 'abc'. "
-        "Unset it for no such limit. Every other setting is in force."
+        "Leave it unset for no such limit. Every other setting is in force."
     )
     assert errors == [sentence]
 
@@ -417,7 +419,7 @@ def test_strict_ends_the_process(way: str) -> None:
     )
     assert (ended.status, ended.output) == (2, "")
     assert [line.split(", got")[1] for line in ended.log.splitlines()] == [
-        " 'abc'. Unset it for no such limit."
+        " 'abc'. Leave it unset for no such limit."
     ]
 
 

@@ -14,6 +14,18 @@ import pytest
 import otel_limits
 from otel_limits import ConfigurationError, Limits, LimitsPlugin, enable
 from otel_limits.core.limits import LIMIT_NAMES, LOOP_LIMITS
+from otel_limits.core.values import (
+    CALLS_PER_TOOL,
+    CAP,
+    FRACTIONS,
+    MONEY,
+    PORT,
+    PRICE,
+    SECONDS,
+    SWITCHABLE_CAP,
+    Kind,
+    choice,
+)
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.instrumentor import OtelLimitsInstrumentor
 from otel_limits.runtime.runtime import RUNTIME
@@ -49,8 +61,14 @@ def test_a_cap_is_a_positive_whole_number(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "1", Decimal("NaN"), Decimal("Infinity")])
 def test_a_cost_is_exact(value: Any) -> None:
     """A float is no amount of money: 0.1 is not a tenth."""
-    with pytest.raises(ValueError, match=r"max_cost_usd must be a Decimal of USD above 0"):
+    with pytest.raises(ValueError, match="max_cost_usd must be an amount of USD above 0"):
         only("max_cost_usd", value)
+
+
+def test_a_float_is_told_how_to_be_exact() -> None:
+    """The sentence says what to write instead."""
+    with pytest.raises(ValueError, match="A float is not exact: write Decimal"):
+        only("max_cost_usd", 0.5)
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "5"])
@@ -86,9 +104,45 @@ def test_enable_refuses_a_bad_variable(monkeypatch: pytest.MonkeyPatch, text: st
         enable()
     assert str(raised.value) == (
         f"OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got {text!r}. "
-        "Unset it for no such limit."
+        "Leave it unset for no such limit."
     )
     assert not RUNTIME.is_on
+
+
+ROADS: list[tuple[Kind[Any], str, Any]] = [
+    (CAP, "0", 0),
+    (SWITCHABLE_CAP, "-1", -1),
+    (PORT, "70000", 70_000),
+    (SECONDS, "0.0", 0.0),
+    (MONEY, "-0.50", Decimal("-0.50")),
+    (PRICE, "-1", -1),
+    (FRACTIONS, "0.5,1.5", [0.5, 1.5]),
+    (CALLS_PER_TOOL, "search=0", {"search": 0}),
+    (choice("a", "b"), "c", "c"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "value"), ROADS, ids=[text for _, text, _ in ROADS])
+def test_all_roads_have_one_sentence(kind: Kind[Any], text: str, value: Any) -> None:
+    """Text, a value in code and one of a file are refused alike, each as it was written."""
+    with pytest.raises(ValueError, match=r"it.* must be ") as in_text:
+        kind.of_text("it", text)
+    with pytest.raises(ValueError, match=r"it.* must be ") as in_code:
+        kind.of_value("it", value)
+    with pytest.raises(ValueError, match=r"it.* must be ") as in_file:
+        kind.of_value("it", value, text)
+    demands = {str(road.value).partition(", got ")[0] for road in (in_text, in_code, in_file)}
+    assert len(demands) == 1
+
+
+def test_a_huge_value_is_not_written_out() -> None:
+    """A sentence stays one that can be read."""
+    huge: Any = [1]
+    for _ in range(100):
+        huge = [huge] * 100
+    with pytest.raises(ValueError, match="whole number") as raised:
+        only("max_turns", huge)
+    assert len(str(raised.value)) < 3000
 
 
 def test_enable_tells_every_mistake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

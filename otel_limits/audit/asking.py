@@ -4,46 +4,38 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
-from datetime import datetime, timedelta, timezone
-from decimal import Decimal, InvalidOperation
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from otel_limits.core.values import (
+    DURATION,
+    MONEY,
+    SHARE,
+    TIME,
+    WHOLE_NUMBER,
+    CheckedKind,
+    Kind,
+    UnfitError,
+    split_names,
+)
 from otel_limits.ledger.rows import MICROSECONDS
 
-DURATION: Final = re.compile(r"(\d+)([smhdw])")
-UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+T = TypeVar("T")
 
 
-def duration(text: str) -> timedelta:
-    """Read `30m`, `12h`, `7d` or `2w`.
+def argument(kind: Kind[T]) -> Callable[[str], T]:
+    """Make what `argparse` reads an argument with; it puts the argument's name before mistakes."""
 
-    Raises:
-        ArgumentTypeError: It is none of these.
-    """
-    found = DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is no duration such as 30m, 12h, 7d or 2w.")
-    try:
-        return timedelta(**{UNITS[found[2]]: int(found[1])})
-    except OverflowError:
-        raise ArgumentTypeError(f"{text!r} is longer than any ledger.") from None
+    def read(text: str) -> T:
+        try:
+            return kind.of_text("", text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
 
-
-def moment(text: str) -> int:
-    """Read a time, as microseconds since the epoch: `7d` ago, or an ISO date or time, in UTC.
-
-    Raises:
-        ArgumentTypeError: It is none of these.
-    """
-    try:
-        if DURATION.fullmatch(text.strip()):
-            return to_microseconds(datetime.now(timezone.utc) - duration(text))
-        found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except (ValueError, OverflowError):
-        raise ArgumentTypeError(
-            f"{text!r} is no time: write 7d for seven days ago, 2026-11-01 or 2026-11-01T12:00."
-        ) from None
-    return to_microseconds(found if found.tzinfo else found.replace(tzinfo=timezone.utc))
+    return read
 
 
 def to_microseconds(when: datetime) -> int:
@@ -51,81 +43,52 @@ def to_microseconds(when: datetime) -> int:
     return round(when.timestamp() * MICROSECONDS)
 
 
-def condition(text: str) -> tuple[str, str]:
-    """Read `tenant.id=acme`.
+def instant(text: str) -> int:
+    """Read a time, as microseconds since the epoch.
 
     Raises:
-        ArgumentTypeError: It is no name and value.
+        ArgumentTypeError: It is not one.
     """
+    return to_microseconds(argument(TIME)(text))
+
+
+def _condition(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ArgumentTypeError(f"{text!r} is no condition such as tenant.id=acme or agent=res*.")
+        raise UnfitError
     return name.strip(), value
 
 
-def properties(text: str) -> tuple[str, ...]:
-    """Read `agent,model,day`.
-
-    Raises:
-        ArgumentTypeError: There is nothing in it.
-    """
-    names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+def _properties(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
-        raise ArgumentTypeError("name at least one property to group by, such as agent.")
+        raise UnfitError
     return names
 
 
-def cap(text: str) -> int:
-    """Read a limit.
-
-    Raises:
-        ArgumentTypeError: It is no whole number of 1 or more.
-    """
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ArgumentTypeError(f"a limit is a whole number of 1 or more, got {text!r}.")
-    return int(text)
+def _identity(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{8,32}", text):
+        raise UnfitError
+    return text
 
 
-def usd(text: str) -> Decimal:
-    """Read an amount of money.
+CONDITION: Final = CheckedKind[tuple[str, str]](
+    phrase="a condition such as tenant.id=acme or agent=res*", check=_condition, parse=str
+)
+PROPERTIES: Final = CheckedKind[tuple[str, ...]](
+    phrase="one or more properties to group by, such as agent,model",
+    check=_properties,
+    parse=split_names,
+)
+IDENTITY: Final = CheckedKind[str](
+    phrase="a trace id or invocation id: its 32 hexadecimal digits, or the first 8 or more of them",
+    check=_identity,
+    parse=str.lower,
+)
 
-    Raises:
-        ArgumentTypeError: It is no amount above 0.
-    """
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        amount = Decimal(0)
-    if not amount.is_finite() or amount <= 0:
-        raise ArgumentTypeError(f"an amount of USD is a number above 0, got {text!r}.")
-    return amount
-
-
-def share(text: str) -> float:
-    """Read a part of 1, as `0.01` or `1%`.
-
-    Raises:
-        ArgumentTypeError: It is no number of 0 or more.
-    """
-    number = text.strip().removesuffix("%")
-    try:
-        value = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ArgumentTypeError(f"a share is a number such as 0.01 or 1%, got {text!r}.")
-    return value
-
-
-def identity(text: str) -> str:
-    """Read the beginning of a trace or invocation id.
-
-    Raises:
-        ArgumentTypeError: It is too short, or not hexadecimal.
-    """
-    if not re.fullmatch(r"[0-9a-f]{8,32}", text.lower()):
-        raise ArgumentTypeError(
-            f"{text!r} is no trace id or invocation id: write its 32 hexadecimal digits, or the "
-            f"first 8 or more of them."
-        )
-    return text.lower()
+duration = argument(DURATION)
+condition = argument(CONDITION)
+properties = argument(PROPERTIES)
+cap = argument(WHOLE_NUMBER)
+usd = argument(MONEY)
+share = argument(SHARE)
+identity = argument(IDENTITY)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from otel_limits.core.facts import Stop
-    from otel_limits.core.limits import Action, Limits, Policy
+    from otel_limits.core.limits import Limits
+    from otel_limits.core.policy import Action, Policy
     from otel_limits.runs.registry import Runs
 
 

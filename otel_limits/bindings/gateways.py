@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach, Verdict
+from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
+from otel_limits.core.policy import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

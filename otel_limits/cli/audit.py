@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import environment as config
+from otel_limits.settings.ledgers import audited_ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from otel_limits.audit.answers import Answer
     from otel_limits.audit.questions import Inquiry
     from otel_limits.ledger.address import Address
@@ -155,9 +157,9 @@ def _show(answer: Answer, form: str) -> None:
 
 def _add_window(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--since", type=asking.moment, metavar="TIME", help="7d, 2026-11-01 or 2026-11-01T12:00"
+        "--since", type=asking.instant, metavar="TIME", help="7d, 2026-11-01 or 2026-11-01T12:00"
     )
-    parser.add_argument("--until", type=asking.moment, metavar="TIME", help="the same; excluded")
+    parser.add_argument("--until", type=asking.instant, metavar="TIME", help="the same; excluded")
 
 
 def _add_selection(parser: ArgumentParser) -> None:
@@ -225,9 +227,11 @@ def _add_reconcile(parser: ArgumentParser) -> None:
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )
     parser.add_argument(
-        "--since", type=asking.moment, metavar="TIME", help="begin of the window (default: 1d)"
+        "--since", type=asking.instant, metavar="TIME", help="begin of the window (default: 1d)"
     )
-    parser.add_argument("--until", type=asking.moment, metavar="TIME", help="its end; now if unset")
+    parser.add_argument(
+        "--until", type=asking.instant, metavar="TIME", help="its end; now if unset"
+    )
     parser.add_argument(
         "--tolerance",
         type=asking.share,
@@ -436,7 +440,7 @@ def _opened(options: Namespace, *, create: bool = False) -> Iterator[Store]:
 def _address(text: str | None) -> Address:
     """Find the ledger: the option, the environment, or the user's data directory."""
     try:
-        return config.audited_ledger(text)
+        return audited_ledger(text)
     except ValueError as error:
         raise LedgerError(str(error)) from None
 

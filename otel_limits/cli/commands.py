@@ -19,19 +19,23 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.cli import audit, dashboards
 from otel_limits.cli.launch import environment_for, option_that_hides_us, replace_process
 from otel_limits.cli.quotas import add_commands as add_fleet_commands
+from otel_limits.core.values import BOOLEAN
 from otel_limits.settings import environment as config
+from otel_limits.settings.ledgers import default_ledger
 from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.table import PREFIX, SETTINGS, Setting
+from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-LEDGER: Final = config.PREFIX + "LEDGER"
+LEDGER: Final = PREFIX + "LEDGER"
 
 BROKEN_PIPE: Final = 141
 MISTAKE: Final = 2
 """Exit status when the program was not even started."""
 
-VARIABLES: Final = {setting.name: setting.variable for setting in config.SETTINGS}
+VARIABLES: Final = {setting.name: setting.variable for setting in SETTINGS}
 
 RUN_HELP: Final = """\
 Run a program with limits on every agent in it.
@@ -132,9 +136,9 @@ def _add_run(commands: Any) -> None:
     command = _add_command(commands, "run", RUN_HELP, run)
     command.usage = "otel-limits run [options] [--] PROGRAM [ARGUMENT ...]"
     settings = command.add_argument_group("settings")
-    for setting in config.SETTINGS:
+    for setting in SETTINGS:
         text = setting.help.replace("%", "%%")
-        if setting.parse is config.boolean:
+        if setting.kind is BOOLEAN:
             settings.add_argument(
                 setting.flag, dest=setting.name, action=BooleanOptionalAction, help=text
             )
@@ -148,7 +152,7 @@ def _add_run(commands: Any) -> None:
 def run(options: Namespace) -> int:
     """Become the program, unless a setting is wrong or it cannot be started."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    inherited = config.environment()
+    inherited = environment()
     given = given_flags(options)
     variables = {setting.variable: text for setting, text in given}
     mistakes = [
@@ -159,14 +163,14 @@ def run(options: Namespace) -> int:
     if mistakes:
         return _refuse(mistakes, MISTAKE)
     if not inherited.get(LEDGER, "").strip():
-        variables.setdefault(LEDGER, config.default_ledger())
+        variables.setdefault(LEDGER, default_ledger())
     status, sentence = replace_process(command, environment_for(inherited, variables))
     return _refuse([sentence], status)
 
 
-def given_flags(options: Namespace) -> list[tuple[config.Setting, str]]:
+def given_flags(options: Namespace) -> list[tuple[Setting, str]]:
     """Collect the settings that are given as options, with the text of their variables."""
-    values = [(setting, getattr(options, setting.name)) for setting in config.SETTINGS]
+    values = [(setting, getattr(options, setting.name)) for setting in SETTINGS]
     return [
         (setting, str(value).lower() if isinstance(value, bool) else value)
         for setting, value in values
@@ -175,7 +179,7 @@ def given_flags(options: Namespace) -> list[tuple[config.Setting, str]]:
 
 
 def setting_mistakes(
-    inherited: Mapping[str, str], given: Sequence[tuple[config.Setting, str]]
+    inherited: Mapping[str, str], given: Sequence[tuple[Setting, str]]
 ) -> list[str]:
     """Say what is wrong with the options, by the names that were typed, and with the rest.
 
@@ -184,7 +188,7 @@ def setting_mistakes(
     mistakes = []
     for setting, text in given:
         try:
-            setting.parse(setting.flag, text)
+            setting.kind.of_text(setting.flag, text)
         except ValueError as error:  # noqa: PERF203  every mistake is told, not only the first
             mistakes.append(str(error))
     replaced = {setting.variable for setting, _ in given}

@@ -10,23 +10,26 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.facts import QuotaGrant
+from otel_limits.core.values import DATE_TIME
 from otel_limits.quotas.key_use import KeyUse, find_key, read_use
-from otel_limits.quotas.quota import MAX_PARTS, Quota, in_unit, in_words, parts_of_usd, unit_name
+from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
+from otel_limits.quotas.section import AMOUNTS, parts_in
 from otel_limits.quotas.store import Count, StoreError
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings import environment as config
+from otel_limits.settings.ledgers import recorded_ledger
 from otel_limits.settings.policy import PolicyFile
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
@@ -169,7 +172,7 @@ def grant_more(options: Namespace) -> None:
     """Permit more for a time."""
     store, ledger = shared_store(), recorded_in()
     quota, key = named(store, options)
-    amount, until = parts(quota, options.amount), moment(options.until)
+    amount, until = parts(quota, options.amount), end_of_grant(options.until)
     if until <= store.now():
         raise CommandError(f"--until must be in the future, got {options.until}.")
     store.grant(Count(quota.name, key.id, quota.windows.at(store.now()), key.shown), amount, until)
@@ -194,7 +197,7 @@ def recorded_in() -> Address | None:
         CommandError: The environment names no ledger that can be used.
     """
     try:
-        return config.recorded_ledger()
+        return recorded_ledger()
     except ValueError as error:
         raise CommandError(str(error)) from None
 
@@ -283,42 +286,25 @@ def parts(quota: Quota, text: str) -> int:
     """Read an amount in the quota's unit.
 
     Raises:
-        CommandError: It is none.
+        CommandError: It is not one that a quota can have.
     """
-    is_money = quota.unit == "usd"
+    name = f"AMOUNT (in {unit_name(quota.unit)})"
     try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if (
-        not amount.is_finite()
-        or amount <= 0
-        or not (is_money or amount == amount.to_integral_value())
-    ):
-        kind = "number" if is_money else "whole number"
-        raise CommandError(
-            f"AMOUNT must be a {kind} of {unit_name(quota.unit)} above 0, got {text!r}."
-        )
-    if amount > in_unit(quota.unit, MAX_PARTS):
-        raise CommandError(
-            f"AMOUNT must be at most {in_words(quota.unit, MAX_PARTS)}, got {text!r}."
-        )
-    return parts_of_usd(amount) if is_money else int(amount)
+        return parts_in(quota.unit, AMOUNTS[quota.unit].of_text(name, text))
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
-def moment(text: str) -> float:
+def end_of_grant(text: str) -> float:
     """Read a date and time as seconds since the epoch.
 
     Raises:
-        CommandError: It is none.
+        CommandError: It is neither.
     """
     try:
-        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        raise CommandError(
-            f"--until must be a date and time such as 2026-12-01T06:00+01:00, got {text!r}."
-        ) from None
-    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+        return DATE_TIME.of_text("--until", text).timestamp()
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 # --- how it looks -----------------------------------------------------------------------------

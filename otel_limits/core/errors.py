@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_limits.core.facts import Stop
-    from otel_limits.core.limits import Number, Verdict
+    from otel_limits.core.policy import Verdict
+    from otel_limits.core.usage import Number
 
 
 class ConfigurationError(ValueError):

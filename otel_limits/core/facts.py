@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from otel_limits.core.frozen import FrozenDict
-from otel_limits.core.limits import NO_COST, NO_USAGE, Breach, Level, Limits, Number, Usage
+from otel_limits.core.usage import NO_COST, NO_USAGE, Number, Usage
 
 if TYPE_CHECKING:
     from decimal import Decimal
+
+    from otel_limits.core.limits import Breach, Level, Limits
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""

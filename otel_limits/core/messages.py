@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.facts import Stop
-from otel_limits.core.limits import Breach, Level, Usage, Verdict
+from otel_limits.core.limits import Breach, Level
+from otel_limits.core.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_limits.core.policy import Verdict
 
 MARKER: Final = "otel_limits"
 """Key of our object under a message's `metadata["custom"]`, which never reaches a model."""

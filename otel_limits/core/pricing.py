@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
-from otel_limits.core.limits import EXACT, NO_COST, Usage
 from otel_limits.core.loops import fingerprint
+from otel_limits.core.usage import EXACT, NO_COST, Usage
+from otel_limits.core.values import PRICE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,9 +90,9 @@ class Price:
     def __post_init__(self) -> None:
         """Refuse what is not an exact amount."""
         for each in fields(self):
-            object.__setattr__(
-                self, each.name, _require_amount(each.name, getattr(self, each.name))
-            )
+            amount = getattr(self, each.name)
+            if amount is not None or each.default is not None:
+                object.__setattr__(self, each.name, PRICE.of_value(each.name, amount))
 
     def of(self, usage: Usage) -> Decimal | None:
         """USD for one model call; `None` when its parts are more than the whole."""
@@ -279,7 +280,7 @@ def price_of(info: ModelInfo, usage: Usage, when: datetime) -> Price | None:
     fresh, output = rates["input_mtok"], rates["output_mtok"]
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
-        return None  # that the list says nothing does not mean 0
+        return None  # nothing in the list does not mean a price of 0
     if any(listed.get(part) is not None for part in UNTOLD):
         return None
     return Price(
@@ -331,16 +332,3 @@ def _installed_version() -> str | None:
     if importlib.util.find_spec(PACKAGE.replace("-", "_")) is None:
         return None
     return importlib.metadata.version(PACKAGE)
-
-
-def _require_amount(name: str, value: object) -> Decimal | None:
-    optional = value is None and name.startswith("cache_")
-    exact = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
-    if optional:
-        return None
-    if not exact or not Decimal(value).is_finite() or value < 0:  # type: ignore[arg-type,operator]
-        raise ValueError(
-            f"{name} must be a Decimal of 0 USD or more per million tokens, "
-            f"such as Decimal('2.50'), got {value!r}."
-        )
-    return Decimal(value)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from otel_limits.bindings.messages import is_synthetic
 from otel_limits.cli.launch import environment_for
 from otel_limits.core.messages import MARKER
 from otel_limits.demo.server import CACHE, JOB, Seen, Servers
-from otel_limits.settings import environment as config
+from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -198,7 +198,7 @@ class Play:
     def _start(self, scenario: Scenario, port: int, log: IO[str]) -> subprocess.Popen[str]:
         """Start the agent's program as `otel-limits run` does."""
         variables = {**scenario.variables, "OTEL_LIMITS_PROMETHEUS_PORT": str(port)}
-        environ = quiet_environment(config.environment(), embedded=self.setting.base_url is None)
+        environ = quiet_environment(environment(), embedded=self.setting.base_url is None)
         with self._lock:
             if self._stopped:
                 raise AgentFailedError("The demo was interrupted.")

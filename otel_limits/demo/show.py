@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from otel_limits.demo.play import Errand, Outcome, command_line
-from otel_limits.settings.environment import PREFIX
+from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

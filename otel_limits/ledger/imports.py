@@ -8,7 +8,6 @@ recorded itself is left as it is.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import islice
@@ -47,10 +46,11 @@ from otel_limits.otel import semconv
 from otel_limits.otel.processor import usage_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
     from decimal import Decimal
 
     from otel_limits.cli.progress import Work
-    from otel_limits.core.limits import Usage
+    from otel_limits.core.usage import Usage
     from otel_limits.ledger.store import Store
 
 PORTION: Final = 2_000

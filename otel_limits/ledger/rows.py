@@ -7,13 +7,16 @@ from outside: they are cleaned and cut, so that no database refuses them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.core.labels import clean
-from otel_limits.core.limits import EXACT, Breach, Limits, Usage
+from otel_limits.core.limits import Breach, Limits
+from otel_limits.core.usage import EXACT, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]

@@ -29,15 +29,8 @@ from otel_limits.core.facts import (
     Warned,
 )
 from otel_limits.core.labels import MAX_AGENTS, OTHER, LabelValues
-from otel_limits.core.limits import (
-    KIND,
-    NO_LIMITS,
-    NO_USAGE,
-    STOP_REASONS,
-    TREE_PREFIX,
-    Limits,
-    Usage,
-)
+from otel_limits.core.limits import LIMITS, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
+from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
 from otel_limits.observers.protocol import OwnObserver
 
@@ -166,8 +159,7 @@ class CountingObserver(OwnObserver, ABC):
         caps = dict.fromkeys(dict(_numbers(shown)), 0.0) | dict(_numbers(limits))
         for name, cap in caps.items():
             self.series(table.LIMIT, agent, self._limit(name))(cap)
-            if name in KIND:
-                self.series(table.SYNTHETIC_MESSAGES, agent, KIND[name].reason)
+            self.series(table.SYNTHETIC_MESSAGES, agent, LIMITS[name].reason)
 
     def _cycle(self, fact: Cycle) -> None:
         self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
@@ -283,7 +275,7 @@ def reason_label(reason: str) -> str:
 
 def is_of_tokens(limit: str) -> bool:
     """Tell whether a limit, of an invocation or of a budget tree, is counted in tokens."""
-    kind = KIND.get(limit.removeprefix(TREE_PREFIX))
+    kind = LIMITS.get(limit.removeprefix(TREE_PREFIX))
     return kind is not None and kind.unit.endswith("tokens")
 
 

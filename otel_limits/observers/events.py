@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AnyValue
 
     from otel_limits.core.facts import Invocation
-    from otel_limits.core.limits import Number
+    from otel_limits.core.usage import Number
 
 
 class EventObserver(OwnObserver):

@@ -9,7 +9,7 @@ from opentelemetry.trace import format_span_id
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import note
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 from otel_limits.otel import semconv
 from otel_limits.runs.calls import FOLLOWED, OpenCall
 from otel_limits.runs.run import Run

@@ -7,7 +7,6 @@ timeout. While the store does not answer, every quota does what its `on_backend_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +31,9 @@ from otel_limits.quotas.tickets import (
 )
 
 if TYPE_CHECKING:
-    from otel_limits.core.limits import Verdict
+    from collections.abc import Callable, Iterable, Sequence
+
+    from otel_limits.core.policy import Verdict
     from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.quota import Quota
     from otel_limits.runs.gate import Request

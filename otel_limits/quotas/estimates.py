@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 
 FIRST_OUTPUT: Final = 4096
 """Output tokens assumed of a model without a known cap that has not shown yet what it does."""

@@ -11,7 +11,7 @@ from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.store import Count, QuotaStore
 
 if TYPE_CHECKING:
-    from otel_limits.core.limits import Number
+    from otel_limits.core.usage import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

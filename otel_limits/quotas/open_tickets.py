@@ -7,7 +7,7 @@ import threading
 import uuid
 from typing import TYPE_CHECKING
 
-from otel_limits.core.limits import NO_COST
+from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
 from otel_limits.quotas.tickets import UNPRICED, InvocationState, Ticket, lookup_of, need_of

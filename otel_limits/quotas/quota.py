@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal
 
-from otel_limits.core.limits import EXACT
+from otel_limits.core.usage import EXACT
 from otel_limits.quotas.keys import Template
 
 if TYPE_CHECKING:
-    from otel_limits.core.limits import Action, Number
+    from otel_limits.core.policy import Action
+    from otel_limits.core.usage import Number
     from otel_limits.quotas.windows import Windows
 
 Unit = Literal["tokens", "usd", "model_calls", "invocations"]

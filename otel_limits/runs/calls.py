@@ -6,12 +6,12 @@ import contextvars
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.facts import CallKind, ModelCall
-from otel_limits.core.limits import EXACT, NO_USAGE, Usage
+from otel_limits.core.usage import EXACT, NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from otel_limits.core.limits import Tally
+    from otel_limits.core.usage import Tally
     from otel_limits.runs.run import Run
 
 CHARACTERS_PER_TOKEN: Final = 4

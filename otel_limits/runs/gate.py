@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from otel_limits.core.facts import Fact, Invocation
-    from otel_limits.core.limits import Action, Unpriced, Verdict
+    from otel_limits.core.policy import Action, Unpriced, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

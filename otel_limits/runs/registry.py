@@ -8,13 +8,13 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation
 from otel_limits.core.faults import FAULTS, never_raises, note
-from otel_limits.core.limits import KILLED, Policy, Usage
+from otel_limits.core.policy import KILLED, Policy
+from otel_limits.core.usage import Usage
 from otel_limits.runs.calls import NO_ORIGIN
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.observers import Observers
@@ -23,9 +23,11 @@ from otel_limits.runs.spans import Spans
 from otel_limits.runs.tree import Group, Tree, current
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from decimal import Decimal
 
     from otel_limits.core.pricing import Prices
+    from otel_limits.core.usage import Usage
 
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""

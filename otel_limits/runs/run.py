@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,25 +10,24 @@ from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation, Stop
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.core.limits import (
-    KILLED,
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
     TREE_PREFIX,
     Breach,
     Level,
     Limits,
-    Policy,
-    Tally,
-    Verdict,
-    verdict_of,
 )
 from otel_limits.core.loops import Call, LoopState
+from otel_limits.core.policy import KILLED, Policy, Verdict, verdict_of
+from otel_limits.core.usage import Tally
 from otel_limits.runs.calls import Calls
 from otel_limits.runs.deadlines import TimeLimit
 from otel_limits.runs.tools import ToolCalls
 from otel_limits.runs.tree import Group, Tree, current
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from otel_limits.runs.registry import Runs
 
 FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}

@@ -7,9 +7,10 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.facts import Invocation
-from otel_limits.core.limits import Limits, Tally
+from otel_limits.core.usage import Tally
 
 if TYPE_CHECKING:
+    from otel_limits.core.limits import Limits
     from otel_limits.runs.run import Run
 
 

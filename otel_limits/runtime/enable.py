@@ -12,14 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.limits import (
-    ACTIONS,
-    NO_LIMITS,
-    Action,
-    Limits,
-    require_choice,
-    require_tree,
-)
+from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.policy import ACTION, Action
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.mistakes import price_mistakes
 from otel_limits.runtime.runtime import RUNTIME
@@ -62,7 +56,7 @@ def enable(
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
-        require_choice("action", "halt" if action is None else action, ACTIONS)
+        ACTION.of_value("action", "halt" if action is None else action)
         require_tree(tree or NO_LIMITS)
     except ValueError as error:
         mistakes.append(str(error))

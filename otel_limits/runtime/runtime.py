@@ -15,7 +15,8 @@ from opentelemetry import trace
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.faults import never_raises
-from otel_limits.core.limits import NO_LIMITS, Action, Limits, Policy
+from otel_limits.core.limits import NO_LIMITS, Limits
+from otel_limits.core.policy import Action, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import Attachment
 from otel_limits.runs.registry import LIVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from otel_limits.settings import environment as config
+from otel_limits.settings import otlp
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -28,10 +28,10 @@ def make_otlp_providers() -> OtlpProviders:
     """Make those that export where it is asked for and nobody else does it."""
     from otel_limits.otel import export
 
-    timeout = config.otlp_timeout_seconds()
+    timeout = otlp.otlp_timeout_seconds()
     return OtlpProviders(
-        meter=export.meter_provider(config.otlp_protocol(signal="metrics"), timeout),
-        logger=export.logger_provider(config.otlp_protocol(signal="logs"), timeout),
+        meter=export.meter_provider(otlp.otlp_protocol(signal="metrics"), timeout),
+        logger=export.logger_provider(otlp.otlp_protocol(signal="logs"), timeout),
     )
 
 
@@ -39,4 +39,4 @@ def make_tracer_provider() -> TracerProvider:
     """Make a provider, one that exports where it is asked for."""
     from otel_limits.otel import export
 
-    return export.tracer_provider(config.otlp_protocol(), config.otlp_timeout_seconds())
+    return export.tracer_provider(otlp.otlp_protocol(), otlp.otlp_timeout_seconds())

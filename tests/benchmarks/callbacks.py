@@ -6,19 +6,21 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span
 
-from otel_limits.core.limits import Limits, Policy
+from otel_limits.core.limits import Limits
+from otel_limits.core.policy import Policy
 from otel_limits.otel import semconv
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.runs.registry import LIVE
 from tests.benchmarks.loops import FAR_AWAY, enable, set_provider
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opentelemetry.context import Context
 
 CALLS = 2_000

@@ -8,7 +8,9 @@ import sys
 import tracemalloc
 from typing import TYPE_CHECKING
 
-from otel_limits.core.limits import Limits, Policy, Usage
+from otel_limits.core.limits import Limits
+from otel_limits.core.policy import Policy
+from otel_limits.core.usage import Usage
 from otel_limits.runs.registry import LIVE
 from tests.benchmarks.loops import FAR_AWAY, enable
 

@@ -11,7 +11,6 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,9 @@ import otel_limits
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
-    from otel_limits.core.limits import Action
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+    from otel_limits.core.policy import Action
 
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -16,10 +15,13 @@ from otel_limits.core.facts import (
     Stop,
     ToolCall,
 )
-from otel_limits.core.limits import NO_COST, Breach, Limits, Usage
+from otel_limits.core.limits import Breach, Limits
+from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.observers.ledger import LedgerObserver
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from otel_limits.ledger.address import Address
 
 NINE = 1_760_000_400.0

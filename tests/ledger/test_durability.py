@@ -828,7 +828,7 @@ import sys
 from pathlib import Path
 from otel_limits.core.facts import Invocation, ModelCall
 from otel_limits.ledger.address import parse
-from otel_limits.core.limits import Usage
+from otel_limits.core.usage import Usage
 from otel_limits.observers.ledger import LedgerObserver
 
 number, address, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -10,7 +10,6 @@ import sqlite3
 import time
 from datetime import datetime, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +25,8 @@ from tests.ledger import otlp
 from tests.ledger.book import DAY, Book, Call, Entry, write
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from tests.conftest import MakeAgent
@@ -345,4 +346,4 @@ def test_prune_needs_a_duration(ledger: LedgerFile, capsys: Output) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["ledger", "prune", "--older-than", "90"])
     assert stop.value.code == 2
-    assert "is no duration such as 30m, 12h, 7d or 2w" in capsys.readouterr().err
+    assert "must be a duration such as 30m, 12h, 7d or 2w" in capsys.readouterr().err

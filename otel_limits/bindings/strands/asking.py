@@ -10,8 +10,9 @@ from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.bindings.strands.spans import as_json
-from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits, Policy, Verdict
+from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.messages import why
+from otel_limits.core.policy import Policy, Verdict
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
 
-    from otel_limits.core.limits import Policy
+    from otel_limits.core.policy import Policy
 
 # An application may register hooks beyond HookOrder.SDK_FIRST and SDK_LAST.
 FIRST: Final = -math.inf

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.facts import Stop
-    from otel_limits.core.limits import Action, Limits
+    from otel_limits.core.limits import Limits
+    from otel_limits.core.policy import Action
 
 
 class StrandsFramework:

@@ -11,14 +11,9 @@ from otel_limits.bindings.strands.asking import can_be_extended, question
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.spans import end_quietly, write_halt
 from otel_limits.core.faults import never_raises, note
-from otel_limits.core.limits import (
-    KILLED_STOP_REASON,
-    KIND,
-    MAX_DURATION_STOP_REASON,
-    Verdict,
-    verdict_of,
-)
+from otel_limits.core.limits import KILLED_STOP_REASON, LIMITS, MAX_DURATION_STOP_REASON
 from otel_limits.core.messages import halt_text
+from otel_limits.core.policy import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -100,7 +95,7 @@ def _unless_yielding(verdict: Verdict) -> Verdict | None:
         tuple(
             breach
             for breach in verdict.breaches
-            if breach.limit not in KIND or not KIND[breach.limit].yields_to_output
+            if breach.limit not in LIMITS or not LIMITS[breach.limit].yields_to_output
         )
     )
 

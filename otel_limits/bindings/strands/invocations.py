@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from strands.types.content import Message
 
     from otel_limits.bindings.framework import Host
-    from otel_limits.core.limits import Breach, Policy, Verdict
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.run import Run
 
 

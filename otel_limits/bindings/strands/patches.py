@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.framework import Host
-    from otel_limits.core.limits import Policy
+    from otel_limits.core.policy import Policy
 
 
 class ClassPatcher:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from strands.plugins import Plugin
 
 from otel_limits.bindings.strands.framework import STRANDS
-from otel_limits.core.limits import ACTIONS, NO_LIMITS, Action, Limits, require_choice, require_tree
+from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.policy import ACTION, Action
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -39,7 +40,7 @@ class LimitsPlugin(Plugin):
         """Keep them until the agent is there."""
         super().__init__()
         if action is not None:
-            require_choice("action", action, ACTIONS)
+            ACTION.of_value("action", action)
         self._limits = limits
         self._action = action
         self._tree = require_tree(tree)

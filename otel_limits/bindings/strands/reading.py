@@ -12,8 +12,8 @@ from strands.tools.structured_output.structured_output_tool import StructuredOut
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.faults import never_raises, note
-from otel_limits.core.limits import Usage
 from otel_limits.core.loops import Call, fingerprint
+from otel_limits.core.usage import Usage
 from otel_limits.otel.processor import token_count
 from otel_limits.runs.calls import CHARACTERS_PER_TOKEN, OpenCall
 from otel_limits.runs.gate import Request

@@ -14,7 +14,7 @@ from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
 
 if TYPE_CHECKING:
     from otel_limits.core.facts import Warned
-    from otel_limits.core.limits import Verdict
+    from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
-from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits, Policy
+from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
 from otel_limits.settings.policy.kinds import PRICES
+from otel_limits.settings.table import policy_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
 
+    from otel_limits.core.policy import Policy
     from otel_limits.core.pricing import Price
 
 PER_TOOL: Final = "max_calls_per_tool"
@@ -77,7 +79,7 @@ class Document:
             tree=_limits(_without_prefix(values, TREE_PREFIX)).over(base.tree),
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
-            **_fields(values),
+            **policy_fields(values),
         )
 
     def price_list(self) -> dict[str, Price]:
@@ -137,12 +139,3 @@ def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         for name, value in values.items()
         if name.startswith(prefix)
     }
-
-
-def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name what is no cap as `Policy` does."""
-    fields = {spec.name for spec in dataclasses.fields(Policy)}
-    named = {name: value for name, value in values.items() if name in fields}
-    if "nudge_disabled" in values:
-        named["nudge"] = not values["nudge_disabled"]
-    return named

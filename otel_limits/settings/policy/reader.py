@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
-from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX
+from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
 from otel_limits.core.pricing import MISSING, Price, Prices
+from otel_limits.core.values import BOOLEAN, PRICE, Kind, MappingKind
 from otel_limits.settings.policy import yaml_tree
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
 from otel_limits.settings.policy.kinds import (
-    BOOLEAN,
-    PRICE,
+    AGENT_SETTINGS,
     PRICES,
     REQUIRED_PRICES,
     ROOT,
     SECTION_KEYS,
-    SETTINGS,
-    WHOLE_NUMBER,
-    Kind,
-    cap_kind,
 )
 from otel_limits.settings.policy.yaml_tree import Mistake, Node
 
@@ -78,18 +74,19 @@ class _Reader:
             elif name == "tree":
                 entries |= self._caps(child, f"{key}.tree", TREE_LIMITS, TREE_PREFIX)
             else:
-                entries |= self._entry(name, SETTINGS[name], f"{key}.{name}", child)
+                entries |= self._entry(name, AGENT_SETTINGS[name].kind, f"{key}.{name}", child)
         return entries
 
     def _caps(self, node: Node, key: str, names: Collection[str], prefix: str) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         for name, child in self._known(node, key, names):
-            kind = cap_kind(name)
-            if kind is not None:
+            kind = LIMITS[name].kind
+            if not isinstance(kind, MappingKind):
                 entries |= self._entry(prefix + name, kind, f"{key}.{name}", child)
                 continue
+            # one entry for each tool, so that sections are merged tool by tool
             for tool, tool_key, cap in self._named(child, f"{key}.{name}"):
-                entries |= self._entry(f"{prefix}{name}.{tool}", WHOLE_NUMBER, tool_key, cap)
+                entries |= self._entry(f"{prefix}{name}.{tool}", kind.each, tool_key, cap)
         return entries
 
     def _models(self, node: Node) -> dict[str, Entry]:
@@ -137,17 +134,21 @@ class _Reader:
     def _quotas(self, node: Node) -> dict[str, Entry]:
         from otel_limits.quotas.section import read_quotas
 
-        quotas, mistakes = read_quotas(_plain(node))
-        for mistake in mistakes:
-            self._refuse(_below(node, mistake.path), mistake.sentence)
+        quotas = read_quotas(
+            _unlined(node, {}),
+            refuse=lambda path, sentence: self._refuse(_below(node, path), sentence),
+        )
         return {name: Entry(quota, _below(node, (name,)).line) for name, quota in quotas.items()}
 
     # --- what parts are made of -------------------------------------------------------------------
 
-    def _entry(self, name: str, kind: Kind, key: str, node: Node) -> dict[str, Entry]:
+    def _entry(self, name: str, kind: Kind[Any], key: str, node: Node) -> dict[str, Entry]:
         """Read one value; nothing when it is a mistake."""
+        value: object = node.value
+        if isinstance(value, tuple):
+            value = [item.value for item in value]
         try:
-            return {name: Entry(kind.read(key, node), node.line)}
+            return {name: Entry(kind.of_value(key, value, node.shown), node.line)}
         except ValueError as error:
             self._refuse(node, str(error))
             return {}
@@ -176,11 +177,19 @@ class _Reader:
         self.mistakes.append(Mistake(node.line, sentence))
 
 
-def _plain(node: Node) -> object:
-    """Return what is written, without the lines."""
-    if isinstance(node.value, Mapping):
-        return {name: _plain(child) for name, child in node.value.items()}
-    return [_plain(child) for child in node.value] if isinstance(node.value, tuple) else node.value
+def _unlined(node: Node, done: dict[int, object]) -> object:
+    """Return what is written, without the lines.
+
+    What `done` has is not gone through again: aliases of aliases would take for ever.
+    """
+    if id(node.value) not in done:
+        value: object = node.value
+        if isinstance(node.value, Mapping):
+            value = {name: _unlined(child, done) for name, child in node.value.items()}
+        elif isinstance(node.value, tuple):
+            value = [_unlined(child, done) for child in node.value]
+        done[id(node.value)] = value
+    return done[id(node.value)]
 
 
 def _below(node: Node, path: tuple[str, ...]) -> Node:

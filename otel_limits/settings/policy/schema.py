@@ -8,25 +8,19 @@ is read with.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, Limits
+from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS
+from otel_limits.core.values import BOOLEAN, PRICE
 from otel_limits.quotas.section import schema as quotas_schema
-from otel_limits.settings import environment as config
 from otel_limits.settings.policy.kinds import (
-    BOOLEAN,
+    AGENT_SETTINGS,
     EXEMPT_HELP,
-    HELP,
-    PRICE,
     PRICES,
     REQUIRED_PRICES,
     ROOT,
-    SETTINGS,
-    WHOLE_NUMBER,
-    cap_kind,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +64,6 @@ def _parts() -> dict[str, dict[str, Any]]:
 
 
 def _section() -> dict[str, Any]:
-    helps = {**{setting.name: setting.help for setting in config.SETTINGS}, **HELP}
     return _mapping(
         {
             "limits": _described("Caps of each invocation.", _reference("limits")),
@@ -78,20 +71,18 @@ def _section() -> dict[str, Any]:
                 "Caps of an invocation with all that it starts, held by the outermost one.",
                 _reference("tree"),
             ),
-            **{name: _described(helps[name], kind.schema) for name, kind in SETTINGS.items()},
+            **{
+                name: _described(setting.help, setting.kind.schema)
+                for name, setting in AGENT_SETTINGS.items()
+            },
         }
     )
 
 
 def _caps(names: Collection[str]) -> dict[str, Any]:
-    helps = {spec.name: spec.metadata.get("help", "") for spec in dataclasses.fields(Limits)}
-    helps |= HELP
-    return _mapping({name: _described(helps[name], _cap(name)) for name in names})
-
-
-def _cap(name: str) -> Mapping[str, Any]:
-    kind = cap_kind(name)
-    return _by_name(WHOLE_NUMBER.schema) if kind is None else kind.schema
+    return _mapping(
+        {name: _described(LIMITS[name].help, LIMITS[name].kind.schema) for name in names}
+    )
 
 
 def _mapping(properties: Mapping[str, Any]) -> dict[str, Any]:

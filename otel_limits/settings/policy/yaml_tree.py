@@ -1,8 +1,8 @@
-"""Reads YAML into plain values that know their line, and nothing that could do anything.
+"""Reads YAML into values that know their line, and nothing that could do anything.
 
 Only what every YAML reader agrees on has a meaning: `true` and `false` are booleans, decimal
 numbers are numbers (with a fraction: exact ones), everything else is text. So `no` is a name, `010`
-is no octal number and `1:30` is no duration.
+is not an octal number and `1:30` is not a duration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ WHOLE: Final = re.compile(rf"[-+]?{DIGITS}")
 FRACTION: Final = re.compile(
     rf"[-+]?({DIGITS}(\.[0-9]{{0,30}})?|\.[0-9]{{1,30}})([eE][-+]?[0-9]{{1,2}})?"
 )
-"""A number longer than these is text: none of ours is, and huge ones are slow."""
+"""A longer number is text: none of ours is that long, and huge ones are slow."""
+LONGEST_SHOWN: Final = 80
 NOTHING: Final = ("", "~", "null", "Null", "NULL")
 BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
     ("false", "False", "FALSE"), False
@@ -45,19 +46,19 @@ class Node:
     line: int
     """Where it begins, with its key if it has one; 1 is the first line."""
     shown: str
-    """How a sentence names it: a scalar as it was written, or `a list`."""
+    """How a sentence names it: as it was written, or `a mapping`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong with a file, and where."""
+    """What is wrong with a policy file, and where."""
 
     line: int
     sentence: str
 
 
 def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
-    """Read one YAML document; a text that is none at all reads as nothing, with its mistake."""
+    """Read one YAML document; a text that is not YAML reads as nothing, with its mistake."""
     try:
         return _read(text)
     except yaml.MarkedYAMLError as error:
@@ -81,7 +82,7 @@ def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
 def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
     mark = error.problem_mark or error.context_mark
     reasons = [part for part in (error.context, error.problem) if part]
-    return Mistake(mark.line + 1 if mark else 1, f"This is no valid YAML: {', '.join(reasons)}.")
+    return Mistake(mark.line + 1 if mark else 1, f"This is not valid YAML: {', '.join(reasons)}.")
 
 
 class _Converter:
@@ -112,7 +113,8 @@ class _Converter:
         if isinstance(node, yaml.MappingNode):
             return Node(self._mapping(node), line, "a mapping")
         if isinstance(node, yaml.SequenceNode):
-            return Node(tuple(self.node(item) for item in node.value), line, "a list")
+            items = tuple(self.node(item) for item in node.value)
+            return Node(items, line, _shown(items))
         assert isinstance(node, yaml.ScalarNode)
         return _scalar(node.value, line, is_quoted=node.style is not None)
 
@@ -132,14 +134,21 @@ class _Converter:
         return entries
 
 
+def _shown(items: tuple[Node, ...]) -> str:
+    # lists in a list are not written out: aliases could make that as long as one likes
+    shown = ["a list" if isinstance(item.value, tuple) else item.shown for item in items]
+    text = f"[{', '.join(shown)}]"
+    return text if len(text) <= LONGEST_SHOWN else "a list"
+
+
 def _scalar(text: str, line: int, *, is_quoted: bool) -> Node:
-    value = text if is_quoted else _plain(text)
+    value = text if is_quoted else _unquoted(text)
     if value is None:
         return Node(None, line, "nothing")
     return Node(value, line, repr(value) if isinstance(value, str) else text)
 
 
-def _plain(text: str) -> bool | int | Decimal | str | None:
+def _unquoted(text: str) -> bool | int | Decimal | str | None:
     if text in NOTHING:
         return None
     if text in BOOLEANS:

@@ -1,0 +1,91 @@
+"""What was used: tokens of model calls, and the tally of an invocation or a budget tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Final, TypeAlias
+
+Number: TypeAlias = int | float | Decimal
+"""What is capped: whole turns, tokens and calls, seconds, or exact USD."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one or many model calls.
+
+    `input` includes cached tokens and `output` includes reasoning tokens, as the GenAI conventions
+    define them; `cache_read` and `cache_write` are parts of `input` and are never added to it.
+    """
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+
+    @property
+    def total(self) -> int:
+        """Input and output together: what a token budget is compared with."""
+        return self.input + self.output
+
+
+NO_USAGE: Final = Usage()
+NO_COST: Final = Decimal(0)
+
+EXACT: Final = Context(prec=60, traps=[])
+"""Enough digits for any sum of ours, whatever context the application has set."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one invocation, or one budget tree, has used so far."""
+
+    iterations: int = 0
+    """Turns of the current leg; starts again at every leg and after a context overflow."""
+    turns: int = 0
+    """Model responses taken into the conversation, over all legs."""
+    cycles: int = 0
+    """Event loop cycles, replays of interrupted tools included."""
+    model_calls: int = 0
+    """Requests to a provider, retries and failures included."""
+    unmeasured_calls: int = 0
+    """Model calls whose provider reported no usage."""
+    input: int = 0
+    """Input tokens of every model call, cached ones and estimates of unmeasured calls included."""
+    output: int = 0
+    """Output tokens of every model call, reasoning and estimates included."""
+    cache_read: int = 0
+    cache_write: int = 0
+    cost: Decimal = NO_COST
+    """USD of every model call with a known price."""
+    unpriced_calls: int = 0
+    """Model calls with tokens but without a known price."""
+    tool_calls: int = 0
+    """Tool calls that ran; retries are the same call, refused and denied ones are not counted."""
+    refused_tool_calls: int = 0
+    """Tool calls that a limit kept from running."""
+    seconds: float = 0.0
+    """Monotonic time since the beginning."""
+    consecutive_same_tool: int = 0
+    """Calls of one tool in a row, in request order, within the leg."""
+    identical_tool_calls: int = 0
+    """Most calls with equal tool, arguments and result among the last 20."""
+    repeated_tool_cycles: int = 0
+    """Repetitions of the pattern of 2 to 5 calls that the last calls follow."""
+    no_progress_turns: int = 0
+    """Turns in a row that added nothing new."""
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens."""
+        return Usage(
+            input=self.input,
+            output=self.output,
+            cache_read=self.cache_read,
+            cache_write=self.cache_write,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Input and output together: what a token budget is compared with."""
+        return self.input + self.output

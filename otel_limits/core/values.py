@@ -1,0 +1,374 @@
+"""One reader per kind of value: text, Python values, policy files and their schema share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, Final, Generic, TypeVar
+
+from otel_limits.core.frozen import FrozenDict
+
+T = TypeVar("T")
+
+MAX_PORT: Final = 65_535
+
+DURATION_TEXT: Final = re.compile(r"(\d+)([smhdw])")
+DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+# A value that a policy file repeats through aliases can be astronomically long: written out only
+# as far as a person would read.
+WRITER: Final = reprlib.Repr()
+WRITER.maxlevel = 2
+WRITER.maxstring = WRITER.maxother = WRITER.maxlong = 200
+
+
+class UnfitError(ValueError):
+    """A value is not of its kind; the text, if there is one, says what to do about it."""
+
+
+class Kind(Generic[T]):
+    """One kind of value, however it is given.
+
+    A mistake is a `ValueError` with a sentence: name, what is permitted, what was given, and what
+    to do.
+    """
+
+    __slots__ = ()
+
+    schema: Mapping[str, Any]
+    """What is permitted, as JSON Schema."""
+
+    def of_text(self, name: str, text: str) -> T:
+        """Read a variable of the environment or an option of the command line."""
+        raise NotImplementedError
+
+    def of_value(self, name: str, value: object, written: str | None = None) -> T:
+        """Check what code or a policy file gives; `written` is how a file has it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedKind(Kind[T]):
+    """A kind whose mistakes all read alike: "NAME must be PHRASE, got VALUE. ADVICE"."""
+
+    phrase: str
+    """What a value must be."""
+    check: Callable[[Any], T]
+    """Returns what is kept of a Python value; raises `ValueError` when it is of another kind."""
+    parse: Callable[[str], Any]
+    """Turns text into what `check` takes; raises `ValueError` when it cannot."""
+    schema: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Empty where no file can have it."""
+    advice: str = ""
+    """What to do instead, where something can be said that helps in every case."""
+
+    def of_text(self, name: str, text: str) -> T:
+        """Read a variable of the environment or an option of the command line."""
+        try:
+            return self.check(self.parse(text))
+        except (ValueError, ArithmeticError) as error:
+            raise self._refusal(name, repr(text), error) from None
+
+    def of_value(self, name: str, value: object, written: str | None = None) -> T:
+        """Check what code or a policy file gives; `written` is how a file has it."""
+        try:
+            return self.check(value)
+        except (ValueError, ArithmeticError) as error:
+            raise self._refusal(name, written or WRITER.repr(value), error) from None
+
+    def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
+        advice = str(error) if isinstance(error, UnfitError) else ""
+        sentence = f"{name} must be {self.phrase}, got {written}."
+        return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextKind(Kind[T]):
+    """Text that another room reads, with sentences of its own."""
+
+    read: Callable[[str, str], T]
+    """Takes the name and the text; raises `ValueError` with a sentence that has the name."""
+    schema: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TEXT.schema)
+
+    def of_text(self, name: str, text: str) -> T:
+        """Read a variable of the environment or an option of the command line."""
+        return self.read(name, text)
+
+    def of_value(self, name: str, value: object, written: str | None = None) -> T:
+        """Check what code or a policy file gives; `written` is how a file has it."""
+        return self.read(name, TEXT.of_value(name, value, written))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappingKind(Kind[Mapping[str, T]]):
+    """A value for each of several names, written in text as `search=20,fetch=5`."""
+
+    each: Kind[T]
+    example: str
+
+    @property
+    def schema(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """What is permitted, as JSON Schema."""
+        return {"type": "object", "additionalProperties": self.each.schema}
+
+    def of_text(self, name: str, text: str) -> Mapping[str, T]:
+        """Read a variable of the environment or an option of the command line."""
+        values = {}
+        for part in text.split(","):
+            key, equals, value = part.strip().rpartition("=")
+            if not equals or not key:
+                raise ValueError(f"{name} must look like {self.example}, got {text!r}.")
+            values[key] = self.each.of_text(f'{name}["{key}"]', value)
+        return FrozenDict(values)
+
+    def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
+        """Check what code or a policy file gives; `written` is how a file has it."""
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValueError(
+                f"{name} must map names to values, such as {self.example}, "
+                f"got {written or WRITER.repr(value)}."
+            )
+        return FrozenDict(
+            {key: self.each.of_value(f'{name}["{key}"]', each) for key, each in value.items()}
+        )
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+OUTSIDE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "minimum": operator.lt,
+    "exclusiveMinimum": operator.le,
+    "maximum": operator.gt,
+}
+"""When a number is beyond a bound, by the name that JSON Schema gives the bound."""
+
+
+def _bounded(
+    phrase: str,
+    take: Callable[[object], T],
+    parse: Callable[[str], Any],
+    *,
+    advice: str = "",
+    **bounds: int,
+) -> CheckedKind[T]:
+    """Make a kind of numbers; its bounds are named as in `OUTSIDE`."""
+
+    def check(value: object) -> T:
+        number = take(value)
+        for bound, is_outside in OUTSIDE.items():
+            if bound in bounds and is_outside(number, bounds[bound]):
+                raise UnfitError
+        return number
+
+    schema = {"type": "integer" if take is _whole else "number", **bounds}
+    return CheckedKind(phrase=phrase, check=check, parse=parse, schema=schema, advice=advice)
+
+
+def _digits(text: str) -> int:
+    # int() alone would take signs, underscores, blanks and the digits of every script
+    if not (text.isascii() and text.isdecimal()):
+        raise UnfitError
+    return int(text)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UnfitError
+    return value
+
+
+def _real(value: object) -> float:
+    if isinstance(value, Decimal):  # how a policy file has a number with a fraction
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UnfitError
+    return value
+
+
+def _exact(value: object) -> Decimal:
+    if isinstance(value, float) and math.isfinite(value):
+        raise UnfitError(f"A float is not exact: write Decimal('{value}').")
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        raise UnfitError
+    if not Decimal(value).is_finite():
+        raise UnfitError
+    return Decimal(value)
+
+
+WHOLE_NUMBER: Final = _bounded("a whole number of 1 or more", _whole, _digits, minimum=1)
+CAP: Final = dataclasses.replace(WHOLE_NUMBER, advice="Leave it unset for no such limit.")
+SWITCHABLE_CAP: Final = _bounded(
+    "a whole number of 1 or more, or 0 to switch it off", _whole, _digits, minimum=0
+)
+CALLS_PER_TOOL: Final = MappingKind(each=CAP, example="search=20,fetch=5")
+PORT: Final = _bounded(f"a port from 1 to {MAX_PORT}", _whole, _digits, minimum=1, maximum=MAX_PORT)
+SECONDS: Final = _bounded("a number of seconds above 0", _real, float, exclusiveMinimum=0)
+SHARE: Final = _bounded(
+    "a share of 0 or more, such as 0.01 or 1%",
+    _real,
+    lambda text: float(text.strip().removesuffix("%")) / (100 if "%" in text else 1),
+    minimum=0,
+)
+MONEY: Final = _bounded(
+    "an amount of USD above 0, such as 0.50", _exact, Decimal, exclusiveMinimum=0
+)
+PRICE: Final = _bounded(
+    "USD per million tokens, 0 or more, such as 2.50", _exact, Decimal, minimum=0
+)
+
+
+def count_up_to(most: int) -> CheckedKind[int]:
+    """Make the kind of whole numbers from 1 to `most`."""
+    return _bounded(f"a whole number from 1 to {most}", _whole, _digits, minimum=1, maximum=most)
+
+
+def money_up_to(most: int) -> CheckedKind[Decimal]:
+    """Make the kind of exact amounts of USD above 0, and up to `most`."""
+    phrase = f"an amount of USD above 0 and up to {most}, such as 0.50"
+    return _bounded(phrase, _exact, Decimal, exclusiveMinimum=0, maximum=most)
+
+
+FRACTION: Final = _bounded(
+    "a fraction above 0 and up to 1", _real, float, exclusiveMinimum=0, maximum=1
+)
+
+
+def _fractions(values: object) -> tuple[float, ...]:
+    if not isinstance(values, (list, tuple)) or not values:
+        raise UnfitError
+    return tuple(sorted({float(FRACTION.check(value)) for value in values}))
+
+
+FRACTIONS: Final = CheckedKind[tuple[float, ...]](
+    phrase="one or more fractions above 0 and up to 1, such as 0.5,0.8 (in a file [0.5, 0.8])",
+    check=_fractions,
+    parse=lambda text: [float(part) for part in text.split(",")],
+    schema={"type": "array", "items": FRACTION.schema, "minItems": 1},
+)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _true_or_false(text: str) -> bool:
+    if text.lower() not in ("true", "false"):  # as OpenTelemetry has it
+        raise UnfitError("It counts as false.")
+    return text.lower() == "true"
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UnfitError
+    return value
+
+
+BOOLEAN: Final = CheckedKind[bool](
+    phrase="true or false", check=_boolean, parse=_true_or_false, schema={"type": "boolean"}
+)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise UnfitError
+    return value
+
+
+TEXT: Final[Kind[str]] = CheckedKind(
+    phrase="text", check=_text, parse=str, schema={"type": "string"}
+)
+
+
+def choice(*words: str) -> CheckedKind[str]:
+    """Make the kind that is one of `words`; text may have it in any case."""
+
+    def check(value: object) -> str:
+        if value not in words:
+            raise UnfitError
+        return str(value)
+
+    return CheckedKind(
+        phrase=f"one of {', '.join(words)}",
+        check=check,
+        parse=str.lower,
+        schema={"enum": list(words)},
+    )
+
+
+def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
+    """Make the kind that is one or more of `words`, or the word `none`."""
+
+    def check(value: list[str]) -> tuple[str, ...]:
+        if value == ["none"]:
+            return ()
+        if not set(value) <= set(words):
+            raise UnfitError
+        return tuple(dict.fromkeys(value))
+
+    return CheckedKind(
+        phrase=f"one or more of {', '.join(words)} with commas between them, or none",
+        check=check,
+        parse=lambda text: [word.strip() for word in text.lower().split(",")],
+    )
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Take `poll_status,wait` apart: each name once, in order, and none of them empty."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+NAMES: Final = CheckedKind[frozenset[str]](
+    phrase="names or globs with commas between them",
+    check=frozenset,
+    parse=split_names,
+)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def _duration(text: object) -> timedelta:
+    found = DURATION_TEXT.fullmatch(_text(text).strip())
+    if found is None:
+        raise UnfitError
+    return timedelta(**{DURATION_UNITS[found[2]]: int(found[1])})
+
+
+DURATION: Final = CheckedKind[timedelta](
+    phrase="a duration such as 30m, 12h, 7d or 2w",
+    check=_duration,
+    parse=str,
+)
+
+
+def _date_time(text: object) -> datetime:
+    # Python 3.10 knows no Z
+    found = datetime.fromisoformat(_text(text).strip().replace("Z", "+00:00"))
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+DATE_TIME: Final = CheckedKind[datetime](
+    phrase="a date and time such as 2026-12-01 or 2026-12-01T06:00+01:00 (UTC unless it says)",
+    check=_date_time,
+    parse=str,
+)
+
+
+def _time(text: str) -> datetime:
+    if DURATION_TEXT.fullmatch(text.strip()):
+        return datetime.now(timezone.utc) - _duration(text)
+    return _date_time(text)
+
+
+TIME: Final = CheckedKind[datetime](
+    phrase="a time: 7d for seven days ago, 2026-11-01 or 2026-11-01T12:00",
+    check=_time,
+    parse=str,
+)
