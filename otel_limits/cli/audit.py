@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer
     from otel_limits.audit.questions import Inquiry
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.store import Store
+    from otel_limits.ledger.database import Database
 
-MISTAKE: Final = 2
+USAGE_ERROR: Final = 2
 
 AUDIT_HELP: Final = """\
 Ask the spend ledger.
@@ -73,7 +73,7 @@ def _group(commands: Any, name: str, text: str) -> Any:
 def _print_help(parser: ArgumentParser) -> Callable[[Namespace], int]:
     def call(_options: Namespace) -> int:
         parser.print_help(sys.stderr)
-        return MISTAKE
+        return USAGE_ERROR
 
     return call
 
@@ -131,12 +131,12 @@ def _inquiring(options: Namespace) -> Iterator[Inquiry]:
         where=tuple(getattr(options, "where", ()) or ()),
     )
     with (
-        _opened(options) as store,
-        store.reading() as connection,
+        _opened(options) as database,
+        database.reading() as connection,
         working("Asking the ledger") as work,
     ):
         yield Inquiry(
-            connection=connection, ledger=str(store.address), selection=selection, work=work
+            connection=connection, ledger=str(database.address), selection=selection, work=work
         )
 
 
@@ -339,15 +339,15 @@ def prune(options: Namespace) -> int:
     from datetime import datetime, timezone
 
     from otel_limits.cli.progress import working
-    from otel_limits.ledger.retention import prune as prune_store
+    from otel_limits.ledger.retention import prune as delete_older
 
     before = asking.to_microseconds(datetime.now(timezone.utc) - options.older_than)
     try:
-        with _opened(options) as store, working("Pruning") as work:
-            gone = sum(work.through(prune_store(store, before)))
+        with _opened(options) as database, working("Pruning") as work:
+            gone = sum(work.through(delete_older(database, before)))
     except LedgerError as error:
         return _refuse(str(error))
-    sys.stdout.write(f"{gone:,} invocations deleted from {store.address}.\n")
+    sys.stdout.write(f"{gone:,} invocations deleted from {database.address}.\n")
     return 0
 
 
@@ -397,8 +397,8 @@ def import_spans(options: Namespace) -> int:
     listed = PolicyFile(settings.policy_path).document.prices
     prices = Prices({glob: entry.value for glob, entry in listed.items()})
     try:
-        with _opened(options, create=True) as store, working("Importing") as work:
-            done = import_files(store, options.files, settings.audit_keys, prices, work)
+        with _opened(options, create=True) as database, working("Importing") as work:
+            done = import_files(database, options.files, settings.audit_keys, prices, work)
     except (LedgerError, OSError) as error:
         return _refuse(str(error))
     sys.stdout.write(f"{done}\n")
@@ -409,28 +409,28 @@ def import_spans(options: Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _opened(options: Namespace, *, create: bool = False) -> Iterator[Store]:
+def _opened(options: Namespace, *, create: bool = False) -> Iterator[Database]:
     """Open the ledger that is asked for, and take back what waits in spill files.
 
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from otel_limits.ledger.spill import Spill
-    from otel_limits.ledger.store import DatabaseError, Store
+    from otel_limits.ledger.database import Database, DatabaseError
+    from otel_limits.ledger.spill import SpillFiles
     from otel_limits.ledger.writer import reason_of, taking_back
 
     address = _address(options.ledger)
-    store = Store(address)
+    database = Database(address)
     try:
         if not create:
-            store.require()
-        for _ in taking_back(store, Spill(address)):
+            database.require_existing()
+        for _ in taking_back(database, SpillFiles(address)):
             pass
-        yield store
+        yield database
     except (DatabaseError, OSError) as error:
         raise LedgerError(f"The ledger {address} cannot be used: {reason_of(error)}.") from None
     finally:
-        store.close()
+        database.close()
 
 
 def _address(text: str | None) -> Address:
@@ -443,4 +443,4 @@ def _address(text: str | None) -> Address:
 
 def _refuse(sentence: str) -> int:
     sys.stderr.write(f"otel-limits: {sentence}\n")
-    return MISTAKE
+    return USAGE_ERROR

@@ -25,7 +25,7 @@ MARK: Final = ".spill-"
 ATTEMPTS: Final = 5
 
 
-class Spill:
+class SpillFiles:
     """The file of this process beside a ledger, and those that other processes left there.
 
     A file belongs to whoever holds its lock, and the lock ends with its process. So a file that

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS
-from otel_limits.ledger.spill import MARK, Spill, claimed, rows_in
-from otel_limits.ledger.store import Store, complete
+from otel_limits.ledger.database import Database, complete
+from otel_limits.ledger.spill import MARK, SpillFiles, claimed, rows_in
 
 if TYPE_CHECKING:
     from otel_limits.ledger.rows import Rows
@@ -61,9 +61,9 @@ class Writer:
         lost: Rows that neither the database nor a spill file took.
     """
 
-    def __init__(self, store: Store, spill: Spill) -> None:
+    def __init__(self, database: Database, spill: SpillFiles) -> None:
         """Start no thread before the first row."""
-        self._store = store
+        self._database = database
         self._spill = spill
         self._begin()
         atexit.register(self.close)
@@ -85,9 +85,9 @@ class Writer:
         self._retry_at = 0.0
         self._take_back_at = 0.0
 
-    def renew(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a forked child: what the parent queued, the parent writes."""
-        self._store.abandon()
+        self._database.abandon()
         self._spill.abandon()
         self._begin()
 
@@ -96,7 +96,7 @@ class Writer:
     def put(self, rows: Rows) -> None:
         """Queue `rows`."""
         if self._pid != os.getpid():
-            self.renew()
+            self.after_fork()
         with self._changed:
             was_empty = not self._queue
             self._queue.extend(rows)
@@ -109,7 +109,7 @@ class Writer:
         if overflows:
             self._spill_everything(to_disk=False)
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Return when everything queued so far is durable, after 50 ms at the latest."""
         if self._pid != os.getpid():
             return
@@ -139,7 +139,7 @@ class Writer:
         self._spill.seal()
         self._give_up()
         if thread is None or not thread.is_alive():
-            self._store.close()
+            self._database.close()
 
     def _start(self) -> None:
         with self._changed:
@@ -165,7 +165,7 @@ class Writer:
                 "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill "
                 "file took them.",
                 self.lost,
-                self._store.address,
+                self._database.address,
             )
 
     # --- the spill file ---------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Writer:
             FAULTS.report(
                 SPILL,
                 error,
-                f"no spill file of the ledger {self._store.address} takes rows "
+                f"no spill file of the ledger {self._database.address} takes rows "
                 f"({reason_of(error)}); they are kept in memory, {MAX_KEPT} at most, and lost when "
                 f"the process ends first",
             )
@@ -261,7 +261,7 @@ class Writer:
     def _write(self, rows: Rows) -> bool:
         """Write to the database, or else to a spill file; what fails is left alone for a while."""
         try:
-            self._store.write(rows)
+            self._database.write(rows)
         except Exception as error:  # noqa: BLE001  whatever it is, no row may be lost by it
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._is_stuck = False
@@ -276,7 +276,7 @@ class Writer:
             if spilled
             else f"stay in memory, {MAX_KEPT} at most"
         )
-        ledger = f"the ledger {self._store.address} cannot be written ({reason_of(error)})"
+        ledger = f"the ledger {self._database.address} cannot be written ({reason_of(error)})"
         FAULTS.report("ledger", error, f"{ledger}; its rows {place}")
 
     def _is_broken(self) -> bool:
@@ -289,14 +289,14 @@ class Writer:
         self._take_back_at = math.inf
         try:
             self._spill.seal()
-            for _ in taking_back(self._store, self._spill):
+            for _ in taking_back(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
             self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
             self._tell_outage(error, spilled=True)
 
 
-def taking_back(store: Store, spill: Spill) -> Iterator[int]:
+def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
     """Move the rows of every spill file that nobody appends to into the database.
 
     Yields:
@@ -308,7 +308,7 @@ def taking_back(store: Store, spill: Spill) -> Iterator[int]:
             if not mine:
                 continue
             for rows in rows_in(path, damaged):
-                store.write([(table, complete(table, row)) for table, row in rows])
+                database.write([(table, complete(table, row)) for table, row in rows])
                 yield len(rows)
             if damaged:
                 path.replace(path.with_suffix(".damaged"))

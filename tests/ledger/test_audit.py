@@ -473,14 +473,14 @@ def test_rows_that_wait_beside_the_ledger_are_in_the_answer(
     faulty: None, ledger: LedgerFile, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question first takes back what an outage left in spill files."""
-    from otel_limits.ledger.store import Store
+    from otel_limits.ledger.database import Database
 
-    def refuse(_store: Store, _rows: object) -> dict[str, int]:
+    def refuse(_database: Database, _rows: object) -> dict[str, int]:
         raise OSError(5, "no")
 
     write(ledger.address, Entry())
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "write", refuse)
+        patch.setattr(Database, "write", refuse)
         write(ledger.address, Entry(agent="later"), first=2)
     assert ledger.spills()
     assert {row["agent"] for row in ask("spend")["spend"]} == {"worker", "later"}

@@ -54,7 +54,7 @@ ABANDONED: Final[list[Engine]] = []
 """Engines of a parent process. They are never closed: that could do harm to the parent's."""
 
 
-class Store:
+class Database:
     """A ledger's database. Only one thread at a time may use it.
 
     Args:
@@ -133,7 +133,7 @@ class Store:
             self._identity = self._file_identity()
         return self._engine
 
-    def require(self) -> None:
+    def require_existing(self) -> None:
         """Refuse to make a new ledger where one is asked.
 
         Raises:
@@ -180,12 +180,12 @@ def latest(rows: list[Row]) -> list[Row]:
     return list({row["id"]: row for row in rows}.values())
 
 
-def insert(connection: Connection, table: sa.Table, rows: list[Row], store: Store) -> int:
+def insert(connection: Connection, table: sa.Table, rows: list[Row], database: Database) -> int:
     """Insert the rows that are not there yet; an invocation that has ended ends its row."""
     inserted = execute(connection, table, rows)
     if table is MODEL_CALL_TABLE and inserted < len(rows):
         again = collisions(connection, rows)
-        store.collisions += len(again)
+        database.collisions += len(again)
         if again:
             inserted += execute(connection, table, again)
     return inserted
