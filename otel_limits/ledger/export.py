@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.queries import Selection, Source, audit_keys
-from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.rows import dollars, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ LEFT_OUT: Final = ("day",)
 """Columns that follow from others."""
 
 PORTION: Final = 10_000
-
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +107,8 @@ def value_of(field: Field, value: Any) -> Any:
     if value is None:
         return None
     if field.kind == "time":
-        return when(value).isoformat()
+        return time_of(value).isoformat()
     return f"{dollars(value):f}" if field.kind == "money" else value
-
-
-def when(microseconds: int) -> datetime:
-    """A time in UTC, to the microsecond."""
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)
 
 
 def write_csv(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str | None) -> None:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.otlp import (
     AGENT_NAME,
+    AGENT_SPANS,
     PROVIDERS,
     SESSIONS,
     TOOL_NAME,
@@ -92,7 +93,7 @@ class Imported:
         if self.known_calls:
             parts.append(f"{self.known_calls:,} model calls were in the ledger already.")
         if self.unreadable_lines:
-            parts.append(f"{self.unreadable_lines:,} lines are no OTLP JSON and were left out.")
+            parts.append(f"{self.unreadable_lines:,} lines are not OTLP JSON and were left out.")
         return " ".join(parts)
 
 
@@ -258,7 +259,8 @@ def _agent_name(span: Span) -> str:
     known = span.attributes.get(AGENT_NAME)
     if isinstance(known, str):
         return name(known)
-    return name(span.name.removeprefix(semconv.AGENT_SPAN_PREFIX).strip() or NO_AGENT)
+    prefix = next((each for each in AGENT_SPANS if span.name.startswith(each)), "")
+    return name(span.name.removeprefix(prefix).strip() or NO_AGENT)
 
 
 def _invocation_row(span: Span, around: Sequence[Span]) -> Row:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Final, Literal, TypeAlias
 
@@ -233,6 +234,13 @@ def name(value: str) -> str:
 def microseconds(seconds: float) -> int:
     """Whole microseconds since the epoch: what times are stored in."""
     return round(seconds * MICROSECONDS)
+
+
+def time_of(microseconds: int) -> datetime:
+    """The time in UTC that is stored as whole microseconds, exactly."""
+    # A float of seconds would lose the last digits of it.
+    seconds, rest = divmod(int(microseconds), MICROSECONDS)
+    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)
 
 
 def _duration(seconds: float | None) -> int | None:

@@ -13,15 +13,16 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS
-from otel_limits.ledger.database import Database, complete
-from otel_limits.ledger.spill import MARK, SpillFiles, claimed, rows_in
+from otel_limits.ledger.spill import MARK
+from otel_limits.ledger.takeback import reason_of, taking_back
 
 if TYPE_CHECKING:
+    from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import Rows
+    from otel_limits.ledger.spill import SpillFiles
 
 logger = logging.getLogger("otel_limits")
 
@@ -294,37 +295,3 @@ class Writer:
         except Exception as error:  # noqa: BLE001  the rows stay where they are
             self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
             self._tell_outage(error, spilled=True)
-
-
-def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
-    """Move the rows of every spill file that nobody appends to into the database.
-
-    Yields:
-        Rows moved, after each portion of them.
-    """
-    for path in spill.files():
-        damaged: list[bytes] = []
-        with claimed(path) as mine:
-            if not mine:
-                continue
-            for rows in rows_in(path, damaged):
-                database.write([(table, complete(table, row)) for table, row in rows])
-                yield len(rows)
-            if damaged:
-                path.replace(path.with_suffix(".damaged"))
-            else:
-                path.unlink(missing_ok=True)
-        if damaged:
-            logger.error(
-                "otel-limits: %d lines of the spill file %s are no rows. The others are in the "
-                "ledger; the file is kept as %s.",
-                len(damaged),
-                path,
-                path.with_suffix(".damaged").name,
-            )
-
-
-def reason_of(error: Exception) -> str:
-    """What the driver or the system says, in one line."""
-    said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
-    return str(said).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -504,17 +504,18 @@ def test_limits_are_drawn_from_the_record(ledger: LedgerFile) -> None:
 # --- a bar while it takes long --------------------------------------------------------------------
 
 TAKES_ITS_TIME = """
-import sys
+import dataclasses, sys
 from otel_limits.audit import questions
-from otel_limits.cli.commands import main
 
-ask = questions.spend
+spend, *others = questions.QUESTIONS
 
 def ask_slowly(*arguments, **options):
     wait()
-    return ask(*arguments, **options)
+    return spend.answer(*arguments, **options)
 
-questions.spend = ask_slowly
+questions.QUESTIONS = (dataclasses.replace(spend, answer=ask_slowly), *others)
+
+from otel_limits.cli.commands import main
 sys.exit(main(["audit", "spend", *sys.argv[1:]]))
 """
 

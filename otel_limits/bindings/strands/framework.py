@@ -36,6 +36,8 @@ class StrandsFramework:
         "stop_sequence",
         "tool_use",
     )
+    successes: Collection[str] = ("end_turn", "stop_sequence", "tool_use")
+    """`tool_use` is how an invocation ends that answers with a structured output."""
 
     @property
     def has_own(self) -> bool:

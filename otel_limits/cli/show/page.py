@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.words import exact, written
+from otel_limits.audit.formatting import exact, written
 from otel_limits.cli.show.charts import colour, draw
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rich.tree import Tree
 
-from otel_limits.audit.words import written
+from otel_limits.audit.formatting import written
 from otel_limits.cli.terminal import console
 
 if TYPE_CHECKING:
