@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answers import Chart, Kind, Mark, Series
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, Sums, fold
-from otel_limits.ledger.rows import HALTED
+from otel_limits.ledger.rows import HALTED, caps_in
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry
@@ -26,13 +26,13 @@ MAX_MARKS: Final = 3
 
 def overview(inquiry: Inquiry) -> list[Chart]:
     """The charts of a report, spend, stops and turns; none where they are not shown."""
-    from otel_limits.ledger import queries
+    from otel_limits.ledger import queries, spending
 
     if not inquiry.has_charts:
         return []
     connection, selection = inquiry.connection, inquiry.selection
     return [
-        *spend_charts(queries.spend(connection, ("day", "agent", "model"), selection)),
+        *spend_charts(spending.spend(connection, ("day", "agent", "model"), selection)),
         stops_chart(queries.stops(connection, selection)),
         turns_chart(queries.invocations(connection, selection)),
     ]
@@ -118,8 +118,6 @@ def stops_chart(rows: Iterable[Any]) -> Chart:
 
 def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
     """The distribution of turns, with `cap` drawn in, or the latest cap of each agent."""
-    from otel_limits.ledger.queries import caps_of
-
     turns: dict[int, list[int]] = {}
     latest: dict[str, tuple[int, int | None]] = {}
     for row in rows:
@@ -127,7 +125,7 @@ def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
             turns.setdefault(row.turns, [0, 0])[row.action in HALTED] += 1
         seen = latest.get(row.agent, (-1, None))
         if row.started_us > seen[0]:
-            latest[row.agent] = (row.started_us, caps_of(row).get("max_turns"))
+            latest[row.agent] = (row.started_us, caps_in(row.limits).get("max_turns"))
     caps = [cap] if cap else [each for _, each in latest.values() if each]
     return distribution(turns, caps)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from otel_limits.audit.answers import Answer
     from otel_limits.cli.progress import Work
-    from otel_limits.ledger.queries import Selection
+    from otel_limits.ledger.selection import Selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Inquiry:
         Raises:
             LedgerError: One of the names is neither ours nor an audit key of this ledger.
         """
-        from otel_limits.ledger.queries import audit_keys
+        from otel_limits.ledger.selection import audit_keys
 
         known = (*OWN_NAMES, *audit_keys(self.connection))
         names = (*by, *(name for name, _ in self.selection.where))

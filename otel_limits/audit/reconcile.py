@@ -55,7 +55,7 @@ def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
     Raises:
         LedgerError: Prometheus cannot be asked.
     """
-    from otel_limits.ledger import queries
+    from otel_limits.ledger import spending
 
     now = time.time()
     until = _seconds(inquiry.selection.until_us, now)
@@ -64,7 +64,9 @@ def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
         raise LedgerError("The window is empty: --since must be before --until.")
     since_us, until_us = round(since * MICROSECONDS), round(until * MICROSECONDS)
     window = replace(inquiry.selection, since_us=since_us, until_us=until_us)
-    groups = fold(queries.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model"))
+    groups = fold(
+        spending.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model")
+    )
     ledger = {(str(agent), str(model)): sums for (agent, model), sums in groups.items()}
     counted = {
         measure.title: counters(prometheus, measure.metric, since, until) for measure in MEASURES

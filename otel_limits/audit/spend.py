@@ -30,10 +30,10 @@ FIGURES: Final = (
 
 def spend(inquiry: Inquiry, by: Sequence[str]) -> Answer:
     """Answer what was spent."""
-    from otel_limits.ledger import queries
+    from otel_limits.ledger import spending
 
     inquiry.require_known(by)
-    rows = list(inquiry.work.through(queries.spend(inquiry.connection, by, inquiry.selection)))
+    rows = list(inquiry.work.through(spending.spend(inquiry.connection, by, inquiry.selection)))
     total = Sums()
     for sums in fold(rows, ()).values():
         total.merge(sums)

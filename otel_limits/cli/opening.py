@@ -84,7 +84,7 @@ def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
     """
     from otel_limits.audit.question import Inquiry
     from otel_limits.cli.progress import working
-    from otel_limits.ledger.queries import Selection
+    from otel_limits.ledger.selection import Selection
 
     selection = Selection(
         since_us=getattr(arguments, "since", None),

@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.queries import Selection, Source, audit_keys
 from otel_limits.ledger.rows import dollars, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
+from otel_limits.ledger.selection import Selection, Source, audit_keys
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

@@ -269,3 +269,9 @@ def limits_json(limits: Limits) -> str | None:
     """The caps that were in force, as JSON; `None` when there was none."""
     caps = dict(limits.items())
     return json.dumps(caps, default=str) if caps else None
+
+
+def caps_in(text: str | None) -> dict[str, Any]:
+    """The caps that `limits_json` wrote."""
+    caps: dict[str, Any] = json.loads(text) if text else {}
+    return caps

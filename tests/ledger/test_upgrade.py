@@ -216,10 +216,11 @@ def test_a_newer_ledger_is_refused_and_left_as_it_is(
 
 def test_each_index_answers_its_part_of_spend(ledger: LedgerFile, truth: Any) -> None:
     """SQLite reads the sums from one index, and the calls of unknown size from the other."""
-    from otel_limits.ledger import queries
+    from otel_limits.ledger.selection import Selection
+    from otel_limits.ledger.spending import from_indexes
 
     database = Database(ledger.address)
-    statement = queries.from_indexes(queries.Selection())
+    statement = from_indexes(Selection())
     with database.reading() as connection:
         text = str(statement.compile(connection.engine, compile_kwargs={"literal_binds": True}))
         plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
