@@ -22,6 +22,7 @@ from strands import tool
 
 from otel_limits import Limits, disable, enable
 from otel_limits.ledger import database as database_module
+from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import SpillFiles
@@ -596,7 +597,7 @@ def test_memory_is_bounded(
     faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a bound the oldest rows are lost, and counted."""
-    monkeypatch.setattr(writer_module, "MAX_KEPT", 10)
+    monkeypatch.setattr(pending_module, "MAX_KEPT", 10)
     monkeypatch.setattr(SpillFiles, "_create", lambda _spill: open_nothing())
     monkeypatch.setattr(Writer, "_start", lambda _writer: None)
     observer = LedgerObserver(ledger.address)
@@ -604,7 +605,7 @@ def test_memory_is_bounded(
     observer.writer.put(rows)
     observer.writer.wait_until_durable()
     assert observer.writer.lost == 15
-    assert [row["invocation_id"] for _, row in observer.writer._queue] == [
+    assert [row["invocation_id"] for _, row in observer.writer._pending.waiting] == [
         str(n) for n in range(15, 25)
     ]
     observer.close()
