@@ -195,6 +195,7 @@ def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
     outcome.saved_pico += cut.pico
     outcome.saved_unpriced += cut.unpriced
     outcome.cuts.append((row, cut))
+    # Only the largest are shown: a ledger of years would otherwise be held in memory.
     if len(outcome.cuts) > 10 * TOP:
         outcome.cuts = _largest(outcome.cuts)
 
@@ -295,10 +296,10 @@ BACKTEST: Final = Question(
     answer=backtest,
     options=[
         Option(
-            flag=f"--{name.replace('_', '-')}",
-            metavar=limit.metavar,
-            help=f"the cap to try on {limit.total.replace('_', ' ')}",
-            read=limit.read,
+            f"--{name.replace('_', '-')}",
+            limit.metavar,
+            limit.read,
+            f"try {name}={limit.metavar}",
             group="limits to try",
         )
         for name, limit in LIMITS.items()

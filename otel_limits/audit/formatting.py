@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 UNKNOWN: Final = "–"  # noqa: RUF001  a dash, as tables have it
 CENTS: Final = Decimal("0.01")
+NUMBERS: Final = ("count", "money", "share", "seconds")
+"""Kinds of values that stand under each other by their last digit."""
 UNFINISHED: Final = "(unfinished)"
 """Stands for the reason of an invocation of which no end was recorded."""
 SMALL: Final = Decimal("0.000001")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import asking
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One thing that can be said with a question."""
 
     flag: str
     """Such as `--by`; without dashes it has to be said, and is known by its place."""
     metavar: str
-    help: str = ""
     read: Callable[[str], Any]
     """Reads its text; raises `ArgumentTypeError` with a sentence."""
+    help: str
+    _: KW_ONLY
     default: Any = None
     is_required: bool = False
     is_repeated: bool = False
@@ -44,25 +45,20 @@ class Option:
         return self.means or self.flag.lstrip("-").replace("-", "_")
 
 
-SINCE: Final = Option(
-    flag="--since",
-    metavar="TIME",
-    help="7d, 2026-11-01 or 2026-11-01T12:00",
-    read=asking.moment,
-)
-UNTIL: Final = Option(flag="--until", metavar="TIME", help="the same; excluded", read=asking.moment)
+SINCE: Final = Option("--since", "TIME", asking.moment, "7d, 2026-11-01 or 2026-11-01T12:00")
+UNTIL: Final = Option("--until", "TIME", asking.moment, "the same; excluded")
 WHERE: Final = Option(
-    flag="--where",
-    metavar="NAME=VALUE",
-    help="only these, such as tenant.id=acme or agent='research-*'; can be repeated",
-    read=asking.condition,
+    "--where",
+    "NAME=VALUE",
+    asking.condition,
+    "only these, such as tenant.id=acme or agent='research-*'; can be repeated",
     is_repeated=True,
 )
 AGENT: Final = Option(
-    flag="--agent",
-    metavar="GLOB",
-    help="the same as --where agent=GLOB",
-    read=lambda text: ("agent", text),
+    "--agent",
+    "GLOB",
+    lambda text: ("agent", text),
+    "the same as --where agent=GLOB",
     is_repeated=True,
     means="where",
 )

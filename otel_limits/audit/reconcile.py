@@ -206,18 +206,12 @@ RECONCILE: Final = Question(
     help="The ledger against Prometheus counters; exit status 1 above the tolerance.",
     answer=reconcile,
     options=(
+        Option("--prometheus", "URL", str, "such as http://localhost:9090", is_required=True),
         Option(
-            flag="--prometheus",
-            metavar="URL",
-            help="such as http://localhost:9090",
-            read=str,
-            is_required=True,
-        ),
-        Option(
-            flag="--tolerance",
-            metavar="SHARE",
-            help="difference that is still accepted, as a share of the ledger (default: 1%)",
-            read=asking.share,
+            "--tolerance",
+            "SHARE",
+            asking.share,
+            "difference that is still accepted, as a share of the ledger (default: 1%)",
             default=0.01,
         ),
     ),

@@ -156,10 +156,10 @@ SHOW: Final = Question(
     answer=show,
     options=(
         Option(
-            flag="identity",
-            metavar="TRACE_ID",
-            help="a trace id, an invocation id, or the first 8 or more digits of one",
-            read=asking.identity,
+            "identity",
+            "TRACE_ID",
+            asking.identity,
+            "a trace id, an invocation id, or the first 8 or more digits of one",
         ),
     ),
     selection=(),

@@ -103,11 +103,11 @@ SPEND: Final = Question(
     answer=spend,
     options=(
         Option(
-            flag="--by",
-            metavar="NAMES",
-            help="agent, model, provider, state, session, reason, hour, day, week, month, or any "
+            "--by",
+            "NAMES",
+            asking.properties,
+            "agent, model, provider, state, session, reason, hour, day, week, month, or any "
             "audit key, separated by commas (default: agent,model)",
-            read=asking.properties,
             default=("agent", "model"),
         ),
     ),

@@ -157,12 +157,6 @@ STOPS: Final = Question(
     help="How invocations ended, and the halted ones that had cost most.",
     answer=stops,
     options=(
-        Option(
-            flag="--top",
-            metavar="N",
-            help="halted invocations to list (default: 10)",
-            read=asking.cap,
-            default=10,
-        ),
+        Option("--top", "N", asking.cap, "halted invocations to list (default: 10)", default=10),
     ),
 )

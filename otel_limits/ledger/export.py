@@ -91,7 +91,7 @@ def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Fiel
 
 
 def field_of(column: Any) -> Field:
-    """How a column is written: times and money under a name that has no odd unit."""
+    """How a column is written: times and money under a name without the unit they are stored in."""
     if column.name in ("at_us", "started_us", "ended_us"):
         return Field(column.name.removesuffix("_us"), "time", column)
     if column.name == "price_pico":
@@ -151,7 +151,7 @@ def write_parquet(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output
         "money": pa.decimal128(38, 12),
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])
-    with _beside(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
+    with _replacing(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
         for portion in _portions(rows):
             columns = [
                 pa.array([_typed(field, value) for value in values], types[field.kind])
@@ -184,13 +184,14 @@ def _opened(output: str | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    with _beside(Path(output)) as path, path.open("w", encoding="utf-8", newline="") as file:
+    with _replacing(Path(output)) as path, path.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Write beside the file, and put it in its place once it is whole."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """Write next to the file, and put it in its place once it is whole."""
+    # A reader of the file never sees half of it, and an older one survives a failure.
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         yield unfinished

@@ -163,6 +163,7 @@ def import_files(
     recorded = _recorded(database, (span.key for span in traces.spans.values() if span.is_agent))
     done = Imported(unreadable_lines=traces.unreadable_lines)
     touched: set[str] = set()
+    # In portions, each a transaction of its own: a live process that records waits for one at most.
     for portion in _portions(_rows(traces, recorded, keys, prices, done)):
         changed = database.write(portion)
         sent = sum(table == MODEL_CALLS for table, _ in portion)
@@ -244,6 +245,7 @@ def _id(span: Span) -> str:
 
 def _owner(span: Span, around: Sequence[Span]) -> Row:
     """What ties a call to its invocation; one without an agent belongs to its trace."""
+    # Without a number, which only a live invocation gives: the ids of the span are what is unique.
     return {
         "trace_id": span.trace_id,
         "span_id": span.span_id,

@@ -66,6 +66,7 @@ class PendingRows:
 
     def put_back(self, rows: Rows) -> None:
         """Keep what nothing took, up to a bound."""
+        # In front: rows that came meanwhile are younger, and the oldest are the first to be lost.
         with self.changed:
             self.waiting[:0] = rows
             excess = len(self.waiting) - MAX_KEPT

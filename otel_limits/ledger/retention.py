@@ -36,6 +36,7 @@ def prune(database: Database, before_us: int) -> Iterator[int]:
     Yields:
         Invocations deleted, portion by portion.
     """
+    # Calls go with their invocations. Those of an invocation that was never recorded come after.
     while True:
         with database.changing() as connection:
             ids = _oldest(connection, before_us)

@@ -27,6 +27,8 @@ def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
         with claimed(path) as mine:
             if not mine:
                 continue
+            # A row that is in the database already changes nothing there, so that whoever dies
+            # between the last portion and the deletion has done no harm.
             for rows in rows_in(path, damaged):
                 database.write([(table, complete(table, row)) for table, row in rows])
                 yield len(rows)
@@ -36,7 +38,7 @@ def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
                 path.unlink(missing_ok=True)
         if damaged:
             logger.error(
-                "otel-limits: %d lines of the spill file %s are no rows. The others are in the "
+                "otel-limits: %d lines of the spill file %s are not rows. The others are in the "
                 "ledger; the file is kept as %s.",
                 len(damaged),
                 path,

@@ -107,7 +107,8 @@ class Writer:
         if self._pid != os.getpid():
             return
         if not self._pending.wait_until_durable(PATIENCE_SECONDS):
-            # The system has it then, which outlives the process; a sync would keep the agent.
+            # The operating system has them then, and outlives the process. A sync to the disk would
+            # keep the agent waiting for as long as the database did.
             self._spill_everything(to_disk=False)
 
     def close(self) -> None:
@@ -204,6 +205,7 @@ class Writer:
         """Wait for rows, then gather more of them unless somebody waits; or for spill files."""
         pending = self._pending
         with pending.changed:
+            # With nothing to take back either there is no time to wake up at: an idle process sleeps.
             while not (pending.waiting or self._is_closing):
                 seconds = max(self._take_back_at, self._retry_at) - time.monotonic()
                 if seconds <= 0:
@@ -257,6 +259,7 @@ class Writer:
             return
         self._take_back_at = math.inf
         try:
+            # Nobody takes a file that is still appended to, not even this process its own.
             self._spill.seal()
             for _ in taking_back(self._database, self._spill):
                 self._flush()
