@@ -205,7 +205,7 @@ class Writer:
         """Wait for rows, then gather more of them unless somebody waits; or for spill files."""
         pending = self._pending
         with pending.changed:
-            # With nothing to take back either there is no time to wake up at: an idle process sleeps.
+            # With nothing to take back either it sleeps until it is told: nothing is polled.
             while not (pending.waiting or self._is_closing):
                 seconds = max(self._take_back_at, self._retry_at) - time.monotonic()
                 if seconds <= 0:
