@@ -29,7 +29,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     total: Sequence[Any] | None = None
-    """A last row over all of them."""
+    """A last row with the sums of all of them."""
     note: str = ""
     """What a reader has to know to read it rightly."""
     levels: Sequence[int] = ()
@@ -87,7 +87,7 @@ class Answer:
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     text: str = ""
-    """An answer that is no table, such as a policy file."""
+    """An answer that is not a table, such as a policy file."""
     status: int = 0
     """Exit status of the command that asked."""
     totals: Sequence[tuple[str, Kind, Any]] = field(default=())

@@ -1,86 +1,83 @@
-"""Recorded invocations against other limits: which would have been halted, and what that saves.
+"""The question `backtest`: which recorded invocations other limits would have halted.
 
 A limit is looked at where it is in reality: before each further model call. So an invocation is
-only halted when there was a further call, and what it saves are the calls from there on.
+only halted when there was a further call, and what that saves are the calls from there on.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final
 
-from otel_limits.audit.answers import Column, Table
+from otel_limits.audit import asking
+from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.charts import turns_chart
+from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
+from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.rows import PICODOLLARS, known_cost
 
-SUCCESSES: Final = ("end_turn", "stop_sequence", "tool_use")
-"""Stop reasons of a natural end; `tool_use` is that of a structured output."""
+SUCCESSES: Final = frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
 
 MAX_ITERATIONS: Final = "max_iterations"
-LIMITS: Final = (
-    MAX_ITERATIONS,
-    "max_turns",
-    "max_token_budget",
-    "max_input_tokens",
-    "max_output_tokens",
-    "max_cost_usd",
-)
-"""What can be tried, in the order in which one of several decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedLimit:
+    """A limit that can be tried on what is recorded."""
+
+    total: str
+    """What it caps, as the row of an invocation has it in all."""
+    read: Callable[[str], Any] = asking.cap
+    metavar: str = "N"
+    scale: int = 1
+    """Units of `total` in one unit of the cap."""
+
+
+LIMITS: Final[Mapping[str, TriedLimit]] = {
+    MAX_ITERATIONS: TriedLimit(total="turns"),
+    "max_turns": TriedLimit(total="turns"),
+    "max_token_budget": TriedLimit(total="tokens"),
+    "max_input_tokens": TriedLimit(total="input_tokens"),
+    "max_output_tokens": TriedLimit(total="output_tokens"),
+    "max_cost_usd": TriedLimit(
+        total="price_pico", read=asking.usd, metavar="USD", scale=PICODOLLARS
+    ),
+}
+"""What can be tried, in the order in which one of several decides. `replay` adds them up in it."""
 
 TOP: Final = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
-    """The limits that are tried; `None` is no limit."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A cap that is tried."""
 
-    max_iterations: int | None = None
-    max_turns: int | None = None
-    max_token_budget: int | None = None
-    max_input_tokens: int | None = None
-    max_output_tokens: int | None = None
-    max_cost_usd: Decimal | None = None
+    limit: str
+    cap: int
+    place: int
+    """Where `replay` has what it caps."""
 
-    @property
-    def totals(self) -> dict[str, int]:
-        """What an invocation that is halted by one of them has used at least, by property."""
-        turns = [cap for cap in (self.max_turns, self.max_iterations) if cap is not None]
-        least = {
-            "turns": min(turns, default=None),
-            "tokens": self.max_token_budget,
-            "input_tokens": self.max_input_tokens,
-            "output_tokens": self.max_output_tokens,
-            "price_pico": self._pico,
-        }
-        return {name: value for name, value in least.items() if value is not None}
 
-    @property
-    def checks(self) -> list[tuple[str, int, int]]:
-        """Every cap that is set: its name, itself, and its place in what `replay` adds up."""
-        caps = (
-            self.max_iterations,
-            self.max_turns,
-            self.max_token_budget,
-            self.max_input_tokens,
-            self.max_output_tokens,
-            self._pico,
-        )
-        return [
-            (name, cap, place)
-            for place, (name, cap) in enumerate(zip(LIMITS, caps, strict=True))
-            if cap is not None
-        ]
+def checks_of(caps: Mapping[str, Any]) -> list[Check]:
+    """The caps that are set, in the order in which one of several decides."""
+    return [
+        Check(name, int(caps[name] * limit.scale), place)
+        for place, (name, limit) in enumerate(LIMITS.items())
+        if caps[name] is not None
+    ]
 
-    @property
-    def _pico(self) -> int | None:
-        return None if self.max_cost_usd is None else int(self.max_cost_usd * PICODOLLARS)
 
-    def __str__(self) -> str:
-        """The caps that are set, as a reader would write them."""
-        return ", ".join(f"{n}={getattr(self, n)}" for n in LIMITS if getattr(self, n) is not None)
+def least_totals(checks: Iterable[Check]) -> dict[str, int]:
+    """What an invocation that one of the caps halts has used at least, by property."""
+    least: dict[str, int] = {}
+    for check in checks:
+        total = LIMITS[check.limit].total
+        least[total] = min(check.cap, least.get(total, check.cap))
+    return least
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +107,53 @@ class Outcome:
     cuts: list[tuple[Any, Cut]] = field(default_factory=list)
 
 
-def replay(calls: Iterable[Sequence[Any]], checks: Sequence[tuple[str, int, int]]) -> Cut | None:
+def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
+    """Answer what limits would have done to recorded invocations.
+
+    Raises:
+        LedgerError: None is given, or the ledger does not have what is selected by.
+    """
+    from otel_limits.ledger import queries
+
+    checks = checks_of(caps)
+    if not checks:
+        raise LedgerError("There is no limit to try. Give one, such as --max-turns 20.")
+    inquiry.require_known()
+    connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(checks)
+    count = queries.count_using(connection, selection, totals)
+    calls = by_invocation(queries.calls_in_order(connection, selection, totals))
+    cuts = {
+        identity: replay(group, checks) for identity, group in inquiry.work.through(calls, count)
+    }
+    outcomes = {
+        row.agent: Outcome(invocations=row.invocations, tokens=int(row.tokens))
+        for row in queries.totals_by_agent(connection, selection)
+    }
+    for row in queries.invocations(connection, selection, totals):
+        cut = cuts.get(row.id)
+        if cut is not None:
+            judge(outcomes[row.agent], row, cut)
+    described = ", ".join(f"{check.limit}={caps[check.limit]}" for check in checks)
+    charts = []
+    if inquiry.has_charts:
+        charts = [turns_chart(queries.invocations(connection, selection), caps["max_turns"])]
+    return Answer(
+        question="backtest",
+        title="Backtest",
+        about=inquiry.about,
+        tables=[outcome_table(outcomes, f"With {described}"), cuts_table(outcomes)],
+        charts=charts,
+    )
+
+
+def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | None:
     """Go through the calls of one invocation; `None` when no cap would have refused one.
 
     With `max_iterations` the next leg begins afresh, as it does in reality.
 
     Args:
         calls: Turn, iteration, input tokens, output tokens and picodollars of each.
-        checks: What is tried, from `Caps.checks`.
+        checks: What is tried.
     """
     first: tuple[str, int] | None = None
     leg_is_over = all_is_over = False
@@ -140,12 +176,9 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[tuple[str, int, int]
     return None if first is None else Cut(*first, saved_tokens, saved_pico, unpriced)
 
 
-def first_reached(checks: Sequence[tuple[str, int, int]], used: Sequence[int]) -> str | None:
-    """The cap that decides, if one is reached."""
-    for name, cap, place in checks:
-        if used[place] >= cap:
-            return name
-    return None
+def first_reached(checks: Sequence[Check], used: Sequence[int]) -> str | None:
+    """The limit that decides, if one is reached."""
+    return next((check.limit for check in checks if used[check.place] >= check.cap), None)
 
 
 def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
@@ -162,6 +195,7 @@ def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
     outcome.saved_pico += cut.pico
     outcome.saved_unpriced += cut.unpriced
     outcome.cuts.append((row, cut))
+    # Only the largest are shown: a ledger of years would otherwise be held in memory.
     if len(outcome.cuts) > 10 * TOP:
         outcome.cuts = _largest(outcome.cuts)
 
@@ -175,7 +209,7 @@ def _largest(cuts: list[tuple[Any, Cut]]) -> list[tuple[Any, Cut]]:
     return sorted(cuts, key=lambda each: (-each[1].pico, -each[1].tokens, each[0].id))[:TOP]
 
 
-def outcome_table(outcomes: dict[str, Outcome], caps: Caps) -> Table:
+def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
     """One row per agent, the largest saving first."""
     figures = sorted(
         ((agent, *_figures(outcome)) for agent, outcome in outcomes.items()),
@@ -192,7 +226,7 @@ def outcome_table(outcomes: dict[str, Outcome], caps: Caps) -> Table:
         total.saved_unpriced += outcome.saved_unpriced
     return Table(
         name="backtest",
-        title=f"With {caps}",
+        title=title,
         columns=(
             Column("agent", "Agent"),
             Column("invocations", "Invocations", "count"),
@@ -254,3 +288,21 @@ def _cut_row(row: Any, cut: Cut) -> Sequence[Any]:
         cut.tokens,
         known_cost(cut.pico, cut.unpriced),
     )
+
+
+BACKTEST: Final = Question(
+    name="backtest",
+    help="What other limits would have halted, and what that would have saved.",
+    answer=backtest,
+    options=[
+        Option(
+            f"--{name.replace('_', '-')}",
+            limit.metavar,
+            limit.read,
+            f"try {name}={limit.metavar}",
+            group="limits to try",
+        )
+        for name, limit in LIMITS.items()
+    ],
+    selection=(*SELECTION, AGENT),
+)

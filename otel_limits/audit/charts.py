@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answers import Chart, Kind, Mark, Series
-from otel_limits.audit.spend import Groups, Sums, fold, merge
-from otel_limits.audit.stops import UNFINISHED
-from otel_limits.ledger.rows import HALTED
+from otel_limits.audit.formatting import UNFINISHED
+from otel_limits.audit.sums import Groups, Sums, fold
+from otel_limits.ledger.rows import HALTED, caps_in
 
 if TYPE_CHECKING:
-    from otel_limits.audit.spend import Rows
+    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.sums import Rows
 
 COLOURED: Final = 5
 """Series with a colour of their own; the others are shown together."""
@@ -21,6 +22,20 @@ OTHERS: Final = "others"
 SINGLE_TURNS: Final = 40
 """Up to so many turns, a distribution has one bar for each number."""
 MAX_MARKS: Final = 3
+
+
+def overview(inquiry: Inquiry) -> list[Chart]:
+    """The charts of a report, spend, stops and turns; none where they are not shown."""
+    from otel_limits.ledger import queries, spending
+
+    if not inquiry.has_charts:
+        return []
+    connection, selection = inquiry.connection, inquiry.selection
+    return [
+        *spend_charts(spending.spend(connection, ("day", "agent", "model"), selection)),
+        stops_chart(queries.stops(connection, selection)),
+        turns_chart(queries.invocations(connection, selection)),
+    ]
 
 
 def spend_charts(rows: Rows) -> list[Chart]:
@@ -101,7 +116,21 @@ def stops_chart(rows: Iterable[Any]) -> Chart:
     )
 
 
-def turns_chart(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Chart:
+def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
+    """The distribution of turns, with `cap` drawn in, or the latest cap of each agent."""
+    turns: dict[int, list[int]] = {}
+    latest: dict[str, tuple[int, int | None]] = {}
+    for row in rows:
+        if row.ended_us is not None:
+            turns.setdefault(row.turns, [0, 0])[row.action in HALTED] += 1
+        seen = latest.get(row.agent, (-1, None))
+        if row.started_us > seen[0]:
+            latest[row.agent] = (row.started_us, caps_in(row.limits).get("max_turns"))
+    caps = [cap] if cap else [each for _, each in latest.values() if each]
+    return distribution(turns, caps)
+
+
+def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Chart:
     """How many invocations had how many turns, with the caps that were in force drawn in.
 
     `turns` has, by number of turns, the invocations that ended by themselves and the halted ones.
@@ -132,7 +161,7 @@ def leading(days: Groups, position: int, *, has_price: bool) -> list[str]:
     """The names that spent most, and `others` where there are more."""
     totals: dict[str, Sums] = {}
     for key, sums in days.items():
-        merge(totals.setdefault(str(key[position]), Sums()), sums)
+        totals.setdefault(str(key[position]), Sums()).merge(sums)
     ranked = sorted(totals, key=lambda name: (-size(totals[name], has_price=has_price), name))
     return ranked if len(ranked) <= COLOURED else [*ranked[:COLOURED], OTHERS]
 

@@ -1,4 +1,4 @@
-"""What people changed in quotas: who permitted whom how much more, and until when."""
+"""The question `grants`: who permitted whom how much more of a quota, and until when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final
 
-from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.question import WINDOW, Inquiry, Question
 
 COLUMNS: Final = (
     Column("at", "Time", "time"),
@@ -18,6 +19,18 @@ COLUMNS: Final = (
     Column("until", "Until", "time"),
     Column("by", "By"),
 )
+
+
+def grants(inquiry: Inquiry) -> Answer:
+    """Answer what people changed in quotas."""
+    from otel_limits.ledger.queries import quota_changes
+
+    return Answer(
+        question="grants",
+        title="Changes of quotas",
+        about=inquiry.about,
+        tables=[grants_table(quota_changes(inquiry.connection, inquiry.selection))],
+    )
 
 
 def grants_table(rows: Iterable[Any]) -> Table:
@@ -40,3 +53,11 @@ def grants_table(rows: Iterable[Any]) -> Table:
             for row in rows
         ],
     )
+
+
+GRANTS: Final = Question(
+    name="grants",
+    help="What people changed in quotas: who, when, how much, and until when.",
+    answer=grants,
+    selection=WINDOW,
+)

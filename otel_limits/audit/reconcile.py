@@ -1,4 +1,4 @@
-"""The ledger against Prometheus: the same window, counted twice."""
+"""The question `reconcile`: the ledger against Prometheus, the same window counted twice."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
-from otel_limits.audit.spend import Sums, fold
+from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
+from otel_limits.audit.sums import Sums, fold
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
 from otel_limits.ledger.rows import MICROSECONDS
-
-if TYPE_CHECKING:
-    from otel_limits.audit.questions import Inquiry
 
 DAY_SECONDS: Final = 24 * 60 * 60
 STEP_SECONDS: Final = 6 * 60 * 60
@@ -48,13 +47,13 @@ MEASURES: Final = (
 )
 
 
-def reconcile(inquiry: Inquiry, url: str, tolerance: float) -> Answer:
+def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
     """Compare, per agent and model.
 
     Raises:
         LedgerError: Prometheus cannot be asked.
     """
-    from otel_limits.ledger import queries
+    from otel_limits.ledger import spending
 
     now = time.time()
     until = _seconds(inquiry.selection.until_us, now)
@@ -63,15 +62,19 @@ def reconcile(inquiry: Inquiry, url: str, tolerance: float) -> Answer:
         raise LedgerError("The window is empty: --since must be before --until.")
     since_us, until_us = round(since * MICROSECONDS), round(until * MICROSECONDS)
     window = replace(inquiry.selection, since_us=since_us, until_us=until_us)
-    groups = fold(queries.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model"))
+    groups = fold(
+        spending.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model")
+    )
     ledger = {(str(agent), str(model)): sums for (agent, model), sums in groups.items()}
-    counted = {measure.title: counters(url, measure.metric, since, until) for measure in MEASURES}
+    counted = {
+        measure.title: counters(prometheus, measure.metric, since, until) for measure in MEASURES
+    }
     table = comparison(ledger, counted, tolerance)
     is_off = any(row[-1] == "no" for row in table.rows)
     return Answer(
         question="reconcile",
         title="Ledger and Prometheus",
-        about=f"{replace(inquiry, selection=window).about}, against {url}",
+        about=f"{replace(inquiry, selection=window).about}, against {prometheus}",
         tables=[table],
         status=int(is_off),
     )
@@ -194,3 +197,24 @@ def query(url: str, expression: str, at: float) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "reason", None) or error
         raise LedgerError(f"Prometheus at {url} cannot be asked: {reason}.") from None
+
+
+RECONCILE: Final = Question(
+    name="reconcile",
+    help="The ledger against Prometheus counters; exit status 1 above the tolerance.",
+    answer=reconcile,
+    options=(
+        Option("--prometheus", "URL", str, "such as http://localhost:9090", is_required=True),
+        Option(
+            "--tolerance",
+            "SHARE",
+            asking.share,
+            "difference that is still accepted, as a share of the ledger (default: 1%)",
+            default=0.01,
+        ),
+    ),
+    selection=(
+        replace(SINCE, help="begin of the window (default: 1d)"),
+        replace(UNTIL, help="its end (default: now)"),
+    ),
+)

@@ -1,4 +1,4 @@
-"""How invocations ended: by reason and agent, and the halted ones that had cost most."""
+"""The question `stops`: how invocations ended, and the halted ones that had cost most."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits.audit.answers import Column, Table
+from otel_limits.audit import asking
+from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.charts import overview
+from otel_limits.audit.formatting import UNFINISHED
+from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.ledger.rows import known_cost
 
 SYNTHETIC: Final = ("halted", "raised")
 """Actions that leave a message which no model wrote."""
-
-UNFINISHED: Final = "(unfinished)"
 
 
 @dataclass(slots=True)
@@ -40,6 +42,29 @@ COLUMNS: Final = (
     Column("cost_usd", "Cost", "money"),
     Column("unpriced_calls", "Unpriced calls", "count"),
 )
+
+
+def stops(inquiry: Inquiry, top: int) -> Answer:
+    """Answer how invocations ended."""
+    from otel_limits.ledger import queries
+
+    inquiry.require_known()
+    connection, selection = inquiry.connection, inquiry.selection
+    table = stops_table(
+        inquiry.work.through(queries.stops(connection, selection)),
+        queries.odd_calls(connection, selection),
+    )
+    return Answer(
+        question="stops",
+        title="Stops",
+        about=inquiry.about,
+        tables=[table, costliest_table(queries.costliest_halted(connection, selection, top))],
+        charts=overview(inquiry),
+        totals=[
+            (column.title, column.kind, value)
+            for column, value in list(zip(table.columns, table.total or (), strict=True))[3:]
+        ],
+    )
 
 
 def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
@@ -125,3 +150,13 @@ def costliest_table(rows: Iterable[Any]) -> Table:
         ],
         note="An invocation without a trace id stands with its own id; audit show takes both.",
     )
+
+
+STOPS: Final = Question(
+    name="stops",
+    help="How invocations ended, and the halted ones that had cost most.",
+    answer=stops,
+    options=(
+        Option("--top", "N", asking.cap, "halted invocations to list (default: 10)", default=10),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Limits from evidence: what the successful invocations of each agent needed, and some room."""
+"""The question `suggest`: limits from what the successful invocations of each agent needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from otel_limits.audit import asking
+from otel_limits.audit.answers import Answer
 from otel_limits.audit.backtest import is_success
+from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
 
 ROUND_TO: Final = 2
 """Digits of a suggested number of tokens: more would claim a precision that is not there."""
@@ -23,6 +26,18 @@ class Needs:
     tokens: list[int] = field(default_factory=list)
 
 
+def suggest(inquiry: Inquiry, percentile: float, head_room: float, enough: int) -> Answer:
+    """Answer with a policy file."""
+    from otel_limits.ledger.queries import invocations
+
+    inquiry.require_known()
+    rows = inquiry.work.through(invocations(inquiry.connection, inquiry.selection))
+    text = policy_file(
+        collect(rows), share=percentile, head_room=head_room, enough=enough, about=inquiry.about
+    )
+    return Answer(question="suggest", title="Suggested limits", about=inquiry.about, text=text)
+
+
 def collect(rows: Iterable[Any]) -> dict[str, Needs]:
     """Gather what successful invocations used, by agent."""
     needs: dict[str, Needs] = {}
@@ -34,7 +49,7 @@ def collect(rows: Iterable[Any]) -> dict[str, Needs]:
     return needs
 
 
-def percentile(values: Sequence[int], share: float) -> int:
+def quantile(values: Sequence[int], share: float) -> int:
     """The smallest value that at least `share` of all values do not exceed."""
     return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
 
@@ -74,10 +89,35 @@ def policy_file(
 
 
 def _entry(agent: str, needs: Needs, share: float, head_room: float) -> list[str]:
-    turns = with_room(percentile(needs.turns, share), head_room)
-    tokens = with_room(percentile(needs.tokens, share), head_room, ROUND_TO)
+    turns = with_room(quantile(needs.turns, share), head_room)
+    tokens = with_room(quantile(needs.tokens, share), head_room, ROUND_TO)
     seen = f"{len(needs.turns)} invocations, up to {max(needs.turns)} turns and {max(needs.tokens)}"
     return [
         f"  {json.dumps(glob.escape(agent))}:  # from {seen} tokens",
         f"    limits: {{max_turns: {turns}, max_token_budget: {tokens}}}",
     ]
+
+
+SUGGEST: Final = Question(
+    name="suggest",
+    help="A policy file with limits from what successful invocations needed.",
+    answer=suggest,
+    options=(
+        Option(
+            "--percentile",
+            "SHARE",
+            asking.share,
+            "share of the successful invocations to keep (default: 99%)",
+            default=0.99,
+        ),
+        Option("--head-room", "SHARE", asking.share, "added on top (default: 20%)", default=0.2),
+        Option(
+            "--enough",
+            "N",
+            asking.cap,
+            "successful invocations that an agent needs for a suggestion (default: 20)",
+            default=20,
+        ),
+    ),
+    selection=(*SELECTION, AGENT),
+)

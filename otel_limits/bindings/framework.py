@@ -69,6 +69,8 @@ class Framework(Protocol):
     spans: SpanNames
     stop_reasons: Collection[str]
     """How its invocations end without us."""
+    successes: Collection[str]
+    """Those of `stop_reasons` with which an invocation has answered."""
     host: Host | None
     """Who is asked; the runtime of the process, as soon as there is one."""
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.cli import audit, dashboards
+from otel_limits.cli import audit, dashboards, ledger
 from otel_limits.cli.launch import environment_for, option_that_hides_us, replace_process
 from otel_limits.cli.quotas import add_commands as add_fleet_commands
 from otel_limits.core.values import BOOLEAN
@@ -108,6 +108,7 @@ def make_parser() -> ArgumentParser:
     _add_check(commands)
     _add_demo(commands)
     audit.add_commands(commands)
+    ledger.add_commands(commands)
     dashboards.add_commands(commands)
     add_fleet_commands(commands, _add_command)
     return parser

@@ -57,7 +57,7 @@ def parse(name: str, text: str, data_directory: Path) -> Address:
         data_directory: Where the rows of a server wait while it cannot be reached.
 
     Raises:
-        ValueError: It is none of these, or the driver of its server is not installed.
+        ValueError: It is not such an address, or the driver of its server is not installed.
     """
     scheme, separator, _ = text.partition("://")
     if not separator or scheme == "sqlite":

@@ -8,16 +8,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.queries import Selection, Source, audit_keys
-from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.rows import dollars, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
+from otel_limits.ledger.selection import Selection, Source, audit_keys
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -34,8 +33,6 @@ LEFT_OUT: Final = ("day",)
 """Columns that follow from others."""
 
 PORTION: Final = 10_000
-
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Fiel
 
 
 def field_of(column: Any) -> Field:
-    """How a column is written: times and money under a name that has no odd unit."""
+    """How a column is written: times and money under a name without the unit they are stored in."""
     if column.name in ("at_us", "started_us", "ended_us"):
         return Field(column.name.removesuffix("_us"), "time", column)
     if column.name == "price_pico":
@@ -110,14 +107,8 @@ def value_of(field: Field, value: Any) -> Any:
     if value is None:
         return None
     if field.kind == "time":
-        return when(value).isoformat()
+        return time_of(value).isoformat()
     return f"{dollars(value):f}" if field.kind == "money" else value
-
-
-def when(microseconds: int) -> datetime:
-    """A time in UTC, to the microsecond."""
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)
 
 
 def write_csv(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str | None) -> None:
@@ -160,7 +151,7 @@ def write_parquet(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output
         "money": pa.decimal128(38, 12),
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])
-    with _beside(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
+    with _replacing(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
         for portion in _portions(rows):
             columns = [
                 pa.array([_typed(field, value) for value in values], types[field.kind])
@@ -193,13 +184,14 @@ def _opened(output: str | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    with _beside(Path(output)) as path, path.open("w", encoding="utf-8", newline="") as file:
+    with _replacing(Path(output)) as path, path.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Write beside the file, and put it in its place once it is whole."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """Write next to the file, and put it in its place once it is whole."""
+    # A reader of the file never sees half of it, and an older one survives a failure.
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         yield unfinished

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.otlp import (
     AGENT_NAME,
+    AGENT_SPANS,
     PROVIDERS,
     SESSIONS,
     TOOL_NAME,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from otel_limits.cli.progress import Work
     from otel_limits.core.usage import Usage
-    from otel_limits.ledger.store import Store
+    from otel_limits.ledger.database import Database
 
 PORTION: Final = 2_000
 NO_AGENT: Final = "(no agent)"
@@ -92,7 +93,7 @@ class Imported:
         if self.known_calls:
             parts.append(f"{self.known_calls:,} model calls were in the ledger already.")
         if self.unreadable_lines:
-            parts.append(f"{self.unreadable_lines:,} lines are no OTLP JSON and were left out.")
+            parts.append(f"{self.unreadable_lines:,} lines are not OTLP JSON and were left out.")
         return " ".join(parts)
 
 
@@ -142,12 +143,12 @@ class Traces:
 
 
 def import_files(
-    store: Store, files: Sequence[str], keys: Sequence[str], prices: PriceList, work: Work
+    database: Database, files: Sequence[str], keys: Sequence[str], prices: PriceList, work: Work
 ) -> Imported:
     """Import the spans of some files; doing it again changes nothing.
 
     Args:
-        store: Where to.
+        database: Where to.
         files: OTLP JSON lines, gzipped if their name says so.
         keys: Attributes chosen for audit.
         prices: What the calls cost at their time.
@@ -159,18 +160,19 @@ def import_files(
     traces = Traces()
     for path in files:
         _read(Path(path), keys, traces, work)
-    recorded = _recorded(store, (span.key for span in traces.spans.values() if span.is_agent))
+    recorded = _recorded(database, (span.key for span in traces.spans.values() if span.is_agent))
     done = Imported(unreadable_lines=traces.unreadable_lines)
     touched: set[str] = set()
+    # In portions, each a transaction of its own: a live process that records waits for one at most.
     for portion in _portions(_rows(traces, recorded, keys, prices, done)):
-        changed = store.write(portion)
+        changed = database.write(portion)
         sent = sum(table == MODEL_CALLS for table, _ in portion)
         done.calls += changed.get(MODEL_CALLS, 0)
         done.known_calls += sent - changed.get(MODEL_CALLS, 0)
         done.invocations += changed.get(INVOCATIONS, 0)
         done.tools += changed.get(TOOL_CALLS, 0)
         touched.update(row["id"] for table, row in portion if table == INVOCATIONS)
-    _sum_up(store, sorted(touched))
+    _sum_up(database, sorted(touched))
     return done
 
 
@@ -202,12 +204,12 @@ def _take(line: str, keys: Sequence[str], traces: Traces) -> None:
         traces.unreadable_lines += 1
 
 
-def _recorded(store: Store, keys: Iterable[Key]) -> set[Key]:
+def _recorded(database: Database, keys: Iterable[Key]) -> set[Key]:
     """Which invocations the ledger has seen itself."""
     found: set[Key] = set()
     wanted = set(keys)
     traces = sorted({trace_id for trace_id, _ in wanted})
-    with store.reading() as connection:
+    with database.reading() as connection:
         for start in range(0, len(traces), PORTION):
             statement = sa.select(RUNS.trace_id, RUNS.span_id).where(
                 RUNS.trace_id.in_(traces[start : start + PORTION]), RUNS.source == "live"
@@ -243,6 +245,7 @@ def _id(span: Span) -> str:
 
 def _owner(span: Span, around: Sequence[Span]) -> Row:
     """What ties a call to its invocation; one without an agent belongs to its trace."""
+    # Without a number, which only a live invocation gives: the ids of the span are what is unique.
     return {
         "trace_id": span.trace_id,
         "span_id": span.span_id,
@@ -258,7 +261,8 @@ def _agent_name(span: Span) -> str:
     known = span.attributes.get(AGENT_NAME)
     if isinstance(known, str):
         return name(known)
-    return name(span.name.removeprefix(semconv.AGENT_SPAN_PREFIX).strip() or NO_AGENT)
+    prefix = next((each for each in AGENT_SPANS if span.name.startswith(each)), "")
+    return name(span.name.removeprefix(prefix).strip() or NO_AGENT)
 
 
 def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
@@ -348,7 +352,7 @@ def _portions(rows: Iterator[tuple[str, Row]]) -> Iterator[Rows]:
         yield portion
 
 
-def _sum_up(store: Store, ids: Sequence[str]) -> None:
+def _sum_up(database: Database, ids: Sequence[str]) -> None:
     """Write the totals of imported invocations, from their calls: files may come one by one."""
     of_run = CALLS.invocation_id == RUNS.id
     answered = sa.case((CALLS.state != "failed", 1), else_=0)
@@ -372,7 +376,7 @@ def _sum_up(store: Store, ids: Sequence[str]) -> None:
     )
     for start in range(0, len(ids), PORTION):
         chosen = RUNS.id.in_(ids[start : start + PORTION])
-        with store.changing() as connection:
+        with database.changing() as connection:
             connection.execute(INVOCATION_TABLE.update().where(chosen).values(values))
 
 

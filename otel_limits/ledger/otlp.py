@@ -10,11 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.otel import semconv
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
+
+SCOPES: Final = frozenset(framework.spans.scope for framework in FRAMEWORKS)
+AGENT_SPANS: Final = tuple(framework.spans.agent for framework in FRAMEWORKS)
+"""How the names of their spans of invocations begin."""
+INVOKE_AGENT: Final = "invoke_agent"
+EXECUTE_TOOL: Final = "execute_tool"
+"""Operations as the conventions name them."""
 
 AGENT_NAME: Final = "gen_ai.agent.name"
 OPERATION: Final = "gen_ai.operation.name"
@@ -59,7 +67,8 @@ class Span:
     span_id: str
     parent_id: str | None
     name: str
-    is_strands: bool
+    is_of_framework: bool
+    """False for the spans of other instrumentations, which may show the same tool call again."""
     start_us: int
     end_us: int
     is_error: bool
@@ -79,9 +88,8 @@ class Span:
     @property
     def is_agent(self) -> bool:
         """Tell whether it is an invocation."""
-        return self.attributes.get(OPERATION) == "invoke_agent" or self.name.startswith(
-            semconv.AGENT_SPAN_PREFIX
-        )
+        operation = self.attributes.get(OPERATION)
+        return operation == INVOKE_AGENT or self.name.startswith(AGENT_SPANS)
 
     @property
     def is_model_call(self) -> bool:
@@ -90,8 +98,8 @@ class Span:
 
     @property
     def is_tool(self) -> bool:
-        """Tell whether it is a tool call of an agent of Strands."""
-        return self.is_strands and self.attributes.get(OPERATION) == "execute_tool"
+        """Tell whether it is a tool call of an agent."""
+        return self.is_of_framework and self.attributes.get(OPERATION) == EXECUTE_TOOL
 
     def first(self, names: Sequence[str]) -> str | None:
         """The first of some attributes that is text."""
@@ -107,27 +115,27 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
         keys: Attributes chosen for audit.
 
     Raises:
-        ValueError: It is no OTLP JSON.
+        ValueError: It is not OTLP JSON.
     """
     wanted = KEPT.union(keys)
     try:
         for resource in json.loads(line).get("resourceSpans", ()):
             for scope in resource.get("scopeSpans", ()):
-                is_strands = scope.get("scope", {}).get("name") == semconv.STRANDS_SCOPE
+                is_of_framework = scope.get("scope", {}).get("name") in SCOPES
                 for span in scope.get("spans", ()):
-                    yield _span(span, wanted, is_strands=is_strands)
+                    yield _span(span, wanted, is_of_framework=is_of_framework)
     except (AttributeError, KeyError, TypeError, binascii.Error) as error:
-        raise ValueError(f"This is no OTLP JSON ({type(error).__name__}).") from None
+        raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
 
 
-def _span(span: Mapping[str, Any], wanted: frozenset[str], *, is_strands: bool) -> Span:
+def _span(span: Mapping[str, Any], wanted: frozenset[str], *, is_of_framework: bool) -> Span:
     parent = span.get("parentSpanId") or None
     return Span(
         trace_id=_identity(span["traceId"], TRACE_BYTES),
         span_id=_identity(span["spanId"], SPAN_BYTES),
         parent_id=_identity(parent, SPAN_BYTES) if parent else None,
         name=str(span.get("name", "")),
-        is_strands=is_strands,
+        is_of_framework=is_of_framework,
         start_us=int(span["startTimeUnixNano"]) // 1_000,
         end_us=int(span["endTimeUnixNano"]) // 1_000,
         is_error=span.get("status", {}).get("code") in ERROR_CODES,
@@ -142,7 +150,7 @@ def _identity(text: str, size: int) -> str:
         return text.lower()
     raw = base64.b64decode(text, validate=True)
     if len(raw) != size:
-        raise ValueError(f"{text!r} is no id of {size} bytes.")
+        raise ValueError(f"{text!r} is not an id of {size} bytes.")
     return raw.hex()
 
 
@@ -160,7 +168,7 @@ SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 
 
 def _finish_reason(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """How the agent loop ended, as Strands says it in an event of the agent's span."""
+    """How the agent loop ended, as an event of the agent's span says."""
     for event in events:
         if event.get("name") == CHOICE_EVENT:
             found = _attributes(event.get("attributes", ()), frozenset({FINISH_REASON}))

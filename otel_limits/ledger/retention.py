@@ -18,7 +18,7 @@ from otel_limits.ledger.schema import (
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.ledger.store import Store
+    from otel_limits.ledger.database import Database
 
 RUNS: Final = INVOCATION_TABLE.c
 LAST_SEEN: Final = sa.func.coalesce(RUNS.ended_us, RUNS.started_us)
@@ -30,27 +30,28 @@ FREE_PAGES: Final = 2_000
 """Pages of an SQLite file that are given back at once."""
 
 
-def prune(store: Store, before_us: int) -> Iterator[int]:
+def prune(database: Database, before_us: int) -> Iterator[int]:
     """Delete budget trees of which nothing is younger than `before_us`.
 
     Yields:
         Invocations deleted, portion by portion.
     """
+    # Calls go with their invocations. Those of an invocation that was never recorded come after.
     while True:
-        with store.changing() as connection:
+        with database.changing() as connection:
             ids = _oldest(connection, before_us)
             _delete(connection, ids)
         if not ids:
             break
         yield len(ids)
-    while _delete_orphans(store, before_us):
+    while _delete_orphans(database, before_us):
         yield 0
-    with store.changing() as connection:
+    with database.changing() as connection:
         connection.execute(
             QUOTA_CHANGE_TABLE.delete().where(QUOTA_CHANGE_TABLE.c.at_us < before_us)
         )
-    if store.address.file is not None:
-        _shrink(store)
+    if database.address.file is not None:
+        _shrink(database)
 
 
 def _oldest(connection: Connection, before_us: int) -> list[str]:
@@ -71,10 +72,10 @@ def _delete(connection: Connection, ids: list[str]) -> None:
     connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
 
 
-def _delete_orphans(store: Store, before_us: int) -> int:
+def _delete_orphans(database: Database, before_us: int) -> int:
     """Delete a portion of the old calls whose invocation was never recorded."""
     gone = 0
-    with store.changing() as connection:
+    with database.changing() as connection:
         for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
             has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
             old = sa.select(table.c.id).where(table.c.at_us < before_us, ~has_owner).limit(PORTION)
@@ -83,18 +84,18 @@ def _delete_orphans(store: Store, before_us: int) -> int:
     return gone
 
 
-def _shrink(store: Store) -> None:
+def _shrink(database: Database) -> None:
     """Give free pages back to the file system, a few per transaction."""
-    left = _vacuum(store)
+    left = _vacuum(database)
     while left:
-        before, left = left, _vacuum(store)
+        before, left = left, _vacuum(database)
         if left >= before:
             return  # a file that was made without the means to shrink
 
 
-def _vacuum(store: Store) -> int:
+def _vacuum(database: Database) -> int:
     """Give back a portion; returns the free pages that are left."""
-    with store.changing() as connection:
+    with database.changing() as connection:
         driver: Any = connection.connection.driver_connection
         driver.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
         return int(driver.execute("PRAGMA freelist_count").fetchone()[0])

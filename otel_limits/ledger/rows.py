@@ -7,6 +7,8 @@ from outside: they are cleaned and cut, so that no database refuses them.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -238,6 +240,13 @@ def microseconds(seconds: float) -> int:
     return round(seconds * MICROSECONDS)
 
 
+def time_of(microseconds: int) -> datetime:
+    """The time in UTC that is stored as whole microseconds, exactly."""
+    # A float of seconds would lose the last digits of it.
+    seconds, rest = divmod(int(microseconds), MICROSECONDS)
+    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)
+
+
 def _duration(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * MICROSECONDS)
 
@@ -264,3 +273,9 @@ def limits_json(limits: Limits) -> str | None:
     """The caps that were in force, as JSON; `None` when there was none."""
     caps = dict(limits.items())
     return json.dumps(caps, default=str) if caps else None
+
+
+def caps_in(text: str | None) -> dict[str, Any]:
+    """The caps that `limits_json` wrote."""
+    caps: dict[str, Any] = json.loads(text) if text else {}
+    return caps

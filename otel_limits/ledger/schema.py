@@ -1,4 +1,7 @@
-"""The tables of a ledger, and what leads from each version of them to the next."""
+"""The tables of a ledger, and what leads from each version of them to the next.
+
+A ledger is upgraded in place, by the first program that opens it and knows more than it holds.
+"""
 
 from __future__ import annotations
 
@@ -235,11 +238,13 @@ def migrate(connection: Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> N
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
         # What waits for its turn gives up in time; an index over years of calls is worth waiting.
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
+    # Looked up under the lock: whoever had it may have upgraded the tables just now.
     found, wanted = version_of(connection), len(upgrades) + 1
     if found > wanted:
         raise NewerLedgerError(found, wanted)
     if found == wanted:
         return
+    # New tables are made as they are now; the upgrades are only for what an older program made.
     if found == 0:
         METADATA.create_all(connection, checkfirst=False)
     else:

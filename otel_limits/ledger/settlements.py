@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.database import Database, DatabaseError
 from otel_limits.ledger.queries import charges_of
-from otel_limits.ledger.store import DatabaseError, Store
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -19,9 +19,9 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
 
     A ledger that cannot be read has none: it is asked again later.
     """
-    store = Store(address)
-    with contextlib.closing(store), contextlib.suppress(LedgerError, DatabaseError, OSError):
-        store.require()
-        with store.reading() as connection:
+    database = Database(address)
+    with contextlib.closing(database), contextlib.suppress(LedgerError, DatabaseError, OSError):
+        database.require_existing()
+        with database.reading() as connection:
             return charges_of(connection, operations).items()
     return ()

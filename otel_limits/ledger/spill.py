@@ -1,4 +1,8 @@
-"""Append-only files that hold rows while the database of a ledger cannot take them."""
+"""Append-only files that hold rows while the database of a ledger cannot take them.
+
+A row is durable as soon as it stands in one of them. Each process has a file of its own, so that
+appending needs no agreement with others, and nobody deletes a file that may still grow.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ MARK: Final = ".spill-"
 ATTEMPTS: Final = 5
 
 
-class Spill:
+class SpillFiles:
     """The file of this process beside a ledger, and those that other processes left there.
 
     A file belongs to whoever holds its lock, and the lock ends with its process. So a file that
@@ -41,7 +45,7 @@ class Spill:
         self.place = address.spills[0]
         self._lock = threading.RLock()
         self._file: IO[bytes] | None = None
-        self._hurried = False
+        self._has_unsynced = False
 
     def append(self, rows: Rows, *, to_disk: bool) -> None:
         """Append `rows`; they survive the process from here on.
@@ -58,7 +62,7 @@ class Spill:
             if self._file is None:
                 self._file = self._create()
             self._write(self._file, lines)
-            self._hurried = True
+            self._has_unsynced = True
             if to_disk:
                 self.sync()
 
@@ -70,11 +74,11 @@ class Spill:
                 file.close()
 
     def sync(self) -> None:
-        """Bring to the disk what was appended in a hurry."""
+        """Bring to the disk what was appended without waiting for it."""
         with self._lock:
-            if self._file is not None and self._hurried:
+            if self._file is not None and self._has_unsynced:
                 os.fsync(self._file.fileno())
-                self._hurried = False
+                self._has_unsynced = False
 
     def files(self) -> list[Path]:
         """Every spill file of this ledger, whoever wrote it."""
@@ -86,6 +90,8 @@ class Spill:
 
     def abandon(self) -> None:
         """Leave, in a forked child, the parent's file to the parent."""
+        # A thread of the parent may have held the old lock: here nobody would ever release it.
+        # Closing the file unlocks nothing, since the parent still has it open.
         self._lock = threading.RLock()
         self.seal()
 
@@ -110,6 +116,7 @@ class Spill:
             while written < len(lines):
                 written += file.write(lines[written:]) or 0
         except OSError:
+            # Readers take half a line for the last words of a process: nothing may follow it.
             with contextlib.suppress(OSError):
                 file.truncate(end)
             self.seal()
@@ -139,7 +146,8 @@ def _locked(path: Path) -> IO[bytes] | None:
     except OSError:
         file.close()
         return None
-    if not path.exists():  # whoever had it was done with it before we had it
+    # The lock is on the file, not on its path: whoever had it may have deleted the path meanwhile.
+    if not path.exists():
         file.close()
         return None
     return file
@@ -149,7 +157,7 @@ def rows_in(path: Path, damaged: list[bytes], size: int = 2_000) -> Iterator[Row
     """Read a spill file in portions of `size` rows.
 
     A last line without its end was never acknowledged, because its process died while it wrote.
-    Any other line that is no row is appended to `damaged`.
+    Any other line that is not a row is appended to `damaged`.
     """
     portion: Rows = []
     with path.open("rb") as file:
@@ -168,11 +176,12 @@ def rows_in(path: Path, damaged: list[bytes], size: int = 2_000) -> Iterator[Row
 
 
 def _new_file(prefix: Path) -> IO[bytes]:
-    """Create a file that is locked and still there: another process may have taken it for left."""
+    """Create a file that is locked and still there."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(ATTEMPTS):
         path = prefix.with_name(f"{prefix.name}{MARK}{uuid.uuid4().hex[:12]}{SUFFIX}")
         file = path.open("xb", buffering=0)
+        # Between the creation and the lock another process may take it for one left behind.
         with contextlib.suppress(BlockingIOError):
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

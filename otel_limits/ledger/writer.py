@@ -13,15 +13,17 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS
-from otel_limits.ledger.spill import MARK, Spill, claimed, rows_in
-from otel_limits.ledger.store import Store, complete
+from otel_limits.ledger.pending import MAX_KEPT, PendingRows
+from otel_limits.ledger.spill import MARK
+from otel_limits.ledger.takeback import reason_of, taking_back
 
 if TYPE_CHECKING:
+    from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import Rows
+    from otel_limits.ledger.spill import SpillFiles
 
 logger = logging.getLogger("otel_limits")
 
@@ -46,10 +48,6 @@ CLOSE_SECONDS: Final = 5.0
 MAX_QUEUED: Final = 1_000
 """Rows in memory; beyond, they go to the spill file whether the thread has time or not."""
 
-MAX_KEPT: Final = 100_000
-"""Rows in memory when even the spill file refuses them; beyond, the oldest are lost and counted."""
-
-
 SPILL: Final = "ledger_spill"
 """What fails when no spill file takes rows: a component of its own, with a log of its own."""
 
@@ -57,72 +55,61 @@ SPILL: Final = "ledger_spill"
 class Writer:
     """Writes rows in the background, and never fails its caller.
 
-    Attributes:
-        lost: Rows that neither the database nor a spill file took.
+    Args:
+        database: Where rows go.
+        spill: Where they go while the database does not take them.
     """
 
-    def __init__(self, store: Store, spill: Spill) -> None:
+    def __init__(self, database: Database, spill: SpillFiles) -> None:
         """Start no thread before the first row."""
-        self._store = store
+        self._database = database
         self._spill = spill
         self._begin()
         atexit.register(self.close)
 
     def _begin(self) -> None:
         """Begin with nothing queued, in a new process."""
-        self.lost = 0
+        # Locks and conditions are new as well: a thread of the parent may have held the old ones.
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        self._pending = PendingRows()
         self._spilling = threading.RLock()
-        self._queue: Rows = []
-        self._in_flight: Rows = []
-        self._queued = 0
-        self._durable = 0
-        self._is_wanted = False
-        self._is_stuck = False
         self._is_closing = False
         self._retry_at = 0.0
         self._take_back_at = 0.0
 
-    def renew(self) -> None:
+    def after_fork(self) -> None:
         """Start afresh in a forked child: what the parent queued, the parent writes."""
-        self._store.abandon()
+        self._database.abandon()
         self._spill.abandon()
         self._begin()
+
+    @property
+    def lost(self) -> int:
+        """Rows that neither the database nor a spill file took."""
+        return self._pending.lost
 
     # --- the agent's side -------------------------------------------------------------------------
 
     def put(self, rows: Rows) -> None:
         """Queue `rows`."""
+        # Some servers fork behind Python's back, so that `after_fork` is not called.
         if self._pid != os.getpid():
-            self.renew()
-        with self._changed:
-            was_empty = not self._queue
-            self._queue.extend(rows)
-            self._queued += len(rows)
-            if was_empty or len(self._queue) >= MANY:
-                self._changed.notify_all()
-            overflows = len(self._queue) > MAX_QUEUED
+            self.after_fork()
+        waiting = self._pending.add(rows, MANY)
         if self._thread is None:
             self._start()
-        if overflows:
+        if waiting > MAX_QUEUED:
             self._spill_everything(to_disk=False)
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Return when everything queued so far is durable, after 50 ms at the latest."""
         if self._pid != os.getpid():
             return
-        with self._changed:
-            wanted = self._queued
-            self._is_wanted = True
-            self._changed.notify_all()
-            if not self._is_stuck:
-                self._changed.wait_for(lambda: self._durable >= wanted, PATIENCE_SECONDS)
-            if self._durable >= wanted:
-                return
-            self._is_stuck = True
-        self._spill_everything(to_disk=False)
+        if not self._pending.wait_until_durable(PATIENCE_SECONDS):
+            # The operating system has them then, and outlives the process. A sync to the disk would
+            # keep the agent waiting for as long as the database did.
+            self._spill_everything(to_disk=False)
 
     def close(self) -> None:
         """Write what is left and end the thread; a dead database costs `CLOSE_SECONDS`."""
@@ -130,19 +117,20 @@ class Writer:
         if self._pid != os.getpid():
             return
         thread = self._thread
-        with self._changed:
+        with self._pending.changed:
             self._is_closing = True
-            self._changed.notify_all()
+            self._pending.changed.notify_all()
         if thread is not None:
             thread.join(CLOSE_SECONDS)
         self._spill_everything(to_disk=True)
         self._spill.seal()
         self._give_up()
+        # A thread that hangs in the database still uses its connection.
         if thread is None or not thread.is_alive():
-            self._store.close()
+            self._database.close()
 
     def _start(self) -> None:
-        with self._changed:
+        with self._pending.changed:
             if self._thread is not None:
                 return
             self._thread = threading.Thread(
@@ -156,37 +144,32 @@ class Writer:
 
     def _give_up(self) -> None:
         """Count what is still in memory at the end as lost, and say how much that is."""
-        with self._changed:
-            self.lost += len(self._queue)
-            self._queue = []
-        if self.lost:
+        lost = self._pending.give_up()
+        if lost:
             FAULTS.publish(SPILL)
             logger.error(
                 "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill "
                 "file took them.",
-                self.lost,
-                self._store.address,
+                lost,
+                self._database.address,
             )
 
     # --- the spill file ---------------------------------------------------------------------------
 
     def _spill_everything(self, *, to_disk: bool) -> bool:
-        """Append what is queued and what is being written; a row written twice counts once.
+        """Append what is queued and what is being written.
 
         Returns:
             False when no file took it, so that it stays in memory.
         """
+        # What is being written is appended too, since nobody knows whether the database will take
+        # it. If it does, the row is there twice, and the second one changes nothing.
         with self._spilling:
-            with self._changed:
-                rows = self._in_flight + self._queue
-                mark = self._queued
-                self._queue, self._in_flight = [], []
+            rows, mark = self._pending.take_all()
             if not self._append(rows, to_disk=to_disk):
-                self._keep(rows)
+                self._pending.put_back(rows)
                 return False
-            with self._changed:
-                self._durable = max(self._durable, mark)
-                self._changed.notify_all()
+            self._pending.written(mark)
             return True
 
     def _append(self, rows: Rows, *, to_disk: bool) -> bool:
@@ -198,22 +181,13 @@ class Writer:
             FAULTS.report(
                 SPILL,
                 error,
-                f"no spill file of the ledger {self._store.address} takes rows "
+                f"no spill file of the ledger {self._database.address} takes rows "
                 f"({reason_of(error)}); they are kept in memory, {MAX_KEPT} at most, and lost when "
                 f"the process ends first",
             )
             return False
         self._take_back_at = 0.0
         return True
-
-    def _keep(self, rows: Rows) -> None:
-        """Keep in memory what nothing takes, up to a bound."""
-        with self._changed:
-            self._queue[:0] = rows
-            excess = len(self._queue) - MAX_KEPT
-            if excess > 0:
-                del self._queue[:excess]
-                self.lost += excess
 
     # --- the thread's side ------------------------------------------------------------------------
 
@@ -223,48 +197,45 @@ class Writer:
             self._flush()
             self._take_back()
         self._flush()
-        if self._queue:  # no spill file took it either: the database may be back
+        if self._pending.waiting:  # no spill file took it either: the database may be back
             self._retry_at = 0.0
             self._flush()
 
     def _await_work(self) -> None:
         """Wait for rows, then gather more of them unless somebody waits; or for spill files."""
-        with self._changed:
-            while not (self._queue or self._is_closing):
+        pending = self._pending
+        with pending.changed:
+            # With nothing to take back either it sleeps until it is told: nothing is polled.
+            while not (pending.waiting or self._is_closing):
                 seconds = max(self._take_back_at, self._retry_at) - time.monotonic()
                 if seconds <= 0:
                     return
-                self._changed.wait(None if seconds == math.inf else seconds)
-            self._changed.wait_for(self._gathered_enough, GATHER_SECONDS)
-            self._is_wanted = False
+                pending.changed.wait(None if seconds == math.inf else seconds)
+            pending.changed.wait_for(self._has_gathered_enough, GATHER_SECONDS)
+            pending.is_wanted = False
 
-    def _gathered_enough(self) -> bool:
-        return self._is_wanted or self._is_closing or len(self._queue) >= MANY
+    def _has_gathered_enough(self) -> bool:
+        return self._pending.is_wanted or self._is_closing or len(self._pending.waiting) >= MANY
 
     def _flush(self) -> None:
-        """Write what is queued, to the database or else to the spill file."""
-        with self._spilling, self._changed:
-            rows, self._queue = self._queue, []
-            self._in_flight = rows
-            mark = self._queued
+        """Write what is queued: to the database, otherwise to the spill file."""
+        # Not while somebody spills: the mark of later rows would count theirs as durable too.
+        with self._spilling:
+            rows, mark = self._pending.take()
         if not rows:
             return
         if self._is_broken():
             self._spill_everything(to_disk=True)
         elif self._write(rows):
-            with self._changed:
-                self._in_flight = []
-                self._durable = max(self._durable, mark)
-                self._is_stuck = False
-                self._changed.notify_all()
+            self._pending.landed(mark)
 
     def _write(self, rows: Rows) -> bool:
-        """Write to the database, or else to a spill file; what fails is left alone for a while."""
+        """Write to the database, otherwise to a spill file; a failure is left alone for a while."""
         try:
-            self._store.write(rows)
+            self._database.write(rows)
         except Exception as error:  # noqa: BLE001  whatever it is, no row may be lost by it
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._is_stuck = False
+            self._pending.is_stuck = False
             self._tell_outage(error, spilled=self._spill_everything(to_disk=True))
             return False
         return True
@@ -276,7 +247,7 @@ class Writer:
             if spilled
             else f"stay in memory, {MAX_KEPT} at most"
         )
-        ledger = f"the ledger {self._store.address} cannot be written ({reason_of(error)})"
+        ledger = f"the ledger {self._database.address} cannot be written ({reason_of(error)})"
         FAULTS.report("ledger", error, f"{ledger}; its rows {place}")
 
     def _is_broken(self) -> bool:
@@ -288,43 +259,10 @@ class Writer:
             return
         self._take_back_at = math.inf
         try:
+            # Nobody takes a file that is still appended to, not even this process its own.
             self._spill.seal()
-            for _ in taking_back(self._store, self._spill):
+            for _ in taking_back(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
             self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
             self._tell_outage(error, spilled=True)
-
-
-def taking_back(store: Store, spill: Spill) -> Iterator[int]:
-    """Move the rows of every spill file that nobody appends to into the database.
-
-    Yields:
-        Rows moved, after each portion of them.
-    """
-    for path in spill.files():
-        damaged: list[bytes] = []
-        with claimed(path) as mine:
-            if not mine:
-                continue
-            for rows in rows_in(path, damaged):
-                store.write([(table, complete(table, row)) for table, row in rows])
-                yield len(rows)
-            if damaged:
-                path.replace(path.with_suffix(".damaged"))
-            else:
-                path.unlink(missing_ok=True)
-        if damaged:
-            logger.error(
-                "otel-limits: %d lines of the spill file %s are no rows. The others are in the "
-                "ledger; the file is kept as %s.",
-                len(damaged),
-                path,
-                path.with_suffix(".damaged").name,
-            )
-
-
-def reason_of(error: Exception) -> str:
-    """What the driver or the system says, in one line."""
-    said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
-    return str(said).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_limits.core.facts import ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.ledger.database import Database
 from otel_limits.ledger.rows import (
     INVOCATIONS,
     MODEL_CALLS,
@@ -17,8 +18,7 @@ from otel_limits.ledger.rows import (
     stopped_row,
     tool_call_row,
 )
-from otel_limits.ledger.spill import Spill
-from otel_limits.ledger.store import Store
+from otel_limits.ledger.spill import SpillFiles
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.protocol import OwnObserver
 
@@ -41,7 +41,7 @@ class LedgerObserver(OwnObserver):
     def __init__(self, address: Address, sync: LedgerSync = "invocation") -> None:
         """Open nothing before the first fact."""
         self.address = address
-        self.writer = Writer(Store(address), Spill(address))
+        self.writer = Writer(Database(address), SpillFiles(address))
         self.sync = sync
         self._live: dict[str, Started] = {}
         self.subscribes_to = {
@@ -55,7 +55,7 @@ class LedgerObserver(OwnObserver):
     def after_fork(self) -> None:
         """Start afresh: the parent's invocations go on in the parent."""
         self._live.clear()
-        self.writer.renew()
+        self.writer.after_fork()
 
     def close(self) -> None:
         """Write what is left."""
@@ -68,7 +68,7 @@ class LedgerObserver(OwnObserver):
     def _model_call(self, fact: ModelCall) -> None:
         self.writer.put([(MODEL_CALLS, model_call_row(fact))])
         if self.sync == "call":
-            self.writer.settle()
+            self.writer.wait_until_durable()
 
     def _tool_call(self, fact: ToolCall) -> None:
         self.writer.put([(TOOL_CALLS, tool_call_row(fact))])
@@ -78,8 +78,8 @@ class LedgerObserver(OwnObserver):
         row = invocation_row(started, fact) if started else stopped_row(fact)
         self.writer.put([(INVOCATIONS, row)])
         if self.sync != "background":
-            self.writer.settle()
+            self.writer.wait_until_durable()
 
     def _quota_changed(self, fact: QuotaGrant) -> None:
         self.writer.put([(QUOTA_CHANGES, quota_change_row(fact))])
-        self.writer.settle()
+        self.writer.wait_until_durable()

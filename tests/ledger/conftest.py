@@ -59,7 +59,7 @@ class LedgerFile:
         return sum(call["input_tokens"] + call["output_tokens"] for call in self.calls())
 
     def spills(self) -> list[Path]:
-        """Spill files, beside it and in the data directory."""
+        """SpillFiles files, beside it and in the data directory."""
         return sorted(
             path
             for directory in (self.path.parent, self.path.parent / "data")

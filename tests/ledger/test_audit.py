@@ -473,14 +473,14 @@ def test_rows_that_wait_beside_the_ledger_are_in_the_answer(
     faulty: None, ledger: LedgerFile, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question first takes back what an outage left in spill files."""
-    from otel_limits.ledger.store import Store
+    from otel_limits.ledger.database import Database
 
-    def refuse(_store: Store, _rows: object) -> dict[str, int]:
+    def refuse(_database: Database, _rows: object) -> dict[str, int]:
         raise OSError(5, "no")
 
     write(ledger.address, Entry())
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "write", refuse)
+        patch.setattr(Database, "write", refuse)
         write(ledger.address, Entry(agent="later"), first=2)
     assert ledger.spills()
     assert {row["agent"] for row in ask("spend")["spend"]} == {"worker", "later"}
@@ -504,17 +504,18 @@ def test_limits_are_drawn_from_the_record(ledger: LedgerFile) -> None:
 # --- a bar while it takes long --------------------------------------------------------------------
 
 TAKES_ITS_TIME = """
-import sys
+import dataclasses, sys
 from otel_limits.audit import questions
-from otel_limits.cli.commands import main
 
-ask = questions.spend
+spend, *others = questions.QUESTIONS
 
 def ask_slowly(*arguments, **options):
     wait()
-    return ask(*arguments, **options)
+    return spend.answer(*arguments, **options)
 
-questions.spend = ask_slowly
+questions.QUESTIONS = (dataclasses.replace(spend, answer=ask_slowly), *others)
+
+from otel_limits.cli.commands import main
 sys.exit(main(["audit", "spend", *sys.argv[1:]]))
 """
 

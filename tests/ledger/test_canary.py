@@ -13,7 +13,7 @@ from strands import tool
 
 from otel_limits import Limits, enable
 from otel_limits.cli.commands import main
-from otel_limits.ledger.store import Store
+from otel_limits.ledger.database import Database
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, fails, says, uses
 
@@ -69,7 +69,7 @@ def test_no_secret_is_kept(  # noqa: PLR0913, PLR0917  fixtures
     caplog.set_level(logging.DEBUG, "otel_limits")
     monkeypatch.setenv("OTEL_LIMITS_AUDIT_KEYS", "tenant.id")
     if outage:
-        monkeypatch.setattr(Store, "write", refuse)
+        monkeypatch.setattr(Database, "write", refuse)
     enable(Limits(max_turns=3))
     speak(make_agent)
     assert RUNTIME._wiring.opened("ledger") is not None
@@ -89,7 +89,7 @@ def test_no_secret_is_kept(  # noqa: PLR0913, PLR0917  fixtures
         assert CANARY not in capsys.readouterr().out
 
 
-def refuse(_store: Store, _rows: object) -> dict[str, int]:
+def refuse(_database: Database, _rows: object) -> dict[str, int]:
     """Fail as a vanished disk does."""
     raise OSError(5, "Input/output error")
 
@@ -101,7 +101,7 @@ from strands import Agent
 from otel_limits.testing import ScriptedModel, says
 otel_limits.enable()
 Agent(model=ScriptedModel([says("x")]), callback_handler=None)("go")
-found = [name for name in sys.modules if name.startswith(("sqlalchemy", "otel_limits.ledger.s"))]
+found = [name for name in sys.modules if name.startswith(("sqlalchemy", "otel_limits.ledger.d"))]
 threads = [t.name for t in __import__("threading").enumerate() if "ledger" in t.name]
 sys.exit(str(found + threads) if found + threads else 0)
 """

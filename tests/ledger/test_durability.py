@@ -21,10 +21,12 @@ import pytest
 from strands import tool
 
 from otel_limits import Limits, disable, enable
-from otel_limits.ledger import store as store_module
+from otel_limits.ledger import database as database_module
+from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.spill import Spill
+from otel_limits.ledger.spill import SpillFiles
+from otel_limits.ledger.takeback import taking_back
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
@@ -75,7 +77,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look again at a broken database at once, so that a test need not wait."""
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(writer_module, "TAKE_BACK_SECONDS", 0.05)
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def test_a_signal_loses_no_acknowledged_row(
 
 def take_back(ledger: LedgerFile) -> None:
     """Take rows back from spill files, as the next program does."""
-    writer = Writer(store_module.Store(ledger.address), Spill(ledger.address))
+    writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
     writer._take_back()
     writer.close()
 
@@ -314,7 +316,7 @@ def test_a_fork_that_nobody_announced_is_noticed(ledger: LedgerFile) -> None:
     writer.put([("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "parent"})])
     writer._pid = -1
     writer.put([("otel_limits_attributes", {"invocation_id": "j", "key": "k", "value": "child"})])
-    writer.settle()
+    writer.wait_until_durable()
     writer.close()
     assert ("j", "k") in ledger.attributes()
 
@@ -375,17 +377,17 @@ def newer(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
 def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The database has no room for another page: SQLite's own error."""
     close_connections()
-    set_up = store_module._set_up_sqlite
+    set_up = database_module._set_up_sqlite
 
     def without_room(connection: Any, record: object) -> None:
         set_up(connection, record)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
 
-    patch.setattr(store_module, "_set_up_sqlite", without_room)
+    patch.setattr(database_module, "_set_up_sqlite", without_room)
 
     def repair() -> None:
-        patch.setattr(store_module, "_set_up_sqlite", set_up)
+        patch.setattr(database_module, "_set_up_sqlite", set_up)
         close_connections()
 
     return repair
@@ -394,7 +396,7 @@ def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
 def close_connections() -> None:
     """Have the next write open the database anew."""
     assert RUNTIME._wiring.opened("ledger") is not None
-    RUNTIME._wiring.opened("ledger").writer._store.close()
+    RUNTIME._wiring.opened("ledger").writer._database.close()
 
 
 OUTAGES = (locked, vanished_for_good, unreadable, newer, full)
@@ -491,7 +493,7 @@ beside = Path(os.environ["OTEL_LIMITS_LEDGER"]).parent
 run()
 while list(beside.glob("*.spill-*")):
     time.sleep(0.01)
-RUNTIME._wiring.opened("ledger").writer._store.close()
+RUNTIME._wiring.opened("ledger").writer._database.close()
 for path in beside.glob("ledger.db*"):
     path.chmod(0o444)
 os.setgid(65534)
@@ -551,14 +553,14 @@ def test_memory_takes_what_no_file_takes(
 ) -> None:
     """With neither database nor spill file rows are kept in memory, and written later."""
     broken = True
-    create = Spill._create
+    create = SpillFiles._create
 
-    def refuse(spill: Spill) -> Any:
+    def refuse(spill: SpillFiles) -> Any:
         if broken:
             raise OSError(28, "No space left on device")
         return create(spill)
 
-    monkeypatch.setattr(Spill, "_create", refuse)
+    monkeypatch.setattr(SpillFiles, "_create", refuse)
     enable()
     worker("go")
     repair = locked(ledger, monkeypatch)
@@ -579,8 +581,8 @@ def test_what_only_memory_took_is_written_at_the_end_if_the_database_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A program may end before the database would have been tried again."""
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(Spill, "_create", lambda _spill: open_nothing())
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(SpillFiles, "_create", lambda _spill: open_nothing())
     enable()
     worker("go")
     repair = locked(ledger, monkeypatch)
@@ -595,15 +597,15 @@ def test_memory_is_bounded(
     faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a bound the oldest rows are lost, and counted."""
-    monkeypatch.setattr(writer_module, "MAX_KEPT", 10)
-    monkeypatch.setattr(Spill, "_create", lambda _spill: open_nothing())
+    monkeypatch.setattr(pending_module, "MAX_KEPT", 10)
+    monkeypatch.setattr(SpillFiles, "_create", lambda _spill: open_nothing())
     monkeypatch.setattr(Writer, "_start", lambda _writer: None)
     observer = LedgerObserver(ledger.address)
     rows = [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(25)]
     observer.writer.put(rows)
-    observer.writer.settle()
+    observer.writer.wait_until_durable()
     assert observer.writer.lost == 15
-    assert [row["invocation_id"] for _, row in observer.writer._queue] == [
+    assert [row["invocation_id"] for _, row in observer.writer._pending.waiting] == [
         str(n) for n in range(15, 25)
     ]
     observer.close()
@@ -666,13 +668,13 @@ def test_a_hanging_database_keeps_nobody_waiting(
     worker("go")
     eventually(lambda: whole(ledger) == 1)
     hangs = threading.Event()
-    write = store_module.Store.write
+    write = database_module.Database.write
 
-    def hang(store: Any, rows: Any) -> Any:
+    def hang(database: Any, rows: Any) -> Any:
         hangs.wait()
-        return write(store, rows)
+        return write(database, rows)
 
-    monkeypatch.setattr(store_module.Store, "write", hang)
+    monkeypatch.setattr(database_module.Database, "write", hang)
     for _ in range(3):
         worker("go")
     assert len(ended_in_spills(ledger)) == 3
@@ -684,14 +686,16 @@ def test_a_lock_that_outlives_an_invocation_keeps_nobody_waiting(
     ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends while the lock is held and the write still waits, and the event loop turns."""
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 60.0)  # longer than anybody may wait for it
+    monkeypatch.setattr(
+        database_module, "BUSY_SECONDS", 60.0
+    )  # longer than anybody may wait for it
     waits, has_ended = threading.Event(), threading.Event()
-    write = store_module.Store.write
+    write = database_module.Database.write
 
-    def watched(store: Any, rows: Any) -> Any:
+    def watched(database: Any, rows: Any) -> Any:
         waits.set()
         try:
-            return write(store, rows)
+            return write(database, rows)
         finally:
             has_ended.set()
 
@@ -713,7 +717,7 @@ def test_a_lock_that_outlives_an_invocation_keeps_nobody_waiting(
     eventually(lambda: whole(ledger) == 1)
     waits.clear()
     release = locked(ledger, monkeypatch)
-    monkeypatch.setattr(store_module.Store, "write", watched)
+    monkeypatch.setattr(database_module.Database, "write", watched)
     assert asyncio.run(agent.invoke_async("go")).stop_reason == "end_turn"
     assert (waits.is_set(), has_ended.is_set()) == (True, False)
     assert len(ended_in_spills(ledger)) == 1
@@ -753,7 +757,7 @@ def test_a_spill_of_a_dead_process_is_taken_by_the_next(
 
 def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
     """Nobody takes a file to which somebody still appends."""
-    spill = Spill(ledger.address)
+    spill = SpillFiles(ledger.address)
     row = ("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "v"})
     spill.append([row], to_disk=True)
     ask = [COMMAND, "ledger", "import", os.devnull]
@@ -768,7 +772,7 @@ def test_a_spill_that_is_gone_by_now_is_nobodys(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever held it was done with it between our looking at it and our turn."""
-    spill = Spill(ledger.address)
+    spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
     spill.seal()
     (path,) = ledger.spills()
@@ -779,12 +783,12 @@ def test_a_spill_that_is_gone_by_now_is_nobodys(
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", wait_for_it)
-    assert list(writer_module.taking_back(store_module.Store(ledger.address), spill)) == []
+    assert list(taking_back(database_module.Database(ledger.address), spill)) == []
 
 
 def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
     """A process that died while it wrote leaves half a line, which is no row."""
-    spill = Spill(ledger.address)
+    spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
     spill.seal()
     (path,) = ledger.spills()
@@ -797,7 +801,7 @@ def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
 
 def test_a_damaged_line_costs_no_other(faulty: None, ledger: LedgerFile) -> None:
     """A line that is no row is kept aside for whoever can read it; the rest is taken."""
-    spill = Spill(ledger.address)
+    spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
     spill.seal()
     (path,) = ledger.spills()
@@ -814,7 +818,7 @@ def attribute(identity: str) -> dict[str, str]:
 
 def test_rows_of_an_older_version_are_completed(ledger: LedgerFile) -> None:
     """A row that lacks a column, or has one that is gone, is taken all the same."""
-    spill = Spill(ledger.address)
+    spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i") | {"was": "once"})], to_disk=True)
     spill.seal()
     take_back(ledger)

@@ -20,9 +20,9 @@ from otel_limits import Limits, enable
 from otel_limits.cli.commands import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.spill import Spill
-from otel_limits.ledger.store import Store
-from otel_limits.ledger.writer import taking_back
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.spill import SpillFiles
+from otel_limits.ledger.takeback import taking_back
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
@@ -134,10 +134,10 @@ def test_eight_processes_in_one_database(server: Server, database: str, tmp_path
     """Eight processes record 10,000 model calls each: every row is there, once."""
     record_from_processes(server.url(database), tmp_path, 8, 10_000)
     address = parse("test", server.url(database), tmp_path / "data")
-    store = Store(address)
-    for _ in taking_back(store, Spill(address)):
+    opened = Database(address)
+    for _ in taking_back(opened, SpillFiles(address)):
         pass
-    store.close()
+    opened.close()
     query = (
         "SELECT agent, count(*), count(DISTINCT number), sum(input_tokens)::bigint"
         " FROM otel_limits_model_calls GROUP BY 1 ORDER BY 1"
@@ -228,9 +228,9 @@ def test_rows_wait_for_a_server_that_is_down(
         assert list((tmp_path / "data").glob("ledger-*.spill-*.jsonl"))
     finally:
         server.start()
-    store = Store(address)
-    assert sum(taking_back(store, Spill(address))) >= 2
-    store.close()
+    opened = Database(address)
+    assert sum(taking_back(opened, SpillFiles(address))) >= 2
+    opened.close()
     assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
 
 
@@ -272,4 +272,4 @@ def test_a_newer_ledger_is_refused(
     assert main(["audit", "spend"]) == 2
     assert "99" in capsys.readouterr().err
     with pytest.raises(LedgerError):
-        Store(parse("test", server.url(database), tmp_path)).engine()
+        Database(parse("test", server.url(database), tmp_path)).engine()

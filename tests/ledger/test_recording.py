@@ -18,7 +18,7 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import Limits, ModelCall, Usage, enable
 from otel_limits.core.facts import Invocation, Stop
-from otel_limits.ledger import store as store_module
+from otel_limits.ledger import database as database_module
 from otel_limits.ledger.rows import MAX_INTEGER, dollars, picodollars
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
@@ -375,7 +375,7 @@ def test_a_seeded_random_loses_no_call(
     ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that seeds `random` makes the same span ids in every run: both runs count."""
-    monkeypatch.setattr(store_module, "COLLISION_MICROSECONDS", 0)
+    monkeypatch.setattr(database_module, "COLLISION_MICROSECONDS", 0)
     enable()
     for _ in range(2):
         random.seed(7)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli.commands import main
-from otel_limits.ledger import store as store_module
+from otel_limits.ledger import database as database_module
+from otel_limits.ledger.database import Database
 from otel_limits.ledger.schema import UPGRADES
-from otel_limits.ledger.store import Store
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ import os, signal, sys
 from pathlib import Path
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.schema import UPGRADES
-from otel_limits.ledger.store import Store
+from otel_limits.ledger.database import Database
 
 def die(connection):
     UPGRADES[0](connection)
     os.kill(os.getpid(), signal.SIGKILL)
 
-Store(parse("test", sys.argv[1], Path("/nowhere")), [die]).engine()
+Database(parse("test", sys.argv[1], Path("/nowhere")), [die]).engine()
 """
 
 
@@ -168,7 +168,7 @@ def test_two_that_open_it_at_once_upgrade_it_once(
 ) -> None:
     """Both have seen the old version before either begins; the second finds the work done."""
     both_have_looked = threading.Barrier(2)
-    writing = store_module.writing
+    writing = database_module.writing
     done: list[str] = []
 
     @contextmanager
@@ -182,13 +182,13 @@ def test_two_that_open_it_at_once_upgrade_it_once(
         UPGRADES[0](connection)
 
     def open_it() -> None:
-        store = Store(old.address, [upgrade, *UPGRADES[1:]])
-        store.engine()
-        store.close()
+        database = Database(old.address, [upgrade, *UPGRADES[1:]])
+        database.engine()
+        database.close()
         done.append("opened")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "writing", together)
+        patch.setattr(database_module, "writing", together)
         threads = [threading.Thread(target=open_it) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -216,14 +216,15 @@ def test_a_newer_ledger_is_refused_and_left_as_it_is(
 
 def test_each_index_answers_its_part_of_spend(ledger: LedgerFile, truth: Any) -> None:
     """SQLite reads the sums from one index, and the calls of unknown size from the other."""
-    from otel_limits.ledger import queries
+    from otel_limits.ledger.selection import Selection
+    from otel_limits.ledger.spending import from_indexes
 
-    store = Store(ledger.address)
-    statement = queries.from_indexes(queries.Selection())
-    with store.reading() as connection:
+    database = Database(ledger.address)
+    statement = from_indexes(Selection())
+    with database.reading() as connection:
         text = str(statement.compile(connection.engine, compile_kwargs={"literal_binds": True}))
         plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
-    store.close()
+    database.close()
     assert "USING INDEX ix_otel_limits_model_calls_sums" in plan
     assert "USING INDEX ix_otel_limits_model_calls_unknown_size" in plan
     assert "B-TREE" not in plan

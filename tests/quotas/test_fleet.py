@@ -21,9 +21,9 @@ from strands.middleware import InvokeModelStage
 import otel_limits
 from otel_limits.core.facts import ModelCall
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.spill import Spill
-from otel_limits.ledger.store import Store
-from otel_limits.ledger.writer import taking_back
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.spill import SpillFiles
+from otel_limits.ledger.takeback import taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import settle_expired
@@ -294,10 +294,10 @@ def shown(server: Server, ledger: Path) -> int:
 
 def recorded(ledger: Path) -> int:
     """Tokens of all model calls that a ledger has, those beside it included."""
-    store = Store(parse("ledger", str(ledger), ledger.parent))
-    for _ in taking_back(store, Spill(store.address)):
+    database = Database(parse("ledger", str(ledger), ledger.parent))
+    for _ in taking_back(database, SpillFiles(database.address)):
         continue
-    store.close()
+    database.close()
     with closing(sqlite3.connect(ledger)) as connection:
         rows = "SELECT sum(input_tokens + output_tokens) FROM otel_limits_model_calls"
         (tokens,) = connection.execute(rows).fetchone()

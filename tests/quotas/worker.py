@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 NEEDED = (
-    "ledger.store",
+    "ledger.database",
     "observers.ledger",
     "observers.prometheus",
     "quotas.redis_store",

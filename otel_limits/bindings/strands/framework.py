@@ -41,6 +41,8 @@ class StrandsFramework:
         "stop_sequence",
         "tool_use",
     )
+    successes: Collection[str] = ("end_turn", "stop_sequence", "tool_use")
+    """`tool_use` is how an invocation ends that answers with a structured output."""
     host: Host | None = None
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.audit.words import money, written
+from otel_limits.audit.formatting import money, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

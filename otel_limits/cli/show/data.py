@@ -7,7 +7,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.audit.words import exact
+from otel_limits.audit.formatting import exact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

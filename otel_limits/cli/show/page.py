@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.words import exact, written
+from otel_limits.audit.formatting import NUMBERS, exact, written
 from otel_limits.cli.show.charts import colour, draw
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ POLICY: Final = (
 )
 """The browser is told to fetch nothing at all."""
 
-NUMBERS: Final = ("count", "money", "share", "seconds")
 MOST_ROWS: Final = 5_000
 """Rows of a table on a page; more of them belong in a file."""
 

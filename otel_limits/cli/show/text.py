@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rich.tree import Tree
 
-from otel_limits.audit.words import written
+from otel_limits.audit.formatting import NUMBERS, written
 from otel_limits.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from otel_limits.audit.answers import Answer, Table
 
-NUMBERS: Final = ("count", "money", "share", "seconds")
 MANY: Final = 200
 """Rows of a table above which it is written without ornaments."""
 FILE_WIDTH: Final = 500
@@ -59,7 +58,7 @@ def lines(table: Table) -> Iterator[str]:
     rows = [*table.rows, *([] if table.total is None else [table.total])]
     texts = [[column.title for column in table.columns]]
     kinds = [column.kind for column in table.columns]
-    texts += [[plain(written(*cell)) for cell in zip(row, kinds, strict=True)] for row in rows]
+    texts += [[printable(written(*cell)) for cell in zip(row, kinds, strict=True)] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
     is_number = [column.kind in NUMBERS for column in table.columns]
     for row in texts:
@@ -72,7 +71,7 @@ def lines(table: Table) -> Iterator[str]:
         yield "  ".join(padded).rstrip()
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Leave out what would move the cursor."""
     return text if text.isprintable() else strip_control_codes(text)
 

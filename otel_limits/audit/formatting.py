@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.ledger.rows import time_of
 
 if TYPE_CHECKING:
     from otel_limits.audit.answers import Kind
 
 UNKNOWN: Final = "–"  # noqa: RUF001  a dash, as tables have it
 CENTS: Final = Decimal("0.01")
+NUMBERS: Final = ("count", "money", "share", "seconds")
+"""Kinds of values that stand under each other by their last digit."""
+UNFINISHED: Final = "(unfinished)"
+"""Stands for the reason of an invocation of which no end was recorded."""
 SMALL: Final = Decimal("0.000001")
 
 
@@ -23,7 +28,7 @@ def written(value: Any, kind: Kind) -> str:
     if kind == "share":
         return f"{value:.1%}"
     if kind == "time":
-        return f"{moment(value):%Y-%m-%d %H:%M:%S}"
+        return f"{time_of(value):%Y-%m-%d %H:%M:%S}"
     if kind == "seconds":
         return f"{value:,.1f} s"
     return f"{value:,}" if kind == "count" and value != "" else str(value)
@@ -46,11 +51,5 @@ def exact(value: Any, kind: Kind) -> Any:
     if kind == "money":
         return f"{Decimal(value):f}"
     if kind == "time":
-        return moment(value).isoformat()
+        return time_of(value).isoformat()
     return value
-
-
-def moment(microseconds: int) -> datetime:
-    """A time in UTC."""
-    seconds, rest = divmod(int(microseconds), 1_000_000)
-    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)

@@ -54,7 +54,7 @@ ABANDONED: Final[list[Engine]] = []
 """Engines of a parent process. They are never closed: that could do harm to the parent's."""
 
 
-class Store:
+class Database:
     """A ledger's database. Only one thread at a time may use it.
 
     Args:
@@ -87,10 +87,12 @@ class Store:
         """
         try:
             changed = self._write(rows)
+            # The file may have been replaced while they were written to the old one.
             if self._has_moved():
                 self._reopen()
                 changed = self._write(rows)
         except BaseException:
+            # What is wrong may be the connection itself: the next attempt begins with a new one.
             self.close()
             raise
         return changed
@@ -133,11 +135,11 @@ class Store:
             self._identity = self._file_identity()
         return self._engine
 
-    def require(self) -> None:
-        """Refuse to make a new ledger where one is asked.
+    def require_existing(self) -> None:
+        """Refuse a question to a ledger that does not exist: opening it would make an empty one.
 
         Raises:
-            LedgerError: There is none.
+            LedgerError: It does not exist.
         """
         if self.address.file is not None and not self.address.file.exists():
             raise LedgerError(
@@ -180,12 +182,12 @@ def latest(rows: list[Row]) -> list[Row]:
     return list({row["id"]: row for row in rows}.values())
 
 
-def insert(connection: Connection, table: sa.Table, rows: list[Row], store: Store) -> int:
+def insert(connection: Connection, table: sa.Table, rows: list[Row], database: Database) -> int:
     """Insert the rows that are not there yet; an invocation that has ended ends its row."""
     inserted = execute(connection, table, rows)
     if table is MODEL_CALL_TABLE and inserted < len(rows):
         again = collisions(connection, rows)
-        store.collisions += len(again)
+        database.collisions += len(again)
         if again:
             inserted += execute(connection, table, again)
     return inserted
@@ -206,7 +208,7 @@ def execute(connection: Connection, table: sa.Table, rows: list[Row]) -> int:
 @functools.lru_cache
 def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     """The insertion into a table: what is there already stays as it is."""
-    columns = written(table)
+    columns = insertable_columns(table)
     maker: Any = importlib.import_module(f"{DIALECTS}.{dialect.name}")
     values = maker.insert(table).values({column: sa.bindparam(column) for column in columns})
     if table is INVOCATION_TABLE:
@@ -246,10 +248,10 @@ def collisions(connection: Connection, rows: list[Row]) -> list[Row]:
 
 def complete(table_name: str, row: Row) -> Row:
     """Give a row that another version wrote exactly the columns that this one has."""
-    return {column: row.get(column) for column in written(METADATA.tables[table_name])}
+    return {column: row.get(column) for column in insertable_columns(METADATA.tables[table_name])}
 
 
-def written(table: sa.Table) -> list[str]:
+def insertable_columns(table: sa.Table) -> list[str]:
     """Columns that a row brings; the database fills in the others."""
     return [
         column.name
@@ -299,6 +301,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 def prepare(engine: Engine, upgrades: Sequence[Upgrade]) -> None:
     """Migrate the tables, unless they are current."""
+    # Nearly always they are: looking takes no lock, and nobody has to wait.
     with engine.connect() as connection:
         if version_of(connection) == len(upgrades) + 1:
             return
@@ -314,8 +317,11 @@ def _begin_sqlite(connection: Connection) -> None:
 def _set_up_sqlite(connection: Any, _: object) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of use to a new file alone
     _use_write_ahead_log(connection)
+    # With a write-ahead log only FULL brings each commit to the disk. NORMAL, the default of some
+    # builds, keeps the file whole in a power failure, but forgets the last commits.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA journal_size_limit = 67108864")
+    # As in PostgreSQL: a pattern means the same in either database.
     connection.execute("PRAGMA case_sensitive_like = ON")
 
 

@@ -1,4 +1,4 @@
-"""One budget tree: what each branch spent, and where it was halted."""
+"""The question `show`: one budget tree, what each branch spent, and where it was halted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from otel_limits.audit.answers import Column, Table
-from otel_limits.audit.spend import Sums, merge
-from otel_limits.audit.stops import UNFINISHED
+from otel_limits.audit import asking
+from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.formatting import UNFINISHED
+from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.sums import Sums
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.rows import MICROSECONDS
 
 HALTS: Final[Mapping[str, str]] = {
     "halted": "halted",
@@ -46,6 +50,31 @@ class Branch:
     children: list[Branch] = field(default_factory=list)
 
 
+def show(inquiry: Inquiry, identity: str) -> Answer:
+    """Answer what a budget tree spent.
+
+    Raises:
+        LedgerError: The ledger does not have it.
+    """
+    from otel_limits.ledger import queries
+
+    invocations = queries.tree(inquiry.connection, identity)
+    if not invocations:
+        raise LedgerError(f"The {inquiry.about} has no invocation with the trace or id {identity}.")
+    ids = [row.id for row in invocations]
+    tops = grow(
+        invocations,
+        queries.calls_of(inquiry.connection, ids),
+        queries.tools_of(inquiry.connection, ids),
+    )
+    return Answer(
+        question="show",
+        title=f"Budget tree of {identity}",
+        about=inquiry.about,
+        tables=[tree_table(tops)],
+    )
+
+
 def grow(invocations: Sequence[Any], calls: Iterable[Any], tools: Iterable[Any]) -> list[Branch]:
     """Build the trees; an invocation whose parent is not recorded stands at the top."""
     branches = {row.id: Branch(row) for row in invocations}
@@ -64,10 +93,10 @@ def grow(invocations: Sequence[Any], calls: Iterable[Any], tools: Iterable[Any])
 
 
 def _sum_up(branch: Branch) -> None:
-    merge(branch.whole, branch.own)
+    branch.whole.merge(branch.own)
     for child in branch.children:
         _sum_up(child)
-        merge(branch.whole, child.whole)
+        branch.whole.merge(child.whole)
 
 
 def tree_table(tops: Sequence[Branch]) -> Table:
@@ -114,8 +143,24 @@ def _row(branch: Branch) -> tuple[Any, ...]:
         branch.whole.cost,
         branch.whole.unpriced_tokens,
         ", ".join(branch.tools),
-        (row.ended_us - row.started_us) / 1_000_000 if ended else None,
+        (row.ended_us - row.started_us) / MICROSECONDS if ended else None,
         row.started_us,
         row.id,
         row.trace_id,
     )
+
+
+SHOW: Final = Question(
+    name="show",
+    help="One budget tree, with tokens and money per branch, and where it was halted.",
+    answer=show,
+    options=(
+        Option(
+            "identity",
+            "TRACE_ID",
+            asking.identity,
+            "a trace id, an invocation id, or the first 8 or more digits of one",
+        ),
+    ),
+    selection=(),
+)

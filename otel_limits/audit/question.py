@@ -1,0 +1,120 @@
+"""What a question of an audit is made of: its name, its options, and the function that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit import asking
+from otel_limits.audit.formatting import written
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.words import OWN_NAMES
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from otel_limits.audit.answers import Answer
+    from otel_limits.cli.progress import Work
+    from otel_limits.ledger.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One thing that can be said with a question."""
+
+    flag: str
+    """Such as `--by`; without dashes it has to be said, and is known by its place."""
+    metavar: str
+    read: Callable[[str], Any]
+    """Reads its text; raises `ArgumentTypeError` with a sentence."""
+    help: str
+    _: KW_ONLY
+    default: Any = None
+    is_required: bool = False
+    is_repeated: bool = False
+    """It can be given several times; its value is a list of all that was given."""
+    means: str = ""
+    """Name of the option for which it is another way to write."""
+    group: str = ""
+    """Title under which the help lists it."""
+
+    @property
+    def name(self) -> str:
+        """The parameter of the answering function that gets its value."""
+        return self.means or self.flag.lstrip("-").replace("-", "_")
+
+
+SINCE: Final = Option("--since", "TIME", asking.instant, "7d, 2026-11-01 or 2026-11-01T12:00")
+UNTIL: Final = Option("--until", "TIME", asking.instant, "the same; excluded")
+WHERE: Final = Option(
+    "--where",
+    "NAME=VALUE",
+    asking.condition,
+    "only these, such as tenant.id=acme or agent='research-*'; can be repeated",
+    is_repeated=True,
+)
+AGENT: Final = Option(
+    "--agent",
+    "GLOB",
+    lambda text: ("agent", text),
+    "the same as --where agent=GLOB",
+    is_repeated=True,
+    means="where",
+)
+WINDOW: Final = (SINCE, UNTIL)
+SELECTION: Final = (*WINDOW, WHERE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question: everything that is known of it stands in its record."""
+
+    name: str
+    help: str
+    answer: Callable[..., Answer]
+    """Gets the `Inquiry`, and the value of each of `options` by its name."""
+    options: Sequence[Option] = ()
+    selection: Sequence[Option] = SELECTION
+    """Options that choose which part of the ledger is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """A ledger to ask, and which part of it."""
+
+    connection: Connection
+    ledger: str
+    """Its address, without a password."""
+    selection: Selection
+    work: Work
+    has_charts: bool
+    """False where the answer is shown without them, so that nobody asks for what they show."""
+
+    @property
+    def about(self) -> str:
+        """Which part of which ledger was asked, in words."""
+        parts = [f"ledger {self.ledger}"]
+        if self.selection.since_us is not None:
+            parts.append(f"since {written(self.selection.since_us, 'time')} UTC")
+        if self.selection.until_us is not None:
+            parts.append(f"until {written(self.selection.until_us, 'time')} UTC")
+        parts += [f"{name} = {value}" for name, value in self.selection.where]
+        return ", ".join(parts)
+
+    def require_known(self, by: Iterable[str] = ()) -> None:
+        """Refuse to select or group by what no row has.
+
+        Raises:
+            LedgerError: One of the names is neither ours nor an audit key of this ledger.
+        """
+        from otel_limits.ledger.selection import audit_keys
+
+        known = (*OWN_NAMES, *audit_keys(self.connection))
+        names = (*by, *(name for name, _ in self.selection.where))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise LedgerError(
+                f"The ledger has no {unknown[0]}. It has {', '.join(known)}; more are recorded "
+                f"with OTEL_LIMITS_AUDIT_KEYS."
+            )

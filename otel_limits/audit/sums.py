@@ -1,0 +1,96 @@
+"""Model calls added up, by any property of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from otel_limits.ledger.rows import dollars
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+EPOCH: Final = date(1970, 1, 1)
+DATES: Final = ("hour", "day", "week", "month")
+"""Properties that stand in the order of time."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """Model calls added up."""
+
+    calls: int = 0
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    pico: int = 0
+    has_price: bool = False
+    unpriced_tokens: int = 0
+    unmeasured_calls: int = 0
+
+    def add(self, row: Sequence[Any]) -> None:
+        """Add one group of calls, as the ledger sums them."""
+        calls, sent, received, cached, pico, unpriced, unmeasured = row
+        self.calls += int(calls)
+        self.input += int(sent)
+        self.output += int(received)
+        self.cached += int(cached)
+        self.pico += int(pico or 0)
+        self.has_price |= pico is not None
+        self.unpriced_tokens += int(unpriced)
+        self.unmeasured_calls += int(unmeasured)
+
+    @property
+    def tokens(self) -> int:
+        """Input and output together."""
+        return self.input + self.output
+
+    @property
+    def cost(self) -> Decimal | None:
+        """USD of the calls with a price; `None` when none has one."""
+        return dollars(self.pico) if self.has_price else None
+
+    @property
+    def cached_share(self) -> float | None:
+        """The part of the input that came from a cache."""
+        return self.cached / self.input if self.input else None
+
+    def merge(self, part: Sums) -> None:
+        """Add what was summed elsewhere."""
+        self.calls += part.calls
+        self.input += part.input
+        self.output += part.output
+        self.cached += part.cached
+        self.pico += part.pico
+        self.has_price |= part.has_price
+        self.unpriced_tokens += part.unpriced_tokens
+        self.unmeasured_calls += part.unmeasured_calls
+
+
+Groups: TypeAlias = dict[tuple[Any, ...], Sums]
+Rows: TypeAlias = Iterable[tuple[Mapping[str, Any], Sequence[Any]]]
+
+
+def fold(rows: Rows, by: Sequence[str]) -> Groups:
+    """Add up groups that may be finer than `by`."""
+    groups: Groups = {}
+    for keys, sums in rows:
+        key = tuple(property_of(keys, name) for name in by)
+        groups.setdefault(key, Sums()).add(sums)
+    return groups
+
+
+def property_of(keys: Mapping[str, Any], name: str) -> Any:
+    """One property of a group of calls, days and hours as text in UTC."""
+    if name == "hour":
+        start = datetime.fromtimestamp(int(keys["hour"]) * 3600, timezone.utc)
+        return f"{start:%Y-%m-%d %H}:00"
+    if name not in ("day", "week", "month"):
+        return keys[name]
+    day = EPOCH + timedelta(days=int(keys["day"]))
+    if name == "week":
+        year, week, _ = day.isocalendar()
+        return f"{year}-W{week:02}"
+    return f"{day:%Y-%m}" if name == "month" else day.isoformat()

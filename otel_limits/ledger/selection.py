@@ -1,0 +1,161 @@
+"""Which part of a ledger is asked: times, names and values, as conditions of statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.schema import (
+    ATTRIBUTE_TABLE,
+    DAY_MICROSECONDS,
+    INVOCATION_TABLE,
+    MODEL_CALL_TABLE,
+    TOOL_CALL_TABLE,
+)
+from otel_limits.ledger.words import OWN_NAMES
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.sql.elements import ColumnElement
+    from sqlalchemy.sql.selectable import FromClause
+
+CALLS: Final = MODEL_CALL_TABLE.c
+RUNS: Final = INVOCATION_TABLE.c
+TOOLS: Final = TOOL_CALL_TABLE.c
+
+HOUR_MICROSECONDS: Final = DAY_MICROSECONDS // 24
+DAYS: Final = ("day", "week", "month")
+"""Ways to group that follow from the day of a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which part of a ledger a question is about."""
+
+    since_us: int | None = None
+    until_us: int | None = None
+    where: tuple[tuple[str, str], ...] = ()
+    """Names and values; one name can stand there several times, for any of its values. In a value,
+    `*` stands for any characters."""
+
+
+class Source:
+    """The tables that a statement needs, joined one by one as columns are asked for."""
+
+    def __init__(self, base: sa.Table) -> None:
+        """Begin with the table that is counted: model calls, tool calls, or invocations."""
+        self.tables: FromClause = base
+        self._base = base
+        self._owner = base.c.id if base is INVOCATION_TABLE else base.c.invocation_id
+        self._time = base.c.started_us if base is INVOCATION_TABLE else base.c.at_us
+        self._has_invocations = base is INVOCATION_TABLE
+        self._attributes: dict[str, ColumnElement[Any]] = {}
+
+    def column(self, name: str) -> ColumnElement[Any]:
+        """The column that an auditor calls `name`: one of ours, or an audit key."""
+        if name not in OWN_NAMES:
+            return self._attribute(name)
+        if name == "hour":
+            return self._time // HOUR_MICROSECONDS
+        if name in DAYS:
+            return CALLS.day if self._base is MODEL_CALL_TABLE else self._time // DAY_MICROSECONDS
+        if name in NAMED_RUNS:
+            self._join_invocations()
+            return NAMED_RUNS[name]
+        columns = NAMED[self._base.name]
+        if name not in columns:
+            raise LedgerError(f"What this question counts has no {name}.")
+        return columns[name]
+
+    def conditions(self, selection: Selection) -> list[ColumnElement[bool]]:
+        """What restricts the rows to a selection; it may join further tables."""
+        wanted: dict[str, list[ColumnElement[bool]]] = {}
+        for name, value in selection.where:
+            wanted.setdefault(name, []).append(matches(self.column(name), value))
+        conditions = [sa.or_(*alternatives) for alternatives in wanted.values()]
+        # The index on spending begins with the day: with the time alone it would be read in whole.
+        on_calls = self._base is MODEL_CALL_TABLE
+        if selection.since_us is not None:
+            conditions.append(self._time >= selection.since_us)
+            if on_calls:
+                conditions.append(CALLS.day >= selection.since_us // DAY_MICROSECONDS)
+        if selection.until_us is not None:
+            conditions.append(self._time < selection.until_us)
+            if on_calls:
+                conditions.append(CALLS.day <= selection.until_us // DAY_MICROSECONDS)
+        return conditions
+
+    def select(self, selection: Selection, *columns: Any) -> sa.Select[Any]:
+        """Select columns of the rows of a selection; those of `column` have to be asked first."""
+        conditions = self.conditions(selection)
+        return sa.select(*columns).select_from(self.tables).where(*conditions)
+
+    def _join_invocations(self) -> None:
+        if not self._has_invocations:
+            self._has_invocations = True
+            self.tables = self.tables.outerjoin(INVOCATION_TABLE, RUNS.id == self._owner)
+
+    def _attribute(self, key: str) -> ColumnElement[Any]:
+        """An audited attribute: the invocation's own, otherwise that of the root of its tree."""
+        if key not in self._attributes:
+            values = []
+            for identity in (self._owner, self._base.c.root_id):
+                table = ATTRIBUTE_TABLE.alias()
+                self.tables = self.tables.outerjoin(
+                    table, (table.c.invocation_id == identity) & (table.c.key == key)
+                )
+                values.append(table.c.value)
+            self._attributes[key] = sa.func.coalesce(*values)
+        return self._attributes[key]
+
+
+NAMED: Final[dict[str, dict[str, ColumnElement[Any]]]] = {
+    MODEL_CALL_TABLE.name: {
+        "agent": CALLS.agent,
+        "model": CALLS.model,
+        "provider": CALLS.provider,
+        "state": CALLS.state,
+        "trace": CALLS.trace_id,
+        "invocation": CALLS.invocation_id,
+        "root": CALLS.root_id,
+    },
+    TOOL_CALL_TABLE.name: {
+        "agent": TOOLS.agent,
+        "tool": TOOLS.tool,
+        "trace": TOOLS.trace_id,
+        "invocation": TOOLS.invocation_id,
+        "root": TOOLS.root_id,
+    },
+    INVOCATION_TABLE.name: {
+        "agent": RUNS.agent,
+        "trace": RUNS.trace_id,
+        "invocation": RUNS.id,
+        "root": RUNS.root_id,
+    },
+}
+NAMED_RUNS: Final[dict[str, ColumnElement[Any]]] = {
+    "session": RUNS.session_id,
+    "reason": RUNS.reason,
+    "action": RUNS.action,
+    "limit": RUNS.breach_limit,
+}
+
+
+def matches(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+    """Compare with a value in which `*` stands for any characters."""
+    if "*" not in value:
+        return column == value
+    pattern = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return column.like(pattern.replace("*", "%"), escape="\\")
+
+
+def audit_keys(connection: Connection) -> list[str]:
+    """Every audit key that the ledger has a value of."""
+    return list(
+        connection.scalars(
+            sa.select(ATTRIBUTE_TABLE.c.key).distinct().order_by(ATTRIBUTE_TABLE.c.key)
+        )
+    )

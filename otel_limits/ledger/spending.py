@@ -1,0 +1,128 @@
+"""Sums of the model calls of a ledger, by any property: what takes longest of all questions.
+
+Two indexes hold all that is summed by day, agent and model, so that such sums never touch the
+table: one has every call, the other the few whose size is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.ledger.rows import UNKNOWN_SIZE
+from otel_limits.ledger.schema import DAY_MICROSECONDS, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
+from otel_limits.ledger.selection import CALLS, DAYS, Selection, Source
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.sql.elements import ColumnElement
+
+FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
+"""Ways to group that the indexes on spending answer without touching the table."""
+BY_INDEX: Final = ["day", "agent", "model"]
+"""What those indexes begin with."""
+
+SUMS_OF_ALL: Final = (
+    sa.func.count(),
+    sa.func.sum(CALLS.input_tokens),
+    sa.func.sum(CALLS.output_tokens),
+    sa.func.sum(CALLS.cache_read_tokens),
+    sa.func.sum(CALLS.price_pico),
+    # Filters, since SQLite takes a fifth longer to sum cases.
+    sa.func.coalesce(
+        sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(CALLS.price_pico.is_(None)), 0
+    ),
+)
+SUMS: Final = (*SUMS_OF_ALL, sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)))
+
+NOTHING: Final[ColumnElement[int]] = sa.literal_column("0")
+SUMS_OF_NONE: Final = (NOTHING, NOTHING, NOTHING, NOTHING, sa.null(), NOTHING)
+
+
+FIRST_AND_LAST_DAY: Final = sa.select(
+    # Each in a statement of its own: only then does SQLite look at one end of an index.
+    sa.select(sa.func.min(CALLS.day)).scalar_subquery(),
+    sa.select(sa.func.max(CALLS.day)).scalar_subquery(),
+)
+
+
+def spend(
+    connection: Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], tuple[Any, ...]]]:
+    """Sums of model calls, finer than `by` where that is quicker.
+
+    Yields:
+        The properties of a group, `day` as days and `hour` as hours since the epoch; and its calls,
+        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls. A group
+        can come in several parts.
+    """
+    named = {*by, *(name for name, _ in selection.where)}
+    rows: Iterable[Sequence[Any]]
+    if named <= FROM_INDEX:
+        names = BY_INDEX
+        rows = _from_indexes(connection, selection)
+    else:
+        names = columns_for(by)
+        rows = connection.execute(_grouped(names, selection, SUMS))
+    for row in rows:
+        keys = dict(zip(names, row[: len(names)], strict=True))
+        yield keys, tuple(row[len(names) :])
+
+
+def _from_indexes(connection: Connection, selection: Selection) -> Iterator[Sequence[Any]]:
+    """Ask for the earlier and the later days at once: SQLite uses one core for a question."""
+    earlier, later = _halves(connection, selection)
+    if later is None:
+        yield from connection.execute(from_indexes(earlier))
+        return
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        rest = thread.submit(_apart, connection.engine, from_indexes(later))
+        yield from connection.execute(from_indexes(earlier))
+        yield from rest.result()
+
+
+def _apart(engine: Engine, statement: sa.Executable) -> Sequence[Sequence[Any]]:
+    """Ask on a connection of its own."""
+    with engine.connect() as connection:
+        return connection.execute(statement).all()
+
+
+def _halves(connection: Connection, selection: Selection) -> tuple[Selection, Selection | None]:
+    """Split a selection in the middle of its days; what cannot be split has no second half."""
+    if connection.dialect.name != "sqlite":
+        return selection, None
+    first, last = connection.execute(FIRST_AND_LAST_DAY).one()
+    if first is None:
+        return selection, None
+    begin, end = first * DAY_MICROSECONDS, (last + 1) * DAY_MICROSECONDS
+    begin, end = max(begin, selection.since_us or begin), min(end, selection.until_us or end)
+    middle = (begin + end) // 2 // DAY_MICROSECONDS * DAY_MICROSECONDS
+    if not begin < middle < end:
+        return selection, None
+    return replace(selection, until_us=middle), replace(selection, since_us=middle)
+
+
+def from_indexes(selection: Selection) -> sa.CompoundSelect[Any]:
+    """Sum all calls, and count those without a measured size, each from an index of its own.
+
+    One statement, so that both see the same calls.
+    """
+    calls = _grouped(BY_INDEX, selection, (*SUMS_OF_ALL, NOTHING))
+    unknown = _grouped(BY_INDEX, selection, (*SUMS_OF_NONE, sa.func.count()))
+    return sa.union_all(calls, unknown.where(IS_OF_UNKNOWN_SIZE))
+
+
+def _grouped(names: Sequence[str], selection: Selection, sums: Sequence[Any]) -> sa.Select[Any]:
+    source = Source(MODEL_CALL_TABLE)
+    columns = [source.column(name) for name in names]
+    labelled = (column.label(f"k{n}") for n, column in enumerate((*columns, *sums)))
+    return source.select(selection, *labelled).group_by(*columns)
+
+
+def columns_for(by: Sequence[str]) -> list[str]:
+    """The columns to group by for `by`: weeks and months are made of days."""
+    return list(dict.fromkeys("day" if name in DAYS else name for name in by))

@@ -1,0 +1,82 @@
+"""What every question of an audit has: a help, options, a place in the documentation, an answer."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import otel_limits
+from otel_limits.audit.questions import QUESTIONS
+from otel_limits.cli.audit import FORMATS
+from otel_limits.cli.commands import main
+from tests.ledger.book import Entry, write
+
+if TYPE_CHECKING:
+    from otel_limits.audit.question import Question
+    from tests.ledger.conftest import LedgerFile
+
+PACKAGE = Path(otel_limits.__file__).parent
+DOCUMENTATION = "".join(
+    path.read_text(encoding="utf-8")
+    for path in (PACKAGE.parent / "README.md", *PACKAGE.glob("docs/**/*.md"))
+)
+
+SAID = {
+    "show": ["00000001"],
+    "backtest": ["--max-turns", "1"],
+    "reconcile": ["--prometheus", "http://prometheus.test"],
+}
+"""What some questions cannot be asked without."""
+
+every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
+
+
+@every_question
+def test_a_question_and_its_options_have_help(
+    question: Question, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--help` shows a sentence, and what each option is for."""
+    assert question.help.endswith(".")
+    options = [*question.selection, *question.options]
+    assert [option.flag for option in options if not option.help] == []
+    with pytest.raises(SystemExit):
+        main(["audit", question.name, "--help"])
+    shown = capsys.readouterr().out
+    assert [
+        o.flag for o in options if (o.flag if o.flag[0] == "-" else o.metavar) not in shown
+    ] == []
+
+
+@every_question
+def test_a_question_is_documented(question: Question) -> None:
+    """Who reads the documentation finds the command."""
+    assert f"otel-limits audit {question.name}" in DOCUMENTATION
+
+
+@every_question
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_question_is_answered_in_every_format(
+    question: Question,
+    form: str,
+    ledger: LedgerFile,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer is one that programs and browsers can read, or has text for a person."""
+    monkeypatch.setattr("otel_limits.audit.reconcile.query", lambda *_: [])
+    write(ledger.address, Entry())
+    assert main(["audit", question.name, *SAID.get(question.name, []), "--format", form]) == 0
+    answer = capsys.readouterr().out
+    if form == "json":
+        assert json.loads(answer)["question"] == question.name
+    elif form == "html":
+        assert answer.startswith("<!doctype html>")
+        assert answer.count("<html") == answer.count("</html>") == 1
+    elif form == "csv" and question.name != "suggest":
+        assert list(csv.reader(io.StringIO(answer)))
+    assert answer.strip()
