@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from otel_limits.cli.commands import shown
+from otel_limits.cli.check import shown
 from otel_limits.core.limits import KINDS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.environment import SETTINGS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.cli.launch import STARTUP, environment_for, option_that_hides_us
 from otel_limits.settings import environment as config
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from otel_limits.cli.commands import main, make_parser
+from otel_limits.cli import main
+from otel_limits.cli.parser import make_parser
 from otel_limits.demo import agent
 from otel_limits.demo.main import SCENARIOS
 from otel_limits.demo.play import AgentFailedError, Play, Setting

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.dashboards import files, panels
 from tests.dashboards.servers import ROOT, RULES, program
 

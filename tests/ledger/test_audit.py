@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 
@@ -506,7 +506,7 @@ def test_limits_are_drawn_from_the_record(ledger: LedgerFile) -> None:
 TAKES_ITS_TIME = """
 import sys
 from otel_limits.audit import questions
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 
 ask = questions.spend
 
