@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +23,17 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
-from otel_limits.cli.launch import environment_for
+from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.cli.launch import STARTUP, environment_for
 from otel_limits.otel.export import tracer_provider
 
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
 BIN = Path(sys.executable).parent
 RUN = (str(BIN / "otel-limits"), "run")
 INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
+
+PATIENCE_SECONDS = 60
+"""A program that hangs is a failed test of its own, and leaves the other tests their time."""
 
 NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
 """The distro would export to a collector, and fails without its exporter."""
@@ -76,9 +84,29 @@ def execute(*command: str, **variables: str) -> Ended:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command, and kill it if it has not ended when the test has, or failed."""
+    with subprocess.Popen(
+        command,
+        env=fresh_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        alarm = threading.Timer(PATIENCE_SECONDS, process.kill)  # ends also what waits for a line
+        alarm.start()
+        try:
+            yield process
+        finally:
+            alarm.cancel()
+            process.kill()
 
 
 def free_port() -> int:
@@ -230,32 +258,21 @@ def test_the_exit_status_is_that_of_the_program() -> None:
 def test_signals_reach_the_program() -> None:
     """The program is the very process that was started, and dies of the signal itself."""
     program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        (*RUN, "--", sys.executable, "-c", program),
-        env=fresh_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(*RUN, "--", sys.executable, "-c", program) as process:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGTERM)
-        assert process.wait() == -signal.SIGTERM
+        assert process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
 
 
 def test_sigusr2_ends_what_is_live() -> None:
     """A program that is told by the signal ends its invocation with `killed`, and goes on."""
-    with subprocess.Popen(
-        (*RUN, "--", sys.executable, ENDLESS, "--wait"),
-        stdout=subprocess.PIPE,
-        env=fresh_environment(),
-        text=True,
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "waiting\n"
-        program.send_signal(signal.SIGUSR2)
-        last = program.stdout.read().splitlines()[-1]
-        assert program.wait(60) == 0
+    with started(*RUN, "--", sys.executable, ENDLESS, "--wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGUSR2)
+        last = process.stdout.read().splitlines()[-1]
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert json.loads(last)["stop_reason"] == "killed"
 
 
@@ -364,6 +381,13 @@ def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
     """A helper in another environment is none of our business."""
     ended = execute(sys.executable, "-c", "import opentelemetry.sdk.trace; print('ran')", **foreign)
     assert (ended.output, ended.log) == ("ran\n", "")
+
+
+def test_what_is_waited_for_is_the_module_of_every_framework() -> None:
+    """Written twice, since the file must work where otel-limits cannot be imported."""
+    source = Path(STARTUP, "sitecustomize.py").read_text(encoding="utf-8")
+    (agents,) = re.findall(r"^AGENTS = (.+)$", source, re.MULTILINE)
+    assert ast.literal_eval(agents) == tuple(framework.module for framework in FRAMEWORKS)
 
 
 # --- mistakes where nobody asked ------------------------------------------------------------------
@@ -490,18 +514,9 @@ def test_an_exporter_that_cannot_be_made_costs_no_provider(
 def staying() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A limited program that stays after its agent was halted, and the port it serves."""
     port = free_port()
-    with subprocess.Popen(
-        (
-            *(*RUN, "--max-turns", "3", "--prometheus-port", str(port)),
-            *("--", sys.executable, ENDLESS, "--stay"),
-        ),
-        env=fresh_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    options = ("--max-turns", "3", "--prometheus-port", str(port))
+    with started(*RUN, *options, "--", sys.executable, ENDLESS, "--stay") as process:
         yield process, port
-        process.communicate()
 
 
 def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str], int]) -> None:
