@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 # The module of every framework in `otel_limits.bindings.known`, which cannot be asked: this file
-# also runs where otel-limits is not installed, and imports nothing where there are no agents. A test
-# holds that they are the same.
+# also runs where otel-limits is not installed, and imports nothing where there are no agents. A
+# test holds that they are the same.
 AGENTS = ("strands.agent.agent",)
 TRIGGERS = ("opentelemetry.sdk.trace", *AGENTS)
 """After these, otel-limits has something to attach to; a provider made early is seen, too."""
