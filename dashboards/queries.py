@@ -61,12 +61,12 @@ def mean(histogram: str, *by: str) -> str:
 
 
 def top(number: int, query: str) -> str:
-    """Largest results, without those that are nothing."""
+    """Largest results, without zeros."""
     return f"topk({number}, {query} > 0)"
 
 
 def or_zero(query: str) -> str:
-    """0 where there is nothing to show."""
+    """0 where there would be no data."""
     return f"{query} or vector(0)"
 
 

@@ -7,7 +7,6 @@ import pty
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from otel_limits import docs
 from otel_limits.cli import main
 from otel_limits.cli.launch import STARTUP, environment_for, option_that_hides_us
 from otel_limits.settings import environment as config
+from tests.processes import PATIENCE_SECONDS, bounded
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
 ESCAPE = "\x1b"
@@ -130,7 +130,11 @@ def test_a_value_that_is_no_text_is_shown_escaped() -> None:
     """Bytes in a variable don't end us with a traceback."""
     environment = {**os.environb, b"OTEL_LIMITS_PROMETHEUS_HOST": b"host-\xff"}
     done = subprocess.run(
-        [COMMAND, "check"], env=environment, capture_output=True, timeout=60, check=False
+        [COMMAND, "check"],
+        env=environment,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 0
     assert b"host-\\udcff" in done.stdout
@@ -141,17 +145,17 @@ def on_terminal(*command: str, columns: int = 100, **variables: str) -> str:
     main_end, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **variables}
     environment.pop("NO_COLOR", None)
-    with subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal) as process:
+    with (
+        subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal) as process,
+        bounded(process),
+    ):
         os.close(terminal)
-        alarm = threading.Timer(60, process.kill)  # no test waits for ever
-        alarm.start()
         chunks = []
         try:
             while chunk := os.read(main_end, 65_536):
                 chunks.append(chunk)
         except OSError:  # how Linux says that the other end is closed
             pass
-        alarm.cancel()
     os.close(main_end)
     return b"".join(chunks).decode()
 
@@ -181,7 +185,11 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
-        [COMMAND, "check"], stdout=write_end, stderr=subprocess.PIPE, timeout=60, check=False
+        [COMMAND, "check"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -198,7 +206,7 @@ def test_strands_is_not_imported_to_answer_a_question(arguments: list[str]) -> N
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         stdout=subprocess.DEVNULL,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0

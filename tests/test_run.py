@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,12 @@ import otel_limits
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.launch import STARTUP, environment_for
 from otel_limits.otel.export import tracer_provider
+from tests.processes import PATIENCE_SECONDS, bounded
 
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
 BIN = Path(sys.executable).parent
 RUN = (str(BIN / "otel-limits"), "run")
 INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
-
-PATIENCE_SECONDS = 60
-"""A program that hangs is a failed test of its own, and leaves the other tests their time."""
 
 NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
 """The distro would export to a collector, and fails without its exporter."""
@@ -92,21 +89,18 @@ def execute(*command: str, **variables: str) -> Ended:
 
 @contextlib.contextmanager
 def started(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command, and kill it if it has not ended when the test has, or failed."""
-    with subprocess.Popen(
-        command,
-        env=fresh_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        alarm = threading.Timer(PATIENCE_SECONDS, process.kill)  # ends also what waits for a line
-        alarm.start()
-        try:
-            yield process
-        finally:
-            alarm.cancel()
-            process.kill()
+    """Start a command that is spoken with."""
+    with (
+        subprocess.Popen(
+            command,
+            env=fresh_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+        bounded(process),
+    ):
+        yield process
 
 
 def free_port() -> int:
@@ -237,7 +231,7 @@ def test_a_python_that_would_not_load_us_is_not_started(option: str) -> None:
     "arguments", [("-c", "print('ran')", "-E"), ("-Wdefault", "-c", "print('ran')")]
 )
 def test_arguments_of_the_program_are_its_own(arguments: tuple[str, ...]) -> None:
-    """What looks like an option of Python and is none is left alone."""
+    """What looks like an option of Python, and belongs to the program, is left alone."""
     assert execute(*RUN, "--", sys.executable, *arguments).output == "ran\n"
 
 
@@ -262,7 +256,7 @@ def test_signals_reach_the_program() -> None:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
+        assert process.wait() == -signal.SIGTERM
 
 
 def test_sigusr2_ends_what_is_live() -> None:
@@ -272,7 +266,7 @@ def test_sigusr2_ends_what_is_live() -> None:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGUSR2)
         last = process.stdout.read().splitlines()[-1]
-        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.wait() == 0
     assert json.loads(last)["stop_reason"] == "killed"
 
 
@@ -378,7 +372,7 @@ def test_a_python_without_us_says_that_nothing_is_limited(foreign: dict[str, str
 def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
     foreign: dict[str, str],
 ) -> None:
-    """A helper in another environment is none of our business."""
+    """A helper in another environment does not concern us."""
     ended = execute(sys.executable, "-c", "import opentelemetry.sdk.trace; print('ran')", **foreign)
     assert (ended.output, ended.log) == ("ran\n", "")
 
@@ -529,7 +523,7 @@ def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str],
     assert 'otel_limits_stops_total{action="halted",agent="endless",reason="max_turns"} 1.0' in text
 
 
-def test_a_port_that_is_taken_is_told_and_never_fatal() -> None:
+def test_a_port_that_is_taken_is_logged_and_never_fatal() -> None:
     """It is counted, and the limit holds all the same."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -545,7 +539,7 @@ def test_a_port_that_is_taken_is_told_and_never_fatal() -> None:
 
 @pytest.mark.usefixtures("faulty")
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70 + ".invalid"])
-def test_a_host_that_is_none_is_told_and_never_fatal(
+def test_a_host_that_cannot_be_served_is_logged_and_never_fatal(
     host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also a name that could not even be looked up."""

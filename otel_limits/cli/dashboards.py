@@ -118,7 +118,7 @@ def ask(
     """Ask every query of a dashboard.
 
     Raises:
-        PrometheusError: There was no answer.
+        PrometheusError: It did not answer.
     """
     return {
         # A single number is asked for over just the range; steps only matter to what is drawn

@@ -90,7 +90,7 @@ def setting_mistakes(
     for setting, text in given:
         try:
             setting.parse(setting.flag, text)
-        except ValueError as error:  # noqa: PERF203  every mistake is told, not only the first
+        except ValueError as error:  # noqa: PERF203  every mistake is named, not only the first
             mistakes.append(str(error))
     replaced = {setting.variable for setting, _ in given}
     rest = {name: text for name, text in inherited.items() if name not in replaced}

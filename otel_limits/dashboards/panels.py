@@ -97,13 +97,13 @@ def seconds(text: str) -> float:
     """Parse `30s`, `15m`, `6h` or `7d`.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is something else.
     """
     lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, unit = text[:-1], text[-1:]
     if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
         return float(int(number) * lengths[unit])
-    raise ValueError(f"{text!r} is no time such as 30s, 15m, 6h or 7d")
+    raise ValueError(f"{text!r} is not a length of time such as 30s, 15m, 6h or 7d")
 
 
 def read(path: Path) -> Dashboard:
