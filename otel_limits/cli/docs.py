@@ -14,10 +14,10 @@ from otel_limits.cli.terminal import console, in_columns
 HELP: Final = """\
 Read the documentation: without a topic, the list of topics.
 
-The pages are those of the version that is installed. In a pipe or a file they are Markdown as it
-was written:
+The pages belong to the version that is installed. A terminal gets them laid out, a pipe or a file
+as they were written, in Markdown:
 
-  otel-limits docs limits | less
+  otel-limits docs TOPIC | less
 """
 
 

@@ -22,12 +22,21 @@ if TYPE_CHECKING:
     from otel_limits.dashboards.panels import Dashboard, Panel, Target, Window
 
 Answers = Mapping["Target", Sequence["Line"]]
+Named = Sequence[tuple[str, "Line"]]
+"""Series with the names that the legend gives them."""
 
 COLUMNS: Final = 24
 WIDTH_INCHES: Final = 18.0
 ROW_INCHES: Final = 0.42
 MAX_LEGEND: Final = 10
+LEGEND_WIDTH: Final = 0.135
+"""Of the figure: legends stand at the right of a panel, as in Grafana."""
 DPI: Final = 80
+
+OVER_TIME: Final = ("timeseries", "heatmap")
+"""Kinds of panels with a time axis."""
+MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
+TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
 
 COLOURS: Final = {
     "max_turns": "#c4162a",
@@ -134,17 +143,6 @@ def _inside(box: Any, panel: Panel) -> tuple[float, float, float, float]:
     if panel.kind == "timeseries":
         width -= LEGEND_WIDTH
     return box.x0 + left, box.y0 + bottom, width, box.y1 - box.y0 - bottom - unit * 1.3
-
-
-OVER_TIME: Final = ("timeseries", "heatmap")
-
-MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
-TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
-
-LEGEND_WIDTH: Final = 0.135
-"""Of the figure: legends stand at the right of a panel, as in Grafana."""
-
-Named = Sequence[tuple[str, "Line"]]
 
 
 def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:

@@ -77,6 +77,7 @@ class Window:
 
     def for_panel(self, panel: Panel) -> Window:
         """Take steps as long as a panel wants them, at full multiples, the last one unfinished."""
+        # Grafana aligns steps like this, so that bars do not change as time goes on.
         step = max(self.step, panel.min_step)
         end = math.ceil(self.end / step) * step
         return replace(self, start=min(self.start // step * step, end - step), end=end, step=step)
