@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHARE, SHORT, Target
-from dashboards.queries import PER_BAR, WHOLE_RANGE
+from dashboards.queries import PER_BAR
 
 UID: Final = "otel-limits-agents"
 
@@ -16,54 +16,37 @@ NOW: Final = (
         "Invocations",
         "Invocations that finished, however they ended.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.STOPS, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.STOPS)),
     ),
     panels.number(
         "Stopped by a limit",
         "Share of finished invocations that a limit ended.",
         SHARE,
-        Target(
-            queries.share(
-                queries.increase(queries.HALTS, WHOLE_RANGE),
-                queries.increase(queries.STOPS, WHOLE_RANGE),
-            )
-        ),
-        width=4,
-        height=4,
+        queries.share(queries.in_range(queries.HALTS), queries.in_range(queries.STOPS)),
     ),
     panels.number(
         "Stopped by max_turns",
         "Invocations that reached max_turns: the agent went on for too long.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.stops_by("max_turns"), WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.stops_by("max_turns"))),
     ),
     panels.number(
         "Stopped by max_iterations",
         "Invocations that reached max_iterations within one leg.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.stops_by("max_iterations"), WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.stops_by("max_iterations"))),
     ),
     panels.number(
         "Would have been halted",
         "Invocations that reached a limit and went on, because the action is observe.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.WOULD_BE_HALTS, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.WOULD_BE_HALTS)),
     ),
     panels.number(
         "In progress",
         "Invocations that have begun and not ended.",
         SHORT,
-        Target(queries.or_zero(f"sum({queries.IN_PROGRESS})")),
-        width=4,
-        height=4,
+        queries.or_zero(f"sum({queries.IN_PROGRESS})"),
     ),
 )
 """One number each, for the time range."""
@@ -75,7 +58,7 @@ STOPS: Final = (
         "Finished invocations by stop reason: our limits first, natural ends last.",
         SHORT,
         *(
-            Target(f"{queries.increase(stops, PER_BAR, 'reason')} > 0", "{{reason}}")
+            Target(queries.per_bar(stops, "reason"), "{{reason}}")
             for stops in (
                 queries.stops_by("max_turns"),
                 queries.stops_by("max_iterations"),
@@ -101,7 +84,7 @@ STOPS: Final = (
         "Invocations that a limit ended. A diamond is an exemplar: open it to see the trace.",
         SHORT,
         Target(
-            f"{queries.increase(queries.HALTS, PER_BAR, 'agent', 'reason')} > 0",
+            queries.per_bar(queries.HALTS, "agent", "reason"),
             "{{agent}}: {{reason}}",
             exemplars=True,
         ),
@@ -111,10 +94,7 @@ STOPS: Final = (
         "What enforcement would have halted",
         "Limits that were reached while the action is observe: what halt would have stopped.",
         SHORT,
-        Target(
-            f"{queries.increase(queries.WOULD_BE_HALTS, PER_BAR, 'agent', 'reason')} > 0",
-            "{{agent}}: {{reason}}",
-        ),
+        Target(queries.per_bar(queries.WOULD_BE_HALTS, "agent", "reason"), "{{agent}}: {{reason}}"),
         width=10,
     ),
 )
@@ -127,18 +107,13 @@ BUDGETS: Final = (
         "Finished invocations by the share of a limit that they used, all limits together. "
         "At 100 % and above the limit was reached.",
         SHARE,
-        Target(
-            queries.increase(queries.BUDGET_USED.replace("{", "_bucket{", 1), PER_BAR, "le"),
-            "{{le}}",
-        ),
-        width=12,
+        Target(queries.increase(queries.buckets(queries.BUDGET_USED), PER_BAR, "le"), "{{le}}"),
     ),
     panels.lines(
         "Budget used by limit, 95th percentile",
         "19 of 20 invocations used no more than this. Near 100 % the limit is about to stop many.",
         SHARE,
         Target(queries.quantile(0.95, queries.BUDGET_USED, "limit"), "{{limit}}"),
-        width=12,
     ),
     panels.lines(
         "Turns per invocation, 95th percentile",
@@ -146,7 +121,6 @@ BUDGETS: Final = (
         SHORT,
         Target(queries.quantile(0.5, queries.INVOCATION_TURNS), "all agents, median"),
         Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}}"),
-        width=12,
     ),
     panels.lines(
         "Duration of an invocation, 95th percentile",
@@ -154,24 +128,20 @@ BUDGETS: Final = (
         SECONDS,
         Target(queries.quantile(0.5, queries.INVOCATION_DURATION), "all agents, median"),
         Target(queries.quantile(0.95, queries.INVOCATION_DURATION, "agent"), "{{agent}}"),
-        width=12,
     ),
     panels.bars(
         "Warnings",
         "Invocations that passed a soft threshold of a limit (OTEL_LIMITS_WARN_AT).",
         SHORT,
         Target(
-            f"{queries.increase(queries.WARNINGS, PER_BAR, 'limit', 'threshold')} > 0",
-            "{{limit}} at {{threshold}}",
+            queries.per_bar(queries.WARNINGS, "limit", "threshold"), "{{limit}} at {{threshold}}"
         ),
-        width=12,
     ),
     panels.lines(
         "Tokens above a token limit",
         "Mean overshoot of halted invocations: the last model call is counted when it is over.",
         SHORT,
         Target(queries.mean(queries.OVERSHOOT, "agent", "limit"), "{{agent}}: {{limit}}"),
-        width=12,
     ),
 )
 """How much of the limits is used."""
@@ -182,31 +152,28 @@ AGENTS_AND_TOOLS: Final = (
         "Agents most often stopped by a limit",
         "Halted invocations in the time range.",
         SHORT,
-        Target(queries.top(10, queries.increase(queries.HALTS, WHOLE_RANGE, "agent")), "{{agent}}"),
+        Target(queries.top(10, queries.in_range(queries.HALTS, "agent")), "{{agent}}"),
         width=8,
     ),
     panels.ranking(
         "Agents with the most turns",
         "Model responses taken in the time range.",
         SHORT,
-        Target(queries.top(10, queries.increase(queries.TURNS, WHOLE_RANGE, "agent")), "{{agent}}"),
+        Target(queries.top(10, queries.in_range(queries.TURNS, "agent")), "{{agent}}"),
         width=8,
     ),
     panels.ranking(
         "Tools called most",
         "Tool calls in the time range, refused ones included.",
         SHORT,
-        Target(
-            queries.top(10, queries.increase(queries.TOOL_CALLS, WHOLE_RANGE, "tool")),
-            "{{tool}}",
-        ),
+        Target(queries.top(10, queries.in_range(queries.TOOL_CALLS, "tool")), "{{tool}}"),
         width=8,
     ),
     panels.bars(
         "Tool calls by how they ended",
         "Refused calls are those that a limit kept from running.",
         SHORT,
-        Target(f"{queries.increase(queries.TOOL_CALLS, PER_BAR, 'status')} > 0", "{{status}}"),
+        Target(queries.per_bar(queries.TOOL_CALLS, "status"), "{{status}}"),
         width=24,
     ),
 )
@@ -219,9 +186,9 @@ CALLS_WITHOUT_TOKENS: Final = (
         "A synthetic message is a halt: no model was called. A zero-token call is a real "
         "answer for which the provider reported 0. An unmeasured call had no usage at all.",
         SHORT,
-        Target(f"{queries.increase(queries.SYNTHETIC, PER_BAR)} > 0", "synthetic message"),
+        Target(queries.per_bar(queries.SYNTHETIC), "synthetic message"),
         *(
-            Target(f"{queries.increase(queries.calls_of(kind), PER_BAR)} > 0", legend)
+            Target(queries.per_bar(queries.calls_of(kind)), legend)
             for kind, legend in (
                 ("zero_token", "zero-token call"),
                 ("unmeasured", "unmeasured call"),

@@ -6,7 +6,6 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHORT, Target
-from dashboards.queries import PER_BAR, WHOLE_RANGE
 
 UID: Final = "otel-limits-health"
 
@@ -16,49 +15,37 @@ NOW: Final = (
         "Processes",
         "Processes that report to this Prometheus.",
         SHORT,
-        Target(queries.or_zero(f"count({queries.BUILDS})")),
-        width=4,
-        height=4,
+        queries.or_zero(f"count({queries.BUILDS})"),
     ),
     panels.number(
         "Oldest scrape",
         "Time since the process that was seen longest ago was seen.",
         SECONDS,
-        Target(f"max({queries.SCRAPE_AGE})"),
-        width=4,
-        height=4,
+        f"max({queries.SCRAPE_AGE})",
     ),
     panels.number(
         "Internal errors",
         "Failures inside otel-limits that were kept away from the agents.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.INTERNAL_ERRORS, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.INTERNAL_ERRORS)),
     ),
     panels.number(
         "Facts lost",
         "Facts that an observer lost, because it failed or could not keep up.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.DROPPED, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.DROPPED)),
     ),
     panels.number(
         "Refused policy files",
         "Processes whose newest policy file is invalid, so that the one before stays in force.",
         SHORT,
-        Target(queries.or_zero(f"count({queries.POLICY_VALID} == 0)")),
-        width=4,
-        height=4,
+        queries.or_zero(f"count({queries.POLICY_VALID} == 0)"),
     ),
     panels.number(
         "Blind invocations",
         "Invocations whose span did not reach otel-limits. Limits hold all the same.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.BLIND, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.BLIND)),
     ),
 )
 """One number each, for the time range."""
@@ -70,19 +57,14 @@ UNSEEN: Final = (
         "Their spans did not reach the span processor (sampling, no SDK, another provider), so "
         "that the framework's hooks were followed instead.",
         SHORT,
-        Target(f"{queries.increase(queries.BLIND, PER_BAR, 'agent')} > 0", "{{agent}}"),
-        width=12,
+        Target(queries.per_bar(queries.BLIND, "agent"), "{{agent}}"),
     ),
     panels.lines(
         "Scrape age",
         "Time since each process was last seen. It grows when a process is gone or its "
         "endpoint cannot be reached.",
         SECONDS,
-        Target(
-            f"max by (job, instance) ({queries.SCRAPE_AGE})",
-            "{{job}} {{instance}}",
-        ),
-        width=12,
+        Target(f"max by (job, instance) ({queries.SCRAPE_AGE})", "{{job}} {{instance}}"),
     ),
 )
 """Where spans or scrapes are missing."""
@@ -93,44 +75,26 @@ SLOW_OR_LOST: Final = (
         "Internal errors by component",
         "Failures inside otel-limits that were kept away from the agents; the log says more.",
         SHORT,
-        Target(
-            f"{queries.increase(queries.INTERNAL_ERRORS, PER_BAR, 'component')} > 0",
-            "{{component}}",
-        ),
-        width=12,
+        Target(queries.per_bar(queries.INTERNAL_ERRORS, "component"), "{{component}}"),
     ),
     panels.bars(
         "Facts lost by observer",
         "Facts that an observer lost, because it failed or could not keep up.",
         SHORT,
-        Target(f"{queries.increase(queries.DROPPED, PER_BAR, 'observer')} > 0", "{{observer}}"),
-        width=12,
+        Target(queries.per_bar(queries.DROPPED, "observer"), "{{observer}}"),
     ),
     panels.lines(
         "Observer lag, 99th percentile",
         "How long an observer kept the end of an invocation waiting.",
         SECONDS,
         Target(queries.quantile(0.99, queries.LAG, "observer"), "{{observer}}"),
-        width=12,
     ),
     panels.bars(
         "Invocations that nobody finished",
         "Aborted: nobody waited for the result. Evicted: dropped from the registry of live "
         "invocations because there were too many, or it was too old.",
         SHORT,
-        Target(
-            queries.increase(
-                queries.select(
-                    "otel_limits_stops_total", queries.AGENT, 'reason=~"aborted|evicted"'
-                ),
-                PER_BAR,
-                "agent",
-                "reason",
-            )
-            + " > 0",
-            "{{agent}}: {{reason}}",
-        ),
-        width=12,
+        Target(queries.per_bar(queries.UNFINISHED, "agent", "reason"), "{{agent}}: {{reason}}"),
     ),
 )
 """Where observers fail."""

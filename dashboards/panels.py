@@ -90,8 +90,8 @@ def bars(title: str, description: str, unit: str, *targets: Target, **layout: An
     return _over_time(panel, Words(title, description, unit), targets, **layout)
 
 
-def number(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
-    """Show one number for the time range."""
+def number(title: str, description: str, unit: str, query: str) -> Any:
+    """Show one number for the time range, in a small panel: six of them are a row."""
     panel = (
         _counting(stat.Panel(), unit)
         .graph_mode(common.BigValueGraphMode.NONE)
@@ -99,7 +99,8 @@ def number(title: str, description: str, unit: str, target: Target, **layout: An
         .reduce_options(_last_value())
         .thresholds(_one_colour("blue"))
     )
-    return _finish(panel, Words(title, description, unit), _queries([target], "instant"), **layout)
+    words = Words(title, description, unit)
+    return _finish(panel, words, _queries([Target(query)], "instant"), width=4, height=4)
 
 
 def ranking(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
@@ -171,7 +172,10 @@ def _over_time(panel: Any, words: Words, targets: Sequence[Target], **layout: An
     return _finish(panel, words, _queries(targets, "range"), **layout)
 
 
-def _finish(panel: Any, words: Words, queries: list[Any], *, width: int, height: int = 8) -> Any:
+def _finish(
+    panel: Any, words: Words, queries: list[Any], *, width: int = 12, height: int = 8
+) -> Any:
+    """Give a panel its words, queries and size; 12 of 24 columns are half a row."""
     return (
         panel.title(words.title)
         .description(words.description)

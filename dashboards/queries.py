@@ -29,6 +29,16 @@ def increase(selector: str, over: str, *by: str) -> str:
     return f"sum{kept(by)}(increase({selector}[{over}]))"
 
 
+def in_range(selector: str, *by: str) -> str:
+    """How much a counter went up in the time range that is shown."""
+    return increase(selector, WHOLE_RANGE, *by)
+
+
+def per_bar(selector: str, *by: str) -> str:
+    """How much a counter went up within each bar, without bars of nothing."""
+    return f"{increase(selector, PER_BAR, *by)} > 0"
+
+
 def rate(selector: str, *by: str) -> str:
     """How fast a counter goes up, per second."""
     return f"sum{kept(by)}(rate({selector}[$__rate_interval]))"
@@ -36,8 +46,12 @@ def rate(selector: str, *by: str) -> str:
 
 def quantile(share: float, histogram: str, *by: str) -> str:
     """Value below which a share of the observations lies."""
-    buckets = histogram.replace("{", "_bucket{", 1)
-    return f"histogram_quantile({share}, {rate(buckets, 'le', *by)})"
+    return f"histogram_quantile({share}, {rate(buckets(histogram), 'le', *by)})"
+
+
+def buckets(histogram: str) -> str:
+    """Select the buckets of a histogram."""
+    return histogram.replace("{", "_bucket{", 1)
 
 
 def mean(histogram: str, *by: str) -> str:
@@ -47,12 +61,12 @@ def mean(histogram: str, *by: str) -> str:
 
 
 def top(number: int, query: str) -> str:
-    """Largest results, without those that are nothing."""
+    """Largest results, without zeros."""
     return f"topk({number}, {query} > 0)"
 
 
 def or_zero(query: str) -> str:
-    """0 where there is nothing to show."""
+    """0 where there would be no data."""
     return f"{query} or vector(0)"
 
 
@@ -74,6 +88,7 @@ NATURAL_ENDS: Final = select("otel_limits_stops_total", AGENT, 'action="none"')
 OTHER_HALTS: Final = select(
     "otel_limits_stops_total", AGENT, ENFORCED, 'reason!~"max_turns|max_iterations"'
 )
+UNFINISHED: Final = select("otel_limits_stops_total", AGENT, 'reason=~"aborted|evicted"')
 BUDGET_USED: Final = select("otel_limits_budget_used_ratio", AGENT)
 INVOCATION_TURNS: Final = select("otel_limits_invocation_turns", AGENT)
 INVOCATION_DURATION: Final = select("otel_limits_invocation_duration_seconds", AGENT)
@@ -150,7 +165,7 @@ SECONDS_LEFT_IN_MONTH: Final = (
 
 def until_end_of_month(counter: str) -> str:
     """What a counter will go up by until the month is over, at the pace of the range shown."""
-    return f"{increase(counter, WHOLE_RANGE)} / $__range_s * {SECONDS_LEFT_IN_MONTH}"
+    return f"{in_range(counter)} / $__range_s * {SECONDS_LEFT_IN_MONTH}"
 
 
 SCRAPE_AGE: Final = f"time() - timestamp({BUILDS})"

@@ -6,7 +6,6 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHARE, SHORT, USD, Target
-from dashboards.queries import PER_BAR, WHOLE_RANGE
 
 UID: Final = "otel-limits-spend"
 
@@ -16,59 +15,39 @@ NOW: Final = (
         "Tokens",
         "Input and output tokens in the time range.",
         SHORT,
-        Target(queries.or_zero(queries.increase(queries.TOKENS, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.TOKENS)),
     ),
     panels.number(
         "US dollars",
         "Spent in the time range on model calls whose price is known.",
         USD,
-        Target(queries.or_zero(queries.increase(queries.COST, WHOLE_RANGE))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.in_range(queries.COST)),
     ),
     panels.number(
         "USD to end of month",
         "What will be spent until the month is over (UTC), at the pace of the time range.",
         USD,
-        Target(queries.or_zero(queries.until_end_of_month(queries.COST))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.until_end_of_month(queries.COST)),
     ),
     panels.number(
         "Tokens to end of month",
         "What will be used until the month is over (UTC), at the pace of the time range.",
         SHORT,
-        Target(queries.or_zero(queries.until_end_of_month(queries.TOKENS))),
-        width=4,
-        height=4,
+        queries.or_zero(queries.until_end_of_month(queries.TOKENS)),
     ),
     panels.number(
         "Input read from a cache",
         "Share of the input tokens that the provider read from its cache.",
         SHARE,
-        Target(
-            queries.share(
-                queries.increase(queries.CACHE_READS, WHOLE_RANGE),
-                queries.increase(queries.INPUT_TOKENS, WHOLE_RANGE),
-            )
+        queries.share(
+            queries.in_range(queries.CACHE_READS), queries.in_range(queries.INPUT_TOKENS)
         ),
-        width=4,
-        height=4,
     ),
     panels.number(
         "Tokens without a price",
         "Share of the tokens whose price is unknown. No number in US dollars includes them.",
         SHARE,
-        Target(
-            queries.share(
-                queries.increase(queries.UNPRICED, WHOLE_RANGE),
-                queries.increase(queries.TOKENS, WHOLE_RANGE),
-            )
-        ),
-        width=4,
-        height=4,
+        queries.share(queries.in_range(queries.UNPRICED), queries.in_range(queries.TOKENS)),
     ),
 )
 """One number each, for the time range."""
@@ -80,21 +59,18 @@ TOKENS: Final = (
         "Input includes cached tokens.",
         SHORT,
         Target(queries.per_minute(queries.rate(queries.TOKENS, "type")), "{{type}}"),
-        width=12,
     ),
     panels.lines(
         "Tokens per minute by agent",
         "Input and output together.",
         SHORT,
         Target(queries.per_minute(queries.rate(queries.TOKENS, "agent")), "{{agent}}"),
-        width=12,
     ),
     panels.lines(
         "Tokens per minute by model",
         "Input and output together.",
         SHORT,
         Target(queries.per_minute(queries.rate(queries.TOKENS, "model")), "{{model}}"),
-        width=12,
     ),
     panels.lines(
         "Tokens per invocation, 95th percentile",
@@ -102,14 +78,12 @@ TOKENS: Final = (
         SHORT,
         Target(queries.quantile(0.5, queries.INVOCATION_TOKENS), "all agents, median"),
         Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
-        width=12,
     ),
     panels.lines(
         "Cached tokens per minute",
         "Parts of the input: tokens read from the provider's cache, and tokens written to it.",
         SHORT,
         Target(queries.per_minute(queries.rate(queries.CACHED_TOKENS, "kind")), "{{kind}}"),
-        width=12,
     ),
     panels.lines(
         "Input read from a cache, by model",
@@ -120,7 +94,6 @@ TOKENS: Final = (
             f" / {queries.rate(queries.INPUT_TOKENS, 'model')}",
             "{{model}}",
         ),
-        width=12,
     ),
 )
 """Where the tokens go."""
@@ -132,28 +105,24 @@ MONEY: Final = (
         "Spend rate on model calls whose price is known.",
         USD,
         Target(queries.per_hour(queries.rate(queries.COST, "agent")), "{{agent}}"),
-        width=12,
     ),
     panels.lines(
         "US dollars per hour by model",
         "Spend rate on model calls whose price is known.",
         USD,
         Target(queries.per_hour(queries.rate(queries.COST, "model")), "{{model}}"),
-        width=12,
     ),
     panels.ranking(
         "Most expensive agents",
         "US dollars in the time range.",
         USD,
-        Target(queries.top(10, queries.increase(queries.COST, WHOLE_RANGE, "agent")), "{{agent}}"),
-        width=12,
+        Target(queries.top(10, queries.in_range(queries.COST, "agent")), "{{agent}}"),
     ),
     panels.ranking(
         "Most expensive models",
         "US dollars in the time range.",
         USD,
-        Target(queries.top(10, queries.increase(queries.COST, WHOLE_RANGE, "model")), "{{model}}"),
-        width=12,
+        Target(queries.top(10, queries.in_range(queries.COST, "model")), "{{model}}"),
     ),
 )
 """Where the money goes."""
@@ -165,25 +134,19 @@ QUOTAS: Final = (
         "Share that the whole fleet has used of what a quota permits in its present window, "
         "grants included.",
         SHARE,
-        Target(
-            queries.top(10, queries.share_of_quota(queries.QUOTA_USED)),
-            "{{quota}}: {{key}}",
-        ),
-        width=12,
+        Target(queries.top(10, queries.share_of_quota(queries.QUOTA_USED)), "{{quota}}: {{key}}"),
     ),
     panels.listing(
         "Time until a quota begins again",
         "What was used counts until then.",
         SECONDS,
         Target(queries.until_reset()),
-        width=12,
     ),
     panels.lines(
         "Quota used",
         "Share of what a quota permits. At 100 % every further model call is refused.",
         SHARE,
         Target(queries.share_of_quota(queries.QUOTA_USED), "{{quota}}: {{key}}"),
-        width=12,
     ),
     panels.lines(
         "Quota reserved",
@@ -191,18 +154,13 @@ QUOTAS: Final = (
         "they end, or after 5 minutes when their worker was killed.",
         SHARE,
         Target(queries.share_of_quota(queries.QUOTA_RESERVED), "{{quota}}: {{key}}"),
-        width=12,
     ),
     panels.bars(
         "Decisions of quotas by kind",
         "A model call to which several quotas apply is decided by each. Those that begin with "
         "degraded were taken while the store did not answer.",
         SHORT,
-        Target(
-            f"{queries.increase(queries.QUOTA_DECISIONS, PER_BAR, 'decision')} > 0",
-            "{{decision}}",
-        ),
-        width=12,
+        Target(queries.per_bar(queries.QUOTA_DECISIONS, "decision"), "{{decision}}"),
     ),
     panels.bars(
         "Not simply admitted, by quota",
@@ -210,10 +168,8 @@ QUOTAS: Final = (
         "did not count it); degraded (decided without the store).",
         SHORT,
         Target(
-            f"{queries.increase(queries.NOT_ADMITTED, PER_BAR, 'quota', 'decision')} > 0",
-            "{{quota}}: {{decision}}",
+            queries.per_bar(queries.NOT_ADMITTED, "quota", "decision"), "{{quota}}: {{decision}}"
         ),
-        width=12,
     ),
 )
 """What is left of the budgets that a fleet shares."""
@@ -224,25 +180,20 @@ UNKNOWNS: Final = (
         "Tokens without a price, by model",
         "Give the model a price in the policy file, and they appear in the panels above.",
         SHORT,
-        Target(f"{queries.increase(queries.UNPRICED, PER_BAR, 'model')} > 0", "{{model}}"),
-        width=12,
+        Target(queries.per_bar(queries.UNPRICED, "model"), "{{model}}"),
     ),
     panels.bars(
         "Model calls without usage",
         "Calls whose provider reported no usage. Their tokens are estimated unless "
         "OTEL_LIMITS_UNMEASURED says otherwise.",
         SHORT,
-        Target(
-            f"{queries.increase(queries.UNMEASURED, PER_BAR, 'agent', 'model')} > 0",
-            "{{agent}}: {{model}}",
-        ),
-        width=12,
+        Target(queries.per_bar(queries.UNMEASURED, "agent", "model"), "{{agent}}: {{model}}"),
     ),
     panels.bars(
         "Model calls by kind",
         "Measured, zero_token (the provider reported 0), unmeasured (it reported nothing), failed.",
         SHORT,
-        Target(f"{queries.increase(queries.MODEL_CALLS, PER_BAR, 'kind')} > 0", "{{kind}}"),
+        Target(queries.per_bar(queries.MODEL_CALLS, "kind"), "{{kind}}"),
         width=24,
     ),
 )

@@ -104,18 +104,27 @@ def tracers(exporter: InMemorySpanExporter) -> dict[str, strands_tracer.Tracer]:
     return {"spans": with_provider, "hooks": without}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep every program of every test away from the user's own ledger.
+
+    For the session: fixtures of modules start programs before any fixture of a test is there.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "data"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean(
     monkeypatch: pytest.MonkeyPatch,
     tracers: dict[str, strands_tracer.Tracer],
     exporter: InMemorySpanExporter,
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """No variable from outside, spans on; afterwards everything off and nothing left alive."""
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "data"))
     monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers["spans"])
     exporter.clear()
     FAULTS._logged.clear()

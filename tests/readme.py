@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.cli.commands import shown
+from otel_limits.cli.check import shown
 from otel_limits.core.limits import LIMITS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.commands import main
+from otel_limits import docs
+from otel_limits.cli import main
 from otel_limits.cli.launch import STARTUP, environment_for, option_that_hides_us
 from otel_limits.settings.otlp import otlp_protocol
 from otel_limits.settings.table import SETTINGS
+from tests.processes import PATIENCE_SECONDS, bounded
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
 ESCAPE = "\x1b"
@@ -128,7 +130,13 @@ def test_values_are_shown_whole_and_as_variables_have_them(
 def test_a_value_that_is_no_text_is_shown_escaped() -> None:
     """Bytes in a variable don't end us with a traceback."""
     environment = {**os.environb, b"OTEL_LIMITS_PROMETHEUS_HOST": b"host-\xff"}
-    done = subprocess.run([COMMAND, "check"], env=environment, capture_output=True, check=False)
+    done = subprocess.run(
+        [COMMAND, "check"],
+        env=environment,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert done.returncode == 0
     assert b"host-\\udcff" in done.stdout
 
@@ -138,16 +146,18 @@ def on_terminal(*command: str, columns: int = 100, **variables: str) -> str:
     main_end, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **variables}
     environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal)
-    os.close(terminal)
-    chunks = []
-    try:
-        while chunk := os.read(main_end, 65_536):
-            chunks.append(chunk)
-    except OSError:  # how Linux says that the other end is closed
-        pass
+    with (
+        subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal) as process,
+        bounded(process),
+    ):
+        os.close(terminal)
+        chunks = []
+        try:
+            while chunk := os.read(main_end, 65_536):
+                chunks.append(chunk)
+        except OSError:  # how Linux says that the other end is closed
+            pass
     os.close(main_end)
-    process.wait()
     return b"".join(chunks).decode()
 
 
@@ -175,7 +185,13 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     """`otel-limits check | head -0` ends without a traceback."""
     read_end, write_end = os.pipe()
     os.close(read_end)
-    done = subprocess.run([COMMAND, "check"], stdout=write_end, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [COMMAND, "check"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -189,18 +205,24 @@ def test_strands_is_not_imported_to_answer_a_question(arguments: list[str]) -> N
         "sys.exit('strands' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL, check=False
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "check", "demo"])
+@pytest.mark.parametrize(
+    "command",
+    ["run", "check", "demo", "audit", "ledger", "dashboards", "quotas", "kill", "docs"],
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In the list of commands, and of its own."""
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     listed = capsys.readouterr().out
-    assert re.search(rf"^ +{command} +[A-Z]\w+ ", listed, re.MULTILINE)
+    assert re.search(rf"^ +{command}\s+[A-Z]\w+ ", listed, re.MULTILINE)
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     assert capsys.readouterr().out.startswith(f"usage: otel-limits {command} ")
@@ -227,6 +249,64 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
     """On standard error, and with the status of a mistake."""
     assert main([]) == 2
     assert "usage: otel-limits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["audit", "ledger", "dashboards"])
+def test_a_group_without_a_command_shows_its_help(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On standard error, and with the status of a mistake."""
+    assert main([group]) == 2
+    assert capsys.readouterr().err.startswith(f"usage: otel-limits {group} ")
+
+
+# --- docs -----------------------------------------------------------------------------------------
+
+
+def test_docs_lists_every_topic_with_its_title(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line each: its name, and the heading of its page."""
+    assert main(["docs"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [tuple(line) for line in lines] == [
+        (topic, docs.page(topic).splitlines()[0].lstrip("# ")) for topic in docs.topics()
+    ]
+
+
+@pytest.mark.parametrize("topic", docs.topics())
+def test_docs_writes_a_page_as_it_is_where_there_is_no_terminal(
+    topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Markdown, to read on with whatever the user likes."""
+    assert main(["docs", topic]) == 0
+    assert capsys.readouterr().out == docs.page(topic)
+
+
+def test_docs_lays_a_page_out_on_a_terminal() -> None:
+    """With colours, and without the marks of Markdown."""
+    topic = docs.topics()[0]
+    shown = on_terminal(COMMAND, "docs", topic)
+    heading = docs.page(topic).splitlines()[0]
+    assert ESCAPE in shown
+    assert heading.lstrip("# ") in shown
+    assert heading not in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        (f"{docs.topics()[0]}x", f"Did you mean {docs.topics()[0]}?"),
+        ("0000", f"There are: {', '.join(docs.topics())}."),
+    ],
+)
+def test_docs_says_which_pages_there_are_instead(
+    asked: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that may have been meant, or all; with the status of a mistake."""
+    assert main(["docs", asked]) == 2
+    assert capsys.readouterr().err == f"otel-limits: There is no page about {asked!r}. {hint}\n"
+
+
+# --- starting a program ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

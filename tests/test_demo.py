@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
-from otel_limits.cli.commands import main, make_parser
+from otel_limits.cli import main
+from otel_limits.cli.parser import make_parser
 from otel_limits.demo import agent
 from otel_limits.demo.main import SCENARIOS
-from otel_limits.demo.play import AgentFailedError, Play, Setting
+from otel_limits.demo.play import AgentFailedError, Play, Setup
 from otel_limits.demo.server import Servers
 from otel_limits.demo.show import NEXT_STEPS
+from tests.processes import PATIENCE_SECONDS, bounded
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
 ESCAPE = "\x1b"
@@ -51,6 +53,7 @@ def facts() -> dict[str, Any]:
         env=fresh_environment(),
         capture_output=True,
         text=True,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -195,9 +198,12 @@ def terminal_output() -> str:
     main_end, terminal = pty.openpty()
     environment = fresh_environment() | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "60"}
     environment.pop("NO_COLOR", None)
-    with subprocess.Popen(
-        [COMMAND, "demo"], env=environment, stdin=terminal, stdout=terminal, stderr=terminal
-    ) as process:
+    with (
+        subprocess.Popen(
+            [COMMAND, "demo"], env=environment, stdin=terminal, stdout=terminal, stderr=terminal
+        ) as process,
+        bounded(process),
+    ):
         os.close(terminal)
         shown = b"".join(read_terminal(main_end))
     os.close(main_end)
@@ -294,7 +300,9 @@ def test_it_can_be_pointed_at_another_model_server(
 
 
 @pytest.mark.parametrize("url", ["localhost:11434", "ftp://localhost", "http://"])
-def test_an_address_that_is_none_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_url_that_is_not_an_address_is_refused(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With an example of one."""
     assert main(["demo", "--base-url", url]) == 2
     assert "--base-url must be like http://localhost:11434/v1, got" in capsys.readouterr().err
@@ -309,26 +317,29 @@ def test_a_server_that_does_not_answer_is_told_at_once(capsys: pytest.CaptureFix
 def test_an_agent_that_fails_says_why() -> None:
     """The exception that ended its program."""
     with Servers(pending_looks=1) as servers:
-        setting = Setting(
+        setup = Setup(
             base_url=f"{servers.url('real')}/nowhere",
             model="llama",
             pending_looks=1,
             scenarios=SCENARIOS[:1],
         )
-        with Play(setting, servers) as running, pytest.raises(AgentFailedError) as raised:
+        with Play(setup, servers) as running, pytest.raises(AgentFailedError) as raised:
             running.futures[0].result()
     assert str(raised.value).startswith("The agent 'no_limits' failed: httpx.HTTPStatusError: ")
 
 
 def test_an_interruption_leaves_no_program_behind() -> None:
     """Status 130, no traceback, and every agent is gone."""
-    with subprocess.Popen(
-        [COMMAND, "demo"],
-        env=fresh_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
+    with (
+        subprocess.Popen(
+            [COMMAND, "demo"],
+            env=fresh_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process,
+        bounded(process),
+    ):
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)

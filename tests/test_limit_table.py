@@ -14,7 +14,7 @@ import pytest
 
 import otel_limits
 from otel_limits import LimitReachedError, Limits
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Limit
 from otel_limits.core.policy import Verdict

@@ -32,7 +32,7 @@ from otel_limits import (
     Stop,
     enable,
 )
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core import pricing
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS
 from otel_limits.core.policy import Policy

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,8 +21,10 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
-from otel_limits.cli.launch import environment_for
+from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.cli.launch import STARTUP, environment_for
 from otel_limits.otel.export import tracer_provider
+from tests.processes import PATIENCE_SECONDS, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,9 +83,26 @@ def execute(*command: str, **variables: str) -> Ended:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command that is spoken with."""
+    with (
+        subprocess.Popen(
+            command,
+            env=fresh_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+        bounded(process),
+    ):
+        yield process
 
 
 def free_port() -> int:
@@ -211,7 +233,7 @@ def test_a_python_that_would_not_load_us_is_not_started(option: str) -> None:
     "arguments", [("-c", "print('ran')", "-E"), ("-Wdefault", "-c", "print('ran')")]
 )
 def test_arguments_of_the_program_are_its_own(arguments: tuple[str, ...]) -> None:
-    """What looks like an option of Python and is none is left alone."""
+    """What looks like an option of Python, and belongs to the program, is left alone."""
     assert execute(*RUN, "--", sys.executable, *arguments).output == "ran\n"
 
 
@@ -232,13 +254,7 @@ def test_the_exit_status_is_that_of_the_program() -> None:
 def test_signals_reach_the_program() -> None:
     """The program is the very process that was started, and dies of the signal itself."""
     program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        (*RUN, "--", sys.executable, "-c", program),
-        env=fresh_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(*RUN, "--", sys.executable, "-c", program) as process:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGTERM)
@@ -247,17 +263,12 @@ def test_signals_reach_the_program() -> None:
 
 def test_sigusr2_ends_what_is_live() -> None:
     """A program that is told by the signal ends its invocation with `killed`, and goes on."""
-    with subprocess.Popen(
-        (*RUN, "--", sys.executable, ENDLESS, "--wait"),
-        stdout=subprocess.PIPE,
-        env=fresh_environment(),
-        text=True,
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "waiting\n"
-        program.send_signal(signal.SIGUSR2)
-        last = program.stdout.read().splitlines()[-1]
-        assert program.wait(60) == 0
+    with started(*RUN, "--", sys.executable, ENDLESS, "--wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGUSR2)
+        last = process.stdout.read().splitlines()[-1]
+        assert process.wait() == 0
     assert json.loads(last)["stop_reason"] == "killed"
 
 
@@ -363,9 +374,16 @@ def test_a_python_without_us_says_that_nothing_is_limited(foreign: dict[str, str
 def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
     foreign: dict[str, str],
 ) -> None:
-    """A helper in another environment is none of our business."""
+    """A helper in another environment does not concern us."""
     ended = execute(sys.executable, "-c", "import opentelemetry.sdk.trace; print('ran')", **foreign)
     assert (ended.output, ended.log) == ("ran\n", "")
+
+
+def test_what_is_waited_for_is_the_module_of_every_framework() -> None:
+    """Written twice, since the file must work where otel-limits cannot be imported."""
+    source = Path(STARTUP, "sitecustomize.py").read_text(encoding="utf-8")
+    (agents,) = re.findall(r"^AGENTS = (.+)$", source, re.MULTILINE)
+    assert ast.literal_eval(agents) == tuple(framework.module for framework in FRAMEWORKS)
 
 
 # --- mistakes where nobody asked ------------------------------------------------------------------
@@ -492,18 +510,9 @@ def test_an_exporter_that_cannot_be_made_costs_no_provider(
 def staying() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A limited program that stays after its agent was halted, and the port it serves."""
     port = free_port()
-    with subprocess.Popen(
-        (
-            *(*RUN, "--max-turns", "3", "--prometheus-port", str(port)),
-            *("--", sys.executable, ENDLESS, "--stay"),
-        ),
-        env=fresh_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    options = ("--max-turns", "3", "--prometheus-port", str(port))
+    with started(*RUN, *options, "--", sys.executable, ENDLESS, "--stay") as process:
         yield process, port
-        process.communicate()
 
 
 def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str], int]) -> None:
@@ -516,7 +525,7 @@ def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str],
     assert 'otel_limits_stops_total{action="halted",agent="endless",reason="max_turns"} 1.0' in text
 
 
-def test_a_port_that_is_taken_is_told_and_never_fatal() -> None:
+def test_a_port_that_is_taken_is_logged_and_never_fatal() -> None:
     """It is counted, and the limit holds all the same."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -532,7 +541,7 @@ def test_a_port_that_is_taken_is_told_and_never_fatal() -> None:
 
 @pytest.mark.usefixtures("faulty")
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70 + ".invalid"])
-def test_a_host_that_is_none_is_told_and_never_fatal(
+def test_a_host_that_cannot_be_served_is_logged_and_never_fatal(
     host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also a name that could not even be looked up."""

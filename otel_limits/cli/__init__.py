@@ -1,5 +1,5 @@
 """The command line: `otel_limits.cli:main` is what the console script calls."""
 
-from otel_limits.cli.commands import main
+from otel_limits.cli.parser import main
 
 __all__ = ["main"]

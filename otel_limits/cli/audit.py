@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.questions import QUESTIONS
-from otel_limits.cli.opening import add_command, add_group, add_option, inquiring
+from otel_limits.cli.command import add_group
+from otel_limits.cli.opening import add_ledger_command, add_option, inquiring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +26,12 @@ otel-limits run keeps in your data directory. Times are UTC.
 """
 
 
-def add_commands(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add `audit`, with a command per question, to the subparsers of the command line."""
     group = add_group(commands, "audit", HELP)
     for question in QUESTIONS:
         call = functools.partial(ask, question)
-        _add_options(add_command(group, question.name, question.help, call), question)
+        _add_options(add_ledger_command(group, question.name, question.help, call), question)
 
 
 def _add_options(parser: ArgumentParser, question: Question) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from otel_limits.cli.command import add_command, add_group, refuse
 from otel_limits.dashboards import files, panels
-from otel_limits.dashboards.api import Prometheus, PrometheusError
+from otel_limits.dashboards.api import Line, Prometheus, PrometheusError
+from otel_limits.dashboards.panels import Dashboard, Target, Window
 
-if TYPE_CHECKING:
-    from otel_limits.dashboards.panels import Dashboard, Window
-
-DASHBOARDS_HELP: Final = """\
+HELP: Final = """\
 Write out the Grafana dashboards and alerts, or look at them without Grafana.
 """
 
@@ -31,93 +30,78 @@ Each panel asks its own queries, as Grafana would, with every job, agent and mod
 matplotlib: pip install 'otel-limits[preview]'
 """
 
+NOT_DRAWN: Final = 1
+
 POINTS: Final = 120
 """Points over time that are asked for, about what a panel of this size shows."""
 
 
-def add_commands(commands: Any) -> None:
-    """Add `dashboards`, with its two commands, to the commands of a command line."""
-    dashboards = _add_command(commands, "dashboards", DASHBOARDS_HELP)
-    dashboards.set_defaults(call=lambda _: _show_help(dashboards))
-    inner = dashboards.add_subparsers(title="commands", metavar="COMMAND")
-    _add_export(inner)
-    _add_preview(inner)
-
-
-def _add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text.split("\n", 1)[0],
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    return command
+def add(commands: Any) -> None:
+    """Add `dashboards`, with its two commands."""
+    dashboards = add_group(commands, "dashboards", HELP)
+    _add_export(dashboards)
+    _add_preview(dashboards)
 
 
 def _add_export(commands: Any) -> None:
-    parser = _add_command(commands, "export", EXPORT_HELP)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
-    parser.add_argument(
+    command = add_command(commands, "export", EXPORT_HELP, export)
+    command.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
+    command.add_argument(
         "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
     )
-    parser.set_defaults(call=export)
 
 
 def _add_preview(commands: Any) -> None:
-    parser = _add_command(commands, "preview", PREVIEW_HELP)
-    parser.add_argument(
+    command = add_command(commands, "preview", PREVIEW_HELP, preview)
+    command.add_argument(
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )
-    parser.add_argument(
+    command.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="where to write the pictures"
     )
-    parser.add_argument(
+    command.add_argument(
         "--range",
         type=seconds,
         default=3600.0,
         metavar="TIME",
         help="how far to look back, such as 30m, 6h or 7d (default: 1h)",
     )
-    parser.add_argument(
+    command.add_argument(
         "--scrape-interval",
         type=seconds,
         default=15.0,
         metavar="TIME",
         help="how often that Prometheus scrapes (default: 15s)",
     )
-    parser.set_defaults(call=preview)
 
 
-def _show_help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help(sys.stderr)
-    return 2
-
-
-def export(arguments: argparse.Namespace) -> int:
+def export(options: Namespace) -> int:
     """Write the files out and say where to begin."""
-    written = files.export(arguments.directory, arguments.runbook)
-    _say(f"Wrote {len(written)} files to {arguments.directory}. Begin with README.md there.")
+    written = files.export(options.directory, options.runbook)
+    sys.stdout.write(
+        f"Wrote {len(written)} files to {options.directory}. Begin with README.md there.\n"
+    )
     return 0
 
 
-def preview(arguments: argparse.Namespace) -> int:
+def preview(options: Namespace) -> int:
     """Draw every dashboard; 1 when Prometheus does not answer or matplotlib is missing."""
     try:
         from otel_limits.dashboards import draw
     except ImportError:
-        return _complain("Pictures need matplotlib. Run: pip install 'otel-limits[preview]'")
-    window = window_of(arguments.range, arguments.scrape_interval)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+        sentence = "Pictures need matplotlib. Run: pip install 'otel-limits[preview]'"
+        return refuse([sentence], NOT_DRAWN)
+    window = window_of(options.range, options.scrape_interval)
+    options.out.mkdir(parents=True, exist_ok=True)
     for dashboard in panels.read_all(files.directory()):
-        path = arguments.out / f"{dashboard.name}.png"
+        path = options.out / f"{dashboard.name}.png"
         try:
-            answers = ask(Prometheus(arguments.prometheus), dashboard, window)
+            answers = ask(Prometheus(options.prometheus), dashboard, window)
         except PrometheusError as error:
-            return _complain(str(error))
+            return refuse([str(error)], NOT_DRAWN)
         empty = draw.draw(dashboard, answers, window, path)
         note = f"; no data for: {', '.join(empty)}" if empty else ""
-        _say(f"{path}: {len(dashboard.panels)} panels{note}")
+        sys.stdout.write(f"{path}: {len(dashboard.panels)} panels{note}\n")
     return 0
 
 
@@ -125,16 +109,20 @@ def window_of(length: float, scrape_interval: float) -> Window:
     """Look back from now, with a point no more often than there is a scrape."""
     now = time.time()
     step = max(length / POINTS, scrape_interval)
-    return panels.Window(start=now - length, end=now, step=step, scrape_interval=scrape_interval)
+    return Window(start=now - length, end=now, step=step, scrape_interval=scrape_interval)
 
 
-def ask(prometheus: Prometheus, dashboard: Dashboard, window: Window) -> dict[Any, Any]:
+def ask(
+    prometheus: Prometheus, dashboard: Dashboard, window: Window
+) -> dict[Target, tuple[Line, ...]]:
     """Ask every query of a dashboard.
 
     Raises:
-        PrometheusError: There was no answer.
+        PrometheusError: It did not answer.
     """
     return {
+        # A single number is asked for over just the range; steps only matter to what is drawn
+        # over time.
         target: prometheus.answer(target, window if target.instant else window.for_panel(panel))
         for panel in dashboard.panels
         for target in panel.targets
@@ -145,18 +133,9 @@ def seconds(text: str) -> float:
     """Parse a length of time.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        ArgumentTypeError: It is not one; argparse would not show the message of a `ValueError`.
     """
     try:
         return panels.seconds(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def _complain(text: str) -> int:
-    sys.stderr.write(f"otel-limits: {text}\n")
-    return 1
+        raise ArgumentTypeError(str(error)) from None

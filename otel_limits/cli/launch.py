@@ -19,6 +19,8 @@ NOT_EXECUTABLE: Final = 126
 def environment_for(base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """Make the environment of the program: `base`, `variables` over it, and us on its path."""
     inherited = base["PYTHONPATH"].split(os.pathsep) if base.get("PYTHONPATH") else []
+    # First, or another `sitecustomize` on the path would be the one that Python imports; ours runs
+    # that one afterwards.
     path = [STARTUP, *(entry for entry in inherited if entry != STARTUP)]
     return {**base, **variables, "PYTHONPATH": os.pathsep.join(path)}
 
@@ -54,9 +56,9 @@ def _flags_of_python(arguments: Sequence[str]) -> Iterator[str]:
         if argument == "-" or not argument.startswith("-") or argument.startswith("--"):
             return
         for position, letter in enumerate(argument[1:], start=2):
-            if letter in "cm":
+            if letter in "cm":  # the program: what follows belongs to it
                 return
-            if letter in "WX":
+            if letter in "WX":  # these take a value: the rest of the word, otherwise the next word
                 if position == len(argument):
                     next(rest, None)
                 break

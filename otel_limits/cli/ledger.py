@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.question import SELECTION
-from otel_limits.cli.opening import add_command, add_group, add_option, inquiring, opened
+from otel_limits.cli.command import add_group
+from otel_limits.cli.opening import add_ledger_command, add_option, inquiring, opened
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import environment as config
 
@@ -18,7 +19,7 @@ Keep the spend ledger: prune it, export it, import spans from before there was o
 """
 
 
-def add_commands(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add `ledger` to the subparsers of the command line."""
     group = add_group(commands, "ledger", HELP)
     _add_prune(group)
@@ -27,7 +28,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_prune(commands: Any) -> None:
-    parser = add_command(commands, "prune", "Delete what ended long ago.", prune)
+    parser = add_ledger_command(commands, "prune", "Delete what ended long ago.", prune)
     parser.add_argument(
         "--older-than", type=asking.duration, required=True, metavar="AGE", help="such as 90d"
     )
@@ -46,7 +47,7 @@ def prune(arguments: Namespace) -> int:
 
 
 def _add_export(commands: Any) -> None:
-    parser = add_command(commands, "export", "Write the ledger to a file.", export)
+    parser = add_ledger_command(commands, "export", "Write the ledger to a file.", export)
     for option in SELECTION:
         add_option(parser, option)
     parser.add_argument("--format", choices=("parquet", "csv", "jsonl"), required=True)
@@ -74,7 +75,7 @@ def export(arguments: Namespace) -> int:
 
 def _add_import(commands: Any) -> None:
     text = "Import spans from OTLP JSON lines, as the collector's file exporter writes them."
-    parser = add_command(commands, "import", text, import_spans)
+    parser = add_ledger_command(commands, "import", text, import_spans)
     parser.add_argument("files", nargs="+", metavar="FILE")
 
 

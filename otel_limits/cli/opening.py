@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from otel_limits.cli.command import add_command, refuse
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import ledgers
 
@@ -16,29 +16,8 @@ if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.database import Database
 
-USAGE_ERROR: Final = 2
-"""Exit status of a command that did nothing, because something it was told is wrong."""
 
-
-def add_group(commands: Any, name: str, text: str) -> Any:
-    """Add a command that only has commands of its own, and return where they are added."""
-    parser = commands.add_parser(
-        name,
-        help=text.split("\n", 1)[0],
-        description=text,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-    def print_help(_arguments: Namespace) -> int:
-        parser.print_help(sys.stderr)
-        return USAGE_ERROR
-
-    parser.set_defaults(call=print_help)
-    return parser.add_subparsers(title="commands", metavar="COMMAND")
-
-
-def add_command(
+def add_ledger_command(
     commands: Any, name: str, text: str, call: Callable[[Namespace], int]
 ) -> ArgumentParser:
     """Add a command about a ledger; what it cannot do because of the ledger it says on stderr."""
@@ -47,16 +26,12 @@ def add_command(
         try:
             return call(arguments)
         except LedgerError as error:
-            sys.stderr.write(f"otel-limits: {error}\n")
-            return USAGE_ERROR
+            return refuse([str(error)])
 
-    parser: ArgumentParser = commands.add_parser(
-        name, help=text, description=text, allow_abbrev=False
-    )
+    parser = add_command(commands, name, text, call_or_refuse)
     parser.add_argument(
         "--ledger", metavar="ADDRESS", help="a path, sqlite:///PATH or postgresql://…"
     )
-    parser.set_defaults(call=call_or_refuse)
     return parser
 
 

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.cli.command import add_command, refuse
 from otel_limits.core.facts import QuotaGrant
 from otel_limits.core.values import DATE_TIME
 from otel_limits.quotas.key_use import KeyUse, find_key, read_use
@@ -28,7 +29,7 @@ from otel_limits.settings.ledgers import recorded_ledger
 from otel_limits.settings.policy import PolicyFile
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
     from rich.table import Table
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.store import SharedStore
 
-    AddCommand = Callable[[Any, str, str, Callable[[Namespace], int]], ArgumentParser]
 
+NO_ANSWER: Final = 1
 TIMEOUT_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 1.0
-USAGE_ERROR: Final = 2
 
 QUOTAS_HELP: Final = """\
 Show every quota: what is used, reserved and left of it, and when it begins again.
@@ -82,21 +82,16 @@ class CommandError(Exception):
     """A command cannot do what was asked for; the message is a sentence that says why."""
 
 
-def add_commands(commands: Any, add: AddCommand) -> None:
-    """Describe the commands.
-
-    Args:
-        commands: Where they belong on the command line.
-        add: Makes one: takes where, its name, its help and what it calls.
-    """
-    quotas = add(commands, "quotas", QUOTAS_HELP, exit_status(show))
+def add(commands: Any) -> None:
+    """Add `quotas` and `kill`."""
+    quotas = add_command(commands, "quotas", QUOTAS_HELP, exit_status(show))
     quotas.add_argument("--watch", action="store_true", help="show it again every second")
     quotas.add_argument(
         "--format", choices=("table", "json"), default="table", help="table or json"
     )
     below = quotas.add_subparsers(title="commands", metavar="COMMAND")
-    reset = add(below, "reset", RESET_HELP, exit_status(reset_key))
-    grant = add(below, "grant", GRANT_HELP, exit_status(grant_more))
+    reset = add_command(below, "reset", RESET_HELP, exit_status(reset_key))
+    grant = add_command(below, "grant", GRANT_HELP, exit_status(grant_more))
     for command in (reset, grant):
         command.add_argument("name", metavar="NAME", help="the quota")
         command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
@@ -107,7 +102,7 @@ def add_commands(commands: Any, add: AddCommand) -> None:
         required=True,
         help="date and time (ISO 8601; UTC unless it says)",
     )
-    kill = add(commands, "kill", KILL_HELP, exit_status(kill_agents))
+    kill = add_command(commands, "kill", KILL_HELP, exit_status(kill_agents))
     kill.add_argument(
         "--agent", metavar="GLOB", required=True, help="name of the agents, such as 'research-*'"
     )
@@ -120,11 +115,9 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
         try:
             command(options)
         except CommandError as error:
-            sys.stderr.write(f"otel-limits: {error}\n")
-            return USAGE_ERROR
+            return refuse([str(error)])
         except StoreError as error:
-            sys.stderr.write(f"otel-limits: The quota store does not answer ({error}).\n")
-            return 1
+            return refuse([f"The quota store does not answer ({error})."], NO_ANSWER)
         return 0
 
     return call

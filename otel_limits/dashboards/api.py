@@ -57,7 +57,7 @@ class Prometheus:
         """Ask one query of a panel, as Grafana would.
 
         Raises:
-            PrometheusError: There was no answer.
+            PrometheusError: It did not answer.
         """
         expr = window.fill(target.expr)
         if target.instant:
@@ -68,7 +68,7 @@ class Prometheus:
         """Evaluate a query at one time.
 
         Raises:
-            PrometheusError: There was no answer.
+            PrometheusError: It did not answer.
         """
         result = self.get("query", query=expr, time=f"{time:.3f}")["result"]
         return _lines((each["metric"], [each["value"]]) for each in result)
@@ -77,7 +77,7 @@ class Prometheus:
         """Evaluate a query over time.
 
         Raises:
-            PrometheusError: There was no answer.
+            PrometheusError: It did not answer.
         """
         result = self.get(
             "query_range",
@@ -92,13 +92,15 @@ class Prometheus:
         """Call one endpoint and return its data.
 
         Raises:
-            PrometheusError: There was no answer.
+            PrometheusError: It did not answer.
         """
         query = urllib.parse.urlencode(parameters)
         url = f"{self._url}/api/v1/{path}?{query}"
+        # Otherwise urlopen would read file:// and whatever else it has a handler for.
         if not url.startswith(("http://", "https://")):
             raise PrometheusError(
-                f"{self._url!r} is no address of a Prometheus; it begins with http:// or https://."
+                f"{self._url!r} is not the address of a Prometheus. "
+                f"Give one that begins with http:// or https://."
             )
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
@@ -119,7 +121,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _lines(series: Any) -> tuple[Line, ...]:
-    """Turn answers into series, without the points that are no number."""
+    """Turn answers into series, without NaN and infinities: they cannot be drawn."""
     lines = []
     for labels, points in series:
         known = [(float(time), float(value)) for time, value in points if _is_number(value)]

@@ -22,12 +22,21 @@ if TYPE_CHECKING:
     from otel_limits.dashboards.panels import Dashboard, Panel, Target, Window
 
 Answers = Mapping["Target", Sequence["Line"]]
+Named = Sequence[tuple[str, "Line"]]
+"""Series with the names that the legend gives them."""
 
 COLUMNS: Final = 24
 WIDTH_INCHES: Final = 18.0
 ROW_INCHES: Final = 0.42
 MAX_LEGEND: Final = 10
+LEGEND_WIDTH: Final = 0.135
+"""Of the figure: legends stand at the right of a panel, as in Grafana."""
 DPI: Final = 80
+
+OVER_TIME: Final = ("timeseries", "heatmap")
+"""Kinds of panels with a time axis."""
+MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
+TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
 
 COLOURS: Final = {
     "max_turns": "#c4162a",
@@ -70,7 +79,7 @@ def draw(dashboard: Dashboard, answers: Answers, window: Window, path: Path) -> 
         figure = Figure(figsize=(WIDTH_INCHES, bottom * ROW_INCHES + 1), dpi=DPI)
         grid = gridspec.GridSpec(bottom, COLUMNS, figure, 0.03, 0.02, 0.97, 0.97, 0, 0)
         figure.suptitle(dashboard.title, x=0.03, ha="left", fontsize=14, fontweight="bold")
-        figure.text(0.97, 0.98, _told(window), ha="right", va="top", color="#55555f")
+        figure.text(0.97, 0.98, _span_of(window), ha="right", va="top", color="#55555f")
         for title, top in dashboard.rows:
             _draw_row(figure, grid, title, top)
         empty = [
@@ -136,23 +145,12 @@ def _inside(box: Any, panel: Panel) -> tuple[float, float, float, float]:
     return box.x0 + left, box.y0 + bottom, width, box.y1 - box.y0 - bottom - unit * 1.3
 
 
-OVER_TIME: Final = ("timeseries", "heatmap")
-
-MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
-TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
-
-LEGEND_WIDTH: Final = 0.135
-"""Of the figure: legends stand at the right of a panel, as in Grafana."""
-
-Named = Sequence[tuple[str, "Line"]]
-
-
 def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:
     if panel.stacked:
         _stack(axes, lines)
     else:
         for name, line in lines:
-            marker = "o" if len(line.times) == 1 else None
+            marker = "o" if len(line.times) == 1 else None  # a line of one point is invisible
             axes.plot(line.times, line.values, label=name, marker=marker, color=COLOURS.get(name))
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(axis="y")
@@ -179,7 +177,7 @@ def _legend(axes: Axes, panel: Panel, lines: Named) -> None:
     peaks = {name: max(line.values) for name, line in lines}
     labels = [f"{_cut(name)}  {written(peaks[name], panel.unit, panel.decimals)}" for name in names]
     shown = list(zip(handles, labels, names, strict=True))
-    if not panel.stacked:
+    if not panel.stacked:  # bars keep the order in which they lie on each other
         shown.sort(key=lambda each: -peaks[each[2]])
     axes.legend(
         [handle for handle, _, _ in shown[:MAX_LEGEND]],
@@ -256,8 +254,8 @@ DRAWINGS: Final = {
 }
 
 
-def _told(window: Window) -> str:
-    """Say which time is shown."""
+def _span_of(window: Window) -> str:
+    """Write which time is shown."""
     first, last = (
         dt.datetime.fromtimestamp(time, dt.timezone.utc) for time in (window.start, window.end)
     )

@@ -10,7 +10,7 @@ BROUGHT: Final = ("grafana", "prometheus", "compose.yaml", "README.md", "picture
 """What is written out: everything but the code that the JSON is generated with."""
 
 RUNBOOK: Final = "dashboards/README.md"
-"""What the `runbook_url` of every alert begins with, until it is told where the runbook is."""
+"""What the `runbook_url` of every alert begins with, until --runbook says where it really is."""
 
 YAML: Final = ("prometheus/rules.yaml", "grafana/provisioning/alerting/otel-limits.yaml")
 """Files with a `runbook_url`."""
@@ -22,6 +22,7 @@ def directory() -> Path:
     Raises:
         FileNotFoundError: They are in neither, so that the installation is broken.
     """
+    # A wheel has them inside of the package, since only that is installed; see pyproject.toml.
     package = Path(__file__).parent.parent
     for candidate in (package / "_dashboards", package.parent / "dashboards"):
         if (candidate / "grafana").is_dir():
@@ -36,7 +37,7 @@ def export(target: Path, runbook: str | None = None) -> list[Path]:
     """Write dashboards, rules, provisioning and compose file to `target`; return what was written.
 
     Args:
-        target: A directory; it is made when it is not there, and files of ours in it are replaced.
+        target: A directory; it is made if there is none, and files of ours in it are replaced.
         runbook: Address of the runbook, which every alert then links to.
     """
     source = directory()

@@ -77,6 +77,7 @@ class Window:
 
     def for_panel(self, panel: Panel) -> Window:
         """Take steps as long as a panel wants them, at full multiples, the last one unfinished."""
+        # Grafana aligns steps like this, so that bars do not change as time goes on.
         step = max(self.step, panel.min_step)
         end = math.ceil(self.end / step) * step
         return replace(self, start=min(self.start // step * step, end - step), end=end, step=step)
@@ -97,13 +98,13 @@ def seconds(text: str) -> float:
     """Parse `30s`, `15m`, `6h` or `7d`.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is something else.
     """
     lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, unit = text[:-1], text[-1:]
     if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
         return float(int(number) * lengths[unit])
-    raise ValueError(f"{text!r} is no time such as 30s, 15m, 6h or 7d")
+    raise ValueError(f"{text!r} is not a length of time such as 30s, 15m, 6h or 7d")
 
 
 def read(path: Path) -> Dashboard:

@@ -1,1 +1,1 @@
-"""The demonstration: `agent` and `server` are its two programs, `play` runs them, `show` tells."""
+"""The demonstration: `play` runs `agent` against `server`, and `show` says what happened."""

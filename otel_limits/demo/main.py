@@ -10,9 +10,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.terminal import console
-from otel_limits.demo.play import AgentFailedError, Outcome, Play, Scenario, Setting
+from otel_limits.demo.play import AgentFailedError, Outcome, Play, Scenario, Setup
 from otel_limits.demo.server import Servers
-from otel_limits.demo.show import facts, show_outcomes, show_setting, watch
+from otel_limits.demo.show import facts, show_outcomes, show_setup, watch
 
 SCENARIOS: Final = (
     Scenario(name="no_limits", variables={}, ends_with="end_turn"),
@@ -58,12 +58,12 @@ def main(*, base_url: str | None, model: str | None, as_json: bool) -> int:
         The exit status: 1 when a program failed or a scenario did not end as it should.
     """
     try:
-        setting = make_setting(base_url, model)
+        setup = make_setup(base_url, model)
     except ValueError as error:
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return BAD_ARGUMENT
     try:
-        return play(setting, as_json=as_json)
+        return play(setup, as_json=as_json)
     except AgentFailedError as error:
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return FAILED
@@ -71,20 +71,20 @@ def main(*, base_url: str | None, model: str | None, as_json: bool) -> int:
         return INTERRUPTED
 
 
-def make_setting(base_url: str | None, model: str | None) -> Setting:
+def make_setup(base_url: str | None, model: str | None) -> Setup:
     """Decide who the agents talk to.
 
     Raises:
-        ValueError: `base_url` is none, or nobody listens there.
+        ValueError: `base_url` is not an address of a server, or nobody listens there.
     """
     if base_url is None:
-        return Setting(
+        return Setup(
             base_url=None,
             model=model or "demo",
             pending_looks=PENDING_LOOKS,
             scenarios=SCENARIOS,
         )
-    return Setting(
+    return Setup(
         base_url=reachable(base_url.rstrip("/").removesuffix("/v1")),
         model=model or "default",
         pending_looks=PENDING_LOOKS_OF_REAL_MODEL,
@@ -96,7 +96,7 @@ def reachable(base_url: str) -> str:
     """Return `base_url`, or explain why nothing can be asked there.
 
     Raises:
-        ValueError: It is no address of a server, or nobody listens there.
+        ValueError: It is not an address of a server, or nobody listens there.
     """
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -112,32 +112,32 @@ def reachable(base_url: str) -> str:
     return base_url
 
 
-def play(setting: Setting, *, as_json: bool) -> int:
-    """Run every scenario, tell what happened, and judge it."""
+def play(setup: Setup, *, as_json: bool) -> int:
+    """Run every scenario, say what happened, and judge it."""
     screen = console()
     started = time.monotonic()
-    with Servers(setting.pending_looks) as servers, Play(setting, servers) as running:
+    with Servers(setup.pending_looks) as servers, Play(setup, servers) as running:
         if not as_json:
-            show_setting(screen, setting, servers)
+            show_setup(screen, setup, servers)
             watch(screen, running)
         outcomes = [future.result() for future in running.futures]
     seconds = time.monotonic() - started
     if as_json:
-        print(json.dumps(facts(setting, outcomes, seconds), indent=2))  # noqa: T201  its output
+        print(json.dumps(facts(setup, outcomes, seconds), indent=2))  # noqa: T201  its output
     else:
-        show_outcomes(screen, setting, outcomes, seconds)
-    return judge(setting, outcomes)
+        show_outcomes(screen, setup, outcomes, seconds)
+    return judge(setup, outcomes)
 
 
-def judge(setting: Setting, outcomes: list[Outcome]) -> int:
+def judge(setup: Setup, outcomes: list[Outcome]) -> int:
     """Say on standard error which scenario ended otherwise than it should.
 
-    A real model may end by itself before a limit is reached, so that it is not judged.
+    A real model is not judged: it may end by itself before a limit is reached.
     """
     wrong = [
         outcome
         for outcome in outcomes
-        if setting.base_url is None and outcome.errand.stop_reason != outcome.scenario.ends_with
+        if setup.base_url is None and outcome.errand.stop_reason != outcome.scenario.ends_with
     ]
     for outcome in wrong:
         sys.stderr.write(

@@ -24,7 +24,6 @@ from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -49,7 +48,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setup:
     """What the scenarios have in common."""
 
     base_url: str | None
@@ -62,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """How one invocation of an agent came out."""
+    """How one invocation of an agent ended."""
 
     stop_reason: str
     message: Mapping[str, Any]
@@ -102,17 +101,17 @@ class Outcome:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The lines that tell of a limit."""
+        """The lines about a limit that was reached."""
         return tuple(line for line in self.log if " cap reached by agent " in line)
 
     @property
     def model_calls(self) -> int:
-        """Requests to the model, as /metrics tells them; the zero-token call is not among them."""
+        """Requests to the model, by /metrics; the zero-token call belongs to another agent."""
         return round(self.total("otel_limits_model_calls_total"))
 
     @property
     def tokens(self) -> int:
-        """Tokens, as /metrics tells them."""
+        """Tokens, by /metrics."""
         return round(self.total("otel_limits_tokens_total"))
 
     def total(self, metric: str, **labels: str) -> float:
@@ -135,34 +134,29 @@ class Play:
     """All scenarios at once, each in its own process.
 
     Args:
-        setting: What to play.
+        setup: What to play.
         servers: Who the agents talk to.
     """
 
-    def __init__(self, setting: Setting, servers: Servers) -> None:
+    def __init__(self, setup: Setup, servers: Servers) -> None:
         """Start nothing yet."""
-        self.setting = setting
+        self.setup = setup
         self.servers = servers
         self.futures: tuple[Future[Outcome], ...] = ()
         """The outcomes, in the order of the scenarios."""
         self._programs: list[subprocess.Popen[str]] = []
         self._lock = threading.Lock()
         self._stopped = False
-        self._pool = ThreadPoolExecutor(max_workers=len(setting.scenarios))
+        self._pool = ThreadPoolExecutor(max_workers=len(setup.scenarios))
 
     def __enter__(self) -> Self:
         """Start every program."""
         self.futures = tuple(
-            self._pool.submit(self._run, scenario) for scenario in self.setting.scenarios
+            self._pool.submit(self._run, scenario) for scenario in self.setup.scenarios
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End every program that still runs."""
         with self._lock:
             self._stopped = True
@@ -182,14 +176,14 @@ class Play:
                 )
                 metrics = scrape(url, log)
             finally:
-                program.communicate()
+                program.communicate()  # closes its input, which ends it
             seen = self.servers.seen(scenario.name)
             return Outcome(
                 scenario=scenario,
                 errand=errand,
                 cached=cached,
                 seen=seen,
-                bounded=seen.looks > self.setting.pending_looks,
+                bounded=seen.looks > self.setup.pending_looks,
                 metrics_url=url,
                 metrics=metrics,
                 log=tuple(read_all(log).splitlines()),
@@ -198,7 +192,8 @@ class Play:
     def _start(self, scenario: Scenario, port: int, log: IO[str]) -> subprocess.Popen[str]:
         """Start the agent's program as `otel-limits run` does."""
         variables = {**scenario.variables, "OTEL_LIMITS_PROMETHEUS_PORT": str(port)}
-        environ = quiet_environment(environment(), embedded=self.setting.base_url is None)
+        environ = quiet_environment(environment(), embedded=self.setup.base_url is None)
+        # Under the lock, or an interruption in between would leave a program that nobody kills.
         with self._lock:
             if self._stopped:
                 raise AgentFailedError("The demo was interrupted.")
@@ -234,8 +229,8 @@ class Play:
     def _model(self, agent: str) -> dict[str, str]:
         if agent == CACHE:
             return {"base_url": self.servers.url(agent), "model": CACHE}
-        base_url = self.setting.base_url or self.servers.url(agent)
-        return {"base_url": base_url, "model": self.setting.model}
+        base_url = self.setup.base_url or self.servers.url(agent)
+        return {"base_url": base_url, "model": self.setup.model}
 
 
 def command_line(variables: Mapping[str, str]) -> str:
@@ -247,7 +242,7 @@ def command_line(variables: Mapping[str, str]) -> str:
 def quiet_environment(environ: Mapping[str, str], *, embedded: bool) -> dict[str, str]:
     """Take from an environment what would change the demo or reach beyond it.
 
-    Nothing of the user's telemetry is set for the agents, and loopback needs no proxy.
+    The agents send nothing to the user's telemetry, and reach loopback without a proxy.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("OTEL_")}
     if embedded:
@@ -274,6 +269,7 @@ def scrape(url: str, log: IO[str]) -> dict[str, float]:
     """
     parts = urlsplit(url)
     try:
+        # Not urlopen, which would ask the user's proxy for an address on loopback.
         connection = http.client.HTTPConnection(parts.netloc, timeout=SCRAPE_SECONDS)
         connection.request("GET", parts.path)
         text = connection.getresponse().read().decode()
@@ -293,7 +289,7 @@ def read_all(log: IO[str]) -> str:
 
 
 def reason_of(log: str) -> str:
-    """Find the line that says why a program failed: that of the last exception, or the last."""
+    """Find the line that says why a program failed: of the last exception, otherwise the last."""
     lines = [line for line in log.splitlines() if line.strip()]
     exceptions = [line for line in lines if EXCEPTION.match(line)]
     return (exceptions or lines or ["it said nothing."])[-1]

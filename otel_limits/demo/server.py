@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -86,12 +85,7 @@ class Servers(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop serving."""
         self.shutdown()
         self.server_close()
@@ -124,7 +118,7 @@ class Servers(socketserver.ThreadingTCPServer):
         return reply
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of an agent that hung up."""
+        """Say nothing of an agent that hung up: those of an interrupted demo do."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from otel_limits.demo.play import Play, Setting
+    from otel_limits.demo.play import Play, Setup
     from otel_limits.demo.server import Servers
 
 FRAMES_PER_SECOND: Final = 12
@@ -39,7 +39,7 @@ NEXT_STEPS: Final = (
 # --- for a reader -----------------------------------------------------------------------------
 
 
-def show_setting(screen: Console, setting: Setting, servers: Servers) -> None:
+def show_setup(screen: Console, setup: Setup, servers: Servers) -> None:
     """Say what is about to happen, and what is real about it."""
     embedded = f"a built-in stand-in; real HTTP and server-sent events at {servers.url('AGENT')}/v1"
     screen.print("An agent waits for a job that stays pending", style="bold")
@@ -48,9 +48,7 @@ def show_setting(screen: Console, setting: Setting, servers: Servers) -> None:
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     grid.add_row("agent", "a real Strands agent with one tool: otel_limits/demo/agent.py")
-    grid.add_row(
-        "model", f"{setting.model} at {setting.base_url}" if setting.base_url else embedded
-    )
+    grid.add_row("model", f"{setup.model} at {setup.base_url}" if setup.base_url else embedded)
     grid.add_row("limits", "in the environment alone; the agent's code knows nothing of them")
     screen.print(grid)
     screen.print()
@@ -77,8 +75,8 @@ def progress(running: Play) -> Table:
     table.add_column("tokens", justify="right")
     table.add_column("ended with", overflow="fold")
     table.add_column("", overflow="fold")
-    most = running.setting.pending_looks + 2  # the look that finds it done, and the answer
-    for scenario, future in zip(running.setting.scenarios, running.futures, strict=True):
+    most = running.setup.pending_looks + 2  # the look that finds it done, and the answer
+    for scenario, future in zip(running.setup.scenarios, running.futures, strict=True):
         outcome = result_of(future)
         seen = running.servers.seen(scenario.name)
         calls = outcome.model_calls if outcome else max(seen.requests, seen.looks)
@@ -117,12 +115,12 @@ def ending(future: Future[Outcome], outcome: Outcome | None) -> tuple[Text, Text
 
 
 def show_outcomes(
-    screen: Console, setting: Setting, outcomes: Sequence[Outcome], seconds: float
+    screen: Console, setup: Setup, outcomes: Sequence[Outcome], seconds: float
 ) -> None:
-    """Tell everything that is not in the table of the scenarios."""
+    """Say everything that is not in the table of the scenarios."""
     if any(outcome.bounded for outcome in outcomes):
         screen.print(
-            f"\nAfter {setting.pending_looks} looks the demo lets the job be done: "
+            f"\nAfter {setup.pending_looks} looks the demo lets the job be done: "
             "nothing else would have ended the runs in red.\n"
             "Tokens are known after a call, so that a budget is overrun by one call at most."
         )
@@ -139,11 +137,13 @@ def show_outcomes(
 
 
 def show_program(screen: Console, outcome: Outcome, cached: Errand) -> None:
-    """Tell what one program counted, a halt and a zero-token call, and how they differ."""
+    """Show what one program counted: a halt and a zero-token call, and how they differ."""
     heading(screen, f"Scraped from {outcome.metrics_url} of the second program: counters above 0")
     for line in metric_lines(outcome.metrics):
         screen.print(line, soft_wrap=True)
-    heading(screen, "A halt message is no answer, and a real answer of zero tokens is no halt")
+    heading(
+        screen, "A halt message is not an answer, and a real answer of zero tokens is not a halt"
+    )
     screen.print(messages_table(outcome.errand, cached))
 
 
@@ -173,7 +173,7 @@ def messages_table(halted: Errand, cached: Errand) -> Table:
 
 
 def aspects(errand: Errand) -> dict[str, str]:
-    """Say what can be told from one last message, in code and by a reader."""
+    """Say what code and readers can see in one last message."""
     custom = errand.message.get("metadata", {}).get("custom")
     usage = errand.message.get("metadata", {}).get("usage")
     return {
@@ -198,16 +198,16 @@ def next_steps() -> Table:
 # --- for a program ----------------------------------------------------------------------------
 
 
-def facts(setting: Setting, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+def facts(setup: Setup, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """Collect the same facts for machines."""
     return {
         "version": version("otel-limits"),
         "model_server": {
-            "embedded": setting.base_url is None,
-            "base_url": setting.base_url,
-            "model": setting.model,
+            "embedded": setup.base_url is None,
+            "base_url": setup.base_url,
+            "model": setup.model,
         },
-        "bound": {"pending_looks": setting.pending_looks},
+        "bound": {"pending_looks": setup.pending_looks},
         "seconds": round(seconds, 3),
         "scenarios": [scenario_facts(outcome) for outcome in outcomes],
     }

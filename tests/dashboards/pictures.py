@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from tests.dashboards.servers import ROOT, rehearsed
 from tests.dashboards.workload import ACTORS
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.dashboards import files, panels
 from tests.dashboards.servers import ROOT, RULES, program
 
@@ -267,7 +267,9 @@ def test_a_length_of_time_that_is_none_is_refused(
         main(["dashboards", "preview", *options])
 
     assert refused.value.code == 2
-    assert f"{length!r} is no time such as 30s, 15m, 6h or 7d" in capsys.readouterr().err
+    assert (
+        f"{length!r} is not a length of time such as 30s, 15m, 6h or 7d" in capsys.readouterr().err
+    )
 
 
 def test_the_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

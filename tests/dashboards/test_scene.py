@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.dashboards import panels
 from otel_limits.dashboards.files import directory
 from tests.dashboards.servers import RULES, until

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 
@@ -515,7 +515,7 @@ def ask_slowly(*arguments, **options):
 
 questions.QUESTIONS = (dataclasses.replace(spend, answer=ask_slowly), *others)
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 sys.exit(main(["audit", "spend", *sys.argv[1:]]))
 """
 

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, generate_latest
 from strands import tool
 
 from otel_limits import Limits, enable
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.ledger.database import Database
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, fails, says, uses

@@ -19,7 +19,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import Limits, enable
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, Book, Call, Entry, write

@@ -13,7 +13,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 

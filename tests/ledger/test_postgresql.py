@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from otel_limits import Limits, enable
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database

@@ -12,8 +12,8 @@ import pytest
 
 import otel_limits
 from otel_limits.audit.questions import QUESTIONS
+from otel_limits.cli import main
 from otel_limits.cli.audit import FORMATS
-from otel_limits.cli.commands import main
 from tests.ledger.book import Entry, write
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.audit.reconcile import query
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from tests.ledger.book import Entry, write
 from tests.ledger.conftest import eventually

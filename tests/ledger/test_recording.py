@@ -467,7 +467,7 @@ def test_who_keeps_no_ledger_does_not_pay_for_one() -> None:
     program = (
         "import sys, otel_limits\n"
         "otel_limits.enable()\n"
-        "from otel_limits.cli.commands import make_parser\n"
+        "from otel_limits.cli.parser import make_parser\n"
         "make_parser()\n"
         "print([name for name in sys.modules if name.startswith('sqlalchemy')])"
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.cli.commands import main
+from otel_limits.cli import main
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.schema import UPGRADES

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import otel_limits
-from otel_limits.cli import commands as cli
+from otel_limits import cli
 from otel_limits.core.facts import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import killing
 from otel_limits.runs.registry import LIVE

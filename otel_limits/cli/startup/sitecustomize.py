@@ -19,22 +19,26 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-AGENTS = "strands.agent.agent"
-TRIGGERS = ("opentelemetry.sdk.trace", AGENTS)
+# The module of every framework in `otel_limits.bindings.known`, which cannot be asked: this file
+# also runs where otel-limits is not installed, and imports nothing where there are no agents. A
+# test holds that they are the same.
+AGENTS = ("strands.agent.agent",)
+TRIGGERS = ("opentelemetry.sdk.trace", *AGENTS)
 """After these, otel-limits has something to attach to; a provider made early is seen, too."""
 
 
-class Watch:
+class TriggerFinder:
     """Stands first among the finders, to know when a trigger has been loaded."""
 
     def __init__(self) -> None:
         """Begin to wait."""
+        # What is being asked of the others now: a finder among them may ask all finders again.
         self._asking = set()  # type: set[str]
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Find a trigger as the other finders do, with a loader that tells when it is done."""
+        """Find a trigger as the other finders do, with a loader that reports when it is done."""
         if name not in TRIGGERS or name in self._asking:
             return None
         self._asking.add(name)
@@ -43,7 +47,7 @@ class Watch:
         finally:
             self._asking.discard(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = TellingLoader(spec.loader, self)  # type: ignore[assignment]
+            spec.loader = NotifyingLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
 
     def _ask_others(
@@ -57,31 +61,34 @@ class Watch:
         return None
 
     def loaded(self, name: str) -> None:
-        """Switch on, unless a later trigger is the right moment or it has been done."""
-        if self not in sys.meta_path or (name != AGENTS and AGENTS in sys.modules):
+        """Switch on, unless that has been done or a framework is in the middle of being loaded."""
+        is_early = name not in AGENTS and any(module in sys.modules for module in AGENTS)
+        if self not in sys.meta_path or is_early:
             return
         try:
             from otel_limits.runtime import enable as starting
 
+            # None while the program itself imports otel-limits, which imports the SDK: only half of
+            # the module is there. The import of a framework, later, switches on.
             enable = getattr(starting, "enable_for_run", None)
-            if enable is not None:  # else it is being imported itself right now
+            if enable is not None:
                 sys.meta_path.remove(self)
                 enable()
         except Exception as error:  # noqa: BLE001  the program must not feel it
-            if name == AGENTS:
+            if name in AGENTS:  # a program that only has the SDK may do without limits
                 sys.stderr.write(
                     f"otel-limits: it cannot be loaded in {sys.executable} ({error}), "
                     f"so no limit is in force there. Install it there: pip install otel-limits\n"
                 )
 
 
-class TellingLoader:
-    """A loader that tells when its module has been loaded, and then leaves no trace."""
+class NotifyingLoader:
+    """A loader that reports when its module has been loaded, and then leaves no trace."""
 
-    def __init__(self, loader: "Any", watch: Watch) -> None:
+    def __init__(self, loader: "Any", finder: TriggerFinder) -> None:
         """Stand in for `loader`."""
         self._loader = loader
-        self._watch = watch
+        self._finder = finder
 
     def __getattr__(self, name: str) -> "Any":
         """Be like the other loader in everything else."""
@@ -92,17 +99,19 @@ class TellingLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Do as the other loader does, and tell."""
+        """Do as the other loader does, and report."""
+        # Before the module runs: its own code, such as importlib.resources, may look at both.
         spec = module.__spec__
         module.__loader__ = self._loader
         if spec is not None:
             spec.loader = self._loader
         self._loader.exec_module(module)
-        self._watch.loaded(module.__name__)
+        self._finder.loaded(module.__name__)
 
 
 def run_hidden() -> None:
     """Import the `sitecustomize` that stands behind this one; its errors are its own."""
+    # Python finds one `sitecustomize`, so that this one would hide the user's or a distribution's.
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]
     ours = sys.modules.pop("sitecustomize")
     try:
@@ -114,5 +123,5 @@ def run_hidden() -> None:
         sys.modules.setdefault("sitecustomize", ours)
 
 
-sys.meta_path.insert(0, Watch())
+sys.meta_path.insert(0, TriggerFinder())
 run_hidden()

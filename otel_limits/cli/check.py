@@ -1,0 +1,83 @@
+"""The command `otel-limits check`: every setting, its value and where it came from."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.terminal import console, in_columns
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HELP: Final = """\
+Print every setting, its value and where it came from.
+
+With --agent it is what applies to one agent, by the line of the policy file that says so. What a
+LimitsPlugin sets in code wins over it and is not known here.
+
+Exit status 1 if any is wrong, with one sentence per mistake on standard error.
+"""
+
+FOUND_MISTAKES: Final = 1
+
+VARIABLES: Final = {setting.name: setting.variable for setting in SETTINGS}
+
+
+def add(commands: Any) -> None:
+    """Add `check`."""
+    command = add_command(commands, "check", HELP, check)
+    command.add_argument(
+        "--agent", metavar="NAME", help="what applies to this agent by the policy file"
+    )
+
+
+def check(options: Namespace) -> int:
+    """Print every setting; 1 when one is wrong."""
+    from otel_limits.runtime.mistakes import policy_mistakes
+
+    reading = config.read()
+    policy_file = PolicyFile(reading.settings.policy_path)
+    rows = [
+        (VARIABLES.get(row.name, row.name), shown(row.value), row.source)
+        for row in policy_file.document.rows(reading.values, reading.sources, options.agent)
+    ]
+    if sys.stdout.isatty():
+        console().print(settings_table(rows))
+    else:
+        sys.stdout.write(in_columns(rows))
+        sys.stdout.flush()  # where both go into one file, the mistakes stand below the settings
+    mistakes = [*reading.mistakes, *policy_mistakes(reading, policy_file)]
+    return refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
+
+
+def shown(value: object) -> str:
+    """Write a value as its variable would have it; `unset` where there is none."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        value = [f"{name}={each}" for name, each in value.items()]
+    if isinstance(value, Collection) and not isinstance(value, str):
+        value = ",".join(sorted(str(each) for each in value))
+    return str(value) if value not in (None, "") else "unset"
+
+
+def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Lay the settings out for a terminal."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("Setting", "Value", "From"):
+        table.add_column(title, overflow="fold")
+    for variable, value, source in rows:
+        style = "dim" if source == "default" else "bold"
+        table.add_row(variable, Text(value), Text(source), style=style)
+    return table

@@ -1,0 +1,38 @@
+"""The command `otel-limits demo`: watch a real agent run away, and be stopped."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any, Final
+
+from otel_limits.cli.command import add_command
+
+HELP: Final = """\
+Watch a real agent run away, and be stopped.
+
+The same Strands agent runs without limits, with max_turns, with max_token_budget, and observed
+only. It talks over HTTP to a model server that is built in, so it needs no network and no
+credentials; --base-url points it at a real one.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add `demo`."""
+    command = add_command(commands, "demo", HELP, demo)
+    command.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="a real OpenAI-compatible model server instead, such as http://localhost:11434/v1",
+    )
+    command.add_argument("--model", metavar="NAME", help="the model to ask it for")
+    command.add_argument(
+        "--json", action="store_true", help="print the same facts as JSON and nothing else"
+    )
+
+
+def demo(options: Namespace) -> int:
+    """Play the demonstration."""
+    # The demo stands above the command line: it uses its console, and starts programs as it does.
+    from otel_limits.demo.main import main as play
+
+    return play(base_url=options.base_url, model=options.model, as_json=options.json)

@@ -1,0 +1,56 @@
+"""The command `otel-limits docs`: the pages of the documentation, in the terminal."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from argparse import Namespace
+from typing import Any, Final
+
+from otel_limits import docs as pages
+from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.terminal import console, in_columns
+
+HELP: Final = """\
+Read the documentation: without a topic, the list of topics.
+
+The pages belong to the version that is installed. A terminal gets them laid out, a pipe or a file
+as they were written, in Markdown:
+
+  otel-limits docs TOPIC | less
+"""
+
+
+def add(commands: Any) -> None:
+    """Add `docs`."""
+    command = add_command(commands, "docs", HELP, docs)
+    command.add_argument("topic", nargs="?", metavar="TOPIC", help="the page to show")
+
+
+def docs(options: Namespace) -> int:
+    """Show a page, or the list of pages."""
+    topics = pages.topics()
+    if options.topic is None:
+        sys.stdout.write(in_columns([(topic, title_of(topic)) for topic in topics]))
+        return 0
+    if options.topic not in topics:
+        near = difflib.get_close_matches(options.topic, topics, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(topics)}."
+        return refuse([f"There is no page about {options.topic!r}. {hint}"])
+    show(pages.page(options.topic))
+    return 0
+
+
+def title_of(topic: str) -> str:
+    """Return the first line of a page, which is its heading."""
+    return pages.page(topic).partition("\n")[0].lstrip("# ")
+
+
+def show(markdown: str) -> None:
+    """Lay a page out on a terminal; write it as it is anywhere else."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(markdown)
+        return
+    from rich.markdown import Markdown
+
+    console().print(Markdown(markdown))

@@ -1,0 +1,75 @@
+"""The command line as a whole: its commands, one line each, and what they have in common."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+from otel_limits.cli import audit, check, dashboards, demo, docs, ledger, quotas, run
+from otel_limits.cli.command import USAGE_ERROR
+
+COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
+    run.add,
+    check.add,
+    demo.add,
+    audit.add,
+    ledger.add,
+    dashboards.add,
+    quotas.add,
+    docs.add,
+)
+"""Each adds one command, or a few that belong together, to the command line; in order of `--help`.
+
+A new command is one module with a help text, `add` and what it does, and one line here.
+"""
+
+BROKEN_PIPE: Final = 141
+"""What shells report for a program that SIGPIPE ended: 128 + 13."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say, those of the process unless given.
+
+    Returns:
+        The exit status.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A variable may hold bytes that are not text; printing it must not end in a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.call is None:
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
+    try:
+        status: int = options.call(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough. Python flushes once more when it ends, which
+        # would fail again, unless that goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return status
+
+
+def make_parser() -> ArgumentParser:
+    """Describe every command and option."""
+    parser = ArgumentParser(
+        prog="otel-limits",
+        description="Stops LLM agents that go over budget, and tells exactly what happened.",
+        # An option added later must not change what an abbreviation means today.
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"otel-limits {version('otel-limits')}"
+    )
+    parser.set_defaults(call=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return parser

@@ -1,0 +1,29 @@
+"""Programs that tests start: none of them keeps a test waiting for ever, nor outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Iterator
+
+PATIENCE_SECONDS = 60
+"""Less than a test has: a program that hangs fails its own test, and nothing else."""
+
+
+@contextlib.contextmanager
+def bounded(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterator[None]:
+    """Let a program come to its end; kill it when the test fails, or after a minute.
+
+    Leaving the `with` block of a `Popen` waits without any limit, also after a failure.
+    """
+    alarm = threading.Timer(PATIENCE_SECONDS, process.kill)
+    alarm.start()
+    try:
+        yield
+        process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        alarm.cancel()
