@@ -1,4 +1,4 @@
-"""Writes the tables of the README from the code: `python -m tests.readme`."""
+"""Writes the generated tables of README and pages from the code: `python -m tests.readme`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from otel_limits.settings.table import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-README: Final = Path(__file__).parents[1] / "README.md"
+ROOT: Final = Path(__file__).parents[1]
+README: Final = ROOT / "README.md"
+PAGES: Final = tuple(sorted((ROOT / "otel_limits/docs").glob("*.md")))
 
 LIMITS_OF: Final[Mapping[str, str]] = {
     **{
@@ -63,13 +65,15 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def written(text: str) -> str:
-    """Put every table where its markers are."""
+    """Put every table between its markers, where a page has them."""
     for name, make in TABLES.items():
-        begin, end = re.escape(f"<!-- {name}: "), re.escape(f"<!-- /{name} -->")
-        before, place, after = re.split(rf"({begin}[^\n]*-->\n).*?(?={end})", text, flags=re.DOTALL)
-        text = before + place + make() + after
+        markers = rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->"
+        found = re.search(markers, text, re.DOTALL)
+        if found is not None:
+            text = text[: found.start(1)] + make() + text[found.end(1) :]
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in (README, *PAGES):
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from otel_limits import Fact
     from tests.conftest import MakeAgent, Metric
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "otel_limits/docs/policy.md"
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def runaway(make_agent: MakeAgent, **arguments: Any) -> Agent:
 
 
 def readme_example() -> str:
-    """The policy file that the README shows."""
-    block = re.search(r"```yaml\n(defaults:.*?)```", README.read_text("utf-8"), re.DOTALL)
+    """The policy file that its page shows."""
+    block = re.search(r"```yaml\n(defaults:.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert block is not None
     return block[1]
 

@@ -1,24 +1,26 @@
-"""The pages of the documentation, one Markdown file each in this folder."""
+"""The reference pages, as Markdown: what `otel-limits docs [TOPIC]` shows."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Final
 
-SUFFIX = ".md"
+SUFFIX: Final = ".md"
 
 
 def topics() -> tuple[str, ...]:
-    """Return the names of the pages, in order."""
-    names = (each.name for each in files(__name__).iterdir())
+    """Return the name of every page, sorted."""
+    names = (entry.name for entry in files(__name__).iterdir())
     return tuple(sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)))
 
 
 def page(topic: str) -> str:
-    """Return a page as Markdown.
+    """Return the text of a page.
 
     Raises:
-        KeyError: There is no page about `topic`.
+        KeyError: There is no page of this name.
     """
+    # Compared with the names that exist: a topic is user input, and `../x` must not be opened.
     if topic not in topics():
         raise KeyError(topic)
     return files(__name__).joinpath(topic + SUFFIX).read_text(encoding="utf-8")

@@ -1,0 +1,130 @@
+"""Runs Strands' own tests twice, without otel-limits and with it, and compares case by case.
+
+`python -m tests.upstream [--provider]` takes about ten minutes. It needs a package index for the
+source distribution of the Strands that is installed here, and for what its tests need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree as ET
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parents[1]
+FOLDERS: Final = (
+    *("agent", "event_loop", "telemetry", "hooks", "middleware", "plugins", "interventions"),
+    *("types", "multiagent", "session"),
+)
+"""The parts of Strands that run an agent, or that otel-limits stands beside."""
+
+NEEDED: Final = ("pytest>=9", "pytest-asyncio>=1", "pytest-timeout>=2", "moto>=5.1")
+"""What Strands' tests of these folders need beside the package with its extras."""
+
+LONGEST_RUN_SECONDS: Final = 1200
+
+
+def main() -> int:
+    """Return 0 when every case that passes without otel-limits passes with it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
+    parser.add_argument(
+        "--provider", action="store_true", help="set an SDK tracer provider: spans are followed"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        release = f"=={version('strands-agents')}"
+        sources = unpack(work, release)
+        python = install(work, release)
+        without = run(python, sources, work / "without.xml")
+        layer = ["-p", "limits_on"]
+        variables = {"PYTHONPATH": str(HERE)}
+        if arguments.provider:
+            variables["UPSTREAM_TRACER_PROVIDER"] = "true"
+        limited = run(python, sources, work / "with.xml", *layer, **variables)
+    return compare(without, limited)
+
+
+def unpack(work: Path, release: str) -> Path:
+    """Download the source distribution and unpack it; returns its folder."""
+    source_only = ("--no-deps", "--no-binary=strands-agents")
+    pip(sys.executable, "download", *source_only, f"strands-agents{release}", cwd=work)
+    (archive,) = work.glob("strands_agents-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(work / "sources", filter="data")
+    (sources,) = (work / "sources").iterdir()
+    return sources
+
+
+def install(work: Path, release: str) -> Path:
+    """Make a virtual environment for the tests; returns its Python."""
+    venv.create(work / "environment", with_pip=True)
+    programs = "Scripts" if os.name == "nt" else "bin"
+    python = work / "environment" / programs / "python"
+    pip(python, "install", str(ROOT), f"strands-agents[a2a,otel]{release}", *NEEDED, cwd=work)
+    return python
+
+
+def say(text: str) -> None:
+    """Print a line at once, before what pytest prints."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def pip(python: Path | str, command: str, *arguments: str, cwd: Path) -> None:
+    """Run pip quietly."""
+    subprocess.run([python, "-m", "pip", command, "--quiet", *arguments], check=True, cwd=cwd)
+
+
+def run(python: Path, sources: Path, report: Path, *options: str, **variables: str) -> set[str]:
+    """Run Strands' tests; returns the names of all cases, those that failed marked with a `!`."""
+    say(f"== {'with otel-limits' if options else 'without otel-limits'}")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    quiet = ("-q", "--disable-warnings", "-p", "no:cacheprovider", f"--junit-xml={report}")
+    done = subprocess.run(
+        [python, "-m", "pytest", *quiet, *options, *(f"tests/strands/{name}" for name in FOLDERS)],
+        cwd=sources,
+        env=inherited | variables,
+        check=False,
+        timeout=LONGEST_RUN_SECONDS,
+    )
+    if done.returncode not in (0, 1):  # 1: some cases failed
+        raise SystemExit(f"pytest ended with status {done.returncode}.")
+    return set(results(report))
+
+
+def results(report: Path) -> list[str]:
+    """Read the names of all cases from a report of pytest's."""
+    return [
+        f"{case.get('classname')}::{case.get('name')}{'!' if is_failed(case) else ''}"
+        for case in ET.parse(report).iter("testcase")  # noqa: S314  pytest has just written it
+    ]
+
+
+def is_failed(case: ET.Element) -> bool:
+    """Tell whether a case failed, or its fixtures did."""
+    return case.find("failure") is not None or case.find("error") is not None
+
+
+def compare(without: set[str], limited: set[str]) -> int:
+    """Print both results, and every case that ends otherwise with otel-limits."""
+    for title, cases in (("without otel-limits", without), ("with otel-limits", limited)):
+        failed = sum(name.endswith("!") for name in cases)
+        say(f"{title}: {len(cases)} cases, {len(cases) - failed} passed, {failed} failed")
+    different = sorted(limited - without)
+    for name in different:
+        say(f"  otherwise with otel-limits: {name}")
+    say(f"{len(different)} cases end otherwise with otel-limits.")
+    return 1 if any(name.endswith("!") for name in different) or limited < without else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
