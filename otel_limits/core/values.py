@@ -54,7 +54,7 @@ class Kind(Generic[T]):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckedKind(Kind[T]):
     """A kind whose mistakes all read alike: "NAME must be PHRASE, got VALUE. ADVICE"."""
 
@@ -89,7 +89,7 @@ class CheckedKind(Kind[T]):
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TextKind(Kind[T]):
     """Text that another room reads, with sentences of its own."""
 
@@ -106,7 +106,7 @@ class TextKind(Kind[T]):
         return self.read(name, TEXT.of_value(name, value, written))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MappingKind(Kind[Mapping[str, T]]):
     """A value for each of several names, written in text as `search=20,fetch=5`."""
 
