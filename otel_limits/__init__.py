@@ -55,6 +55,7 @@ from otel_limits.core.limits import (
     Level,
     Limits,
 )
+from otel_limits.core.usage import Usage
 from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:

@@ -40,8 +40,6 @@ class Kind(Generic[T]):
     to do.
     """
 
-    __slots__ = ()
-
     schema: Mapping[str, Any]
     """What is permitted, as JSON Schema."""
 

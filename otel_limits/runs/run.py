@@ -41,6 +41,21 @@ class Run:
     counted.
     """
 
+    state: Any = None
+    """What the framework's binding keeps of it."""
+    cancel: Callable[[Verdict], None] | None = None
+    """Ends the invocation from any thread, where the framework can."""
+    reason: str | None = None
+    """Stop reason of the last leg that came to an end."""
+    action: ActionTaken = "none"
+    verdict: Verdict | None = None
+    """Why it was halted, or would have been."""
+    killed = False
+    wrapped_up = False
+    """True when the model was asked for its last answer."""
+    finished = False
+    _nudged = False
+
     def __init__(
         self,
         runs: Runs,
@@ -65,24 +80,10 @@ class Run:
         self.calls = Calls(self)
         self.tools = ToolCalls(self)
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
-        self.state: Any = None
-        """What the framework's binding keeps of it."""
-        self.cancel: Callable[[Verdict], None] | None = None
-        """Ends the invocation from any thread, where the framework can."""
         self.started = runs.now()
         self.started_wall = time.time()
         self.time_limit = TimeLimit(self)
-        self.reason: str | None = None
-        """Stop reason of the last leg that came to an end."""
-        self.action: ActionTaken = "none"
-        self.verdict: Verdict | None = None
-        """Why it was halted, or would have been."""
-        self.killed = False
-        self.wrapped_up = False
-        """True when the model was asked for its last answer."""
-        self.finished = False
         self._warned: set[tuple[str, float]] = set()
-        self._nudged = False
 
     @property
     def is_direct(self) -> bool:
