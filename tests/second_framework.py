@@ -1,0 +1,133 @@
+"""An agent framework of a few lines, and how otel-limits would follow it: only tests know either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+
+from otel_limits.bindings.framework import SpanNames
+from otel_limits.core.messages import halt_text, stop_to_json
+from otel_limits.core.usage import Usage
+from otel_limits.runs.tree import CURRENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_limits.bindings.framework import Host
+    from otel_limits.core.facts import Stop
+    from otel_limits.runs.run import Run
+
+
+@dataclass
+class Bot:
+    """The framework: asks a model until it says that it is done."""
+
+    name: str
+    ask: Callable[[int], tuple[str, int, int]]
+    """Takes the number of the step; returns a text, and how many tokens it took in and out."""
+    said: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self) -> dict[str, Any]:
+        """Return what was said last, and why nothing more was."""
+        with trace.get_tracer("bots").start_as_current_span(f"bot {self.name}") as span:
+            return LISTENER.on_run(self, span, self._steps)
+
+    def _steps(self) -> dict[str, Any]:
+        while True:
+            with trace.get_tracer("bots").start_as_current_span("step"):
+                text = LISTENER.on_step(self)
+            if text == "done":
+                return {"reason": "done", "message": self.said[-1]}
+
+
+class Listener:
+    """What the framework offers to those who follow it: by default, nothing happens."""
+
+    def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], dict[str, Any]]) -> Any:
+        """Stand around a run."""
+        return go()
+
+    def on_step(self, bot: Bot) -> str:
+        """Stand around a step."""
+        text, *_ = bot.ask(len(bot.said))
+        bot.said.append({"text": text})
+        return text
+
+
+LISTENER: Listener = Listener()
+
+
+class HaltError(Exception):
+    """Ends the steps of a bot."""
+
+
+class BotFramework(Listener):
+    """The whole binding of that framework."""
+
+    name = "bots"
+    module = "tests.second_framework"
+    spans = SpanNames(scope="bots", agent="bot", cycle="step")
+    stop_reasons = ("done",)
+    host: Host | None = None
+    has_own = False
+
+    def watch(self) -> None:
+        """Be what the framework calls."""
+        globals()["LISTENER"] = self
+
+    def release(self) -> None:
+        """Have it call nobody."""
+        globals()["LISTENER"] = Listener()
+
+    def mark(self, message: dict[str, Any], stop: Stop, *, synthetic: bool) -> None:
+        """Write `stop` beside the text."""
+        message["stopped"] = {**stop_to_json(stop), "synthetic": synthetic}
+
+    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
+        """Read it back."""
+        message = result.get("message", result) if isinstance(result, dict) else {}
+        return message.get("stopped")  # type: ignore[no-any-return]
+
+    def put_stop(self, ending: dict[str, Any], reason: str) -> None:
+        """Name the reason."""
+        ending["reason"] = reason
+
+    def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], dict[str, Any]]) -> Any:
+        """Follow a run from its beginning to its end, or to its halt."""
+        assert self.host is not None
+        ids = span.get_span_context()
+        run = self.host.runs.start(bot.name, self.host.policy(bot.name), ids.trace_id, ids.span_id)
+        token = CURRENT.set(run)
+        try:
+            ending = go()
+        except HaltError:
+            ending = self._halted(bot, run)
+        finally:
+            CURRENT.reset(token)
+        run.finish(ending["reason"])
+        return ending
+
+    def on_step(self, bot: Bot) -> str:
+        """Judge, call, count."""
+        run: Any = CURRENT.get()
+        if run.judge() is not None:
+            raise HaltError
+        call = run.calls.open("bot-model", 1, "bots")
+        text, tokens_in, tokens_out = bot.ask(len(bot.said))
+        call.reported = True
+        run.calls.settle(call, Usage(input=tokens_in, output=tokens_out))
+        bot.said.append({"text": text})
+        run.turn()
+        return text
+
+    def _halted(self, bot: Bot, run: Run) -> dict[str, Any]:
+        verdict = run.judge()
+        assert verdict is not None
+        run.halt(verdict, "halted")
+        bot.said.append({"text": halt_text(verdict)})
+        self.mark(bot.said[-1], run.stop(verdict.reason), synthetic=True)
+        ending = {"reason": "", "message": bot.said[-1]}
+        self.put_stop(ending, verdict.reason)
+        return ending

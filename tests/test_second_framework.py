@@ -1,0 +1,128 @@
+"""Nothing but a binding knows a framework: a second one is limited through the same runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+import otel_limits
+from otel_limits import Cycle, Fact, Halt, Limits, ModelCall, Started, Stop, Turn
+from otel_limits.bindings import known, messages
+from otel_limits.core.policy import Policy
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.database import Database
+from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.runtime import Runtime
+from otel_limits.settings.environment import Settings
+from tests.second_framework import Bot, BotFramework
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(otel_limits.__file__).parent
+
+
+@pytest.fixture
+def framework(monkeypatch: pytest.MonkeyPatch) -> BotFramework:
+    """The second framework, known to whoever reads what a halt left."""
+    framework = BotFramework()
+    frameworks = (*known.FRAMEWORKS, framework)
+    monkeypatch.setattr(known, "FRAMEWORKS", frameworks)
+    monkeypatch.setattr(messages, "FRAMEWORKS", frameworks)
+    return framework
+
+
+@pytest.fixture
+def runtime(framework: BotFramework) -> Iterator[Runtime]:
+    """A runtime of that framework alone."""
+    runtime = Runtime(LIVE, (framework,))
+    yield runtime
+    runtime.stop()
+
+
+def settings(path: Path, **limits: int) -> Settings:
+    """Limits, and a ledger."""
+    ledger = parse("ledger", str(path), path.parent)
+    return Settings(policy=Policy(limits=Limits(**limits)), ledger=ledger)
+
+
+def test_a_second_framework_is_limited(
+    runtime: Runtime, facts: list[Fact], tmp_path: Path
+) -> None:
+    """Turns, tokens, a halt, its facts, its metrics and its row in the ledger."""
+    path = tmp_path / "ledger.db"
+    runtime.start(settings(path, max_turns=3), [facts.append])
+    bot = Bot("bob", ask=lambda step: (f"thought {step}", 10, 5))
+
+    ending = bot.run()
+
+    assert [each["text"] for each in bot.said[:-1]] == ["thought 0", "thought 1", "thought 2"]
+    stop = otel_limits.stop_of(ending)
+    assert stop is not None
+    assert (stop.reason, stop.turns, stop.usage.total, stop.cycles) == ("max_turns", 3, 45, 4)
+    assert otel_limits.is_synthetic(ending["message"])
+    kinds = [type(fact) for fact in facts]
+    assert [kinds.count(each) for each in (Started, Cycle, ModelCall, Turn, Halt, Stop)] == [
+        1,
+        4,
+        3,
+        3,
+        1,
+        1,
+    ]
+    assert value("stops_total", reason="max_turns", action="halted") == 1
+    assert value("turns_total") == 3
+    assert value("tokens_total", model="bot-model", type="input") == 30
+    runtime.stop()
+    assert rows_of(path) == [("bob", "max_turns", 3, 30, 15)]
+
+
+def test_its_own_end_is_its_own(runtime: Runtime, tmp_path: Path) -> None:
+    """The stop reason of the framework passes through, in the metrics as well."""
+    runtime.start(settings(tmp_path / "ledger.db", max_turns=3))
+    assert Bot("bob", ask=lambda step: ("done", 10, 5)).run()["reason"] == "done"
+    assert value("stops_total", reason="done", action="none") == 1
+
+
+def test_tokens_limit_it_as_well(runtime: Runtime, tmp_path: Path) -> None:
+    """The same judgement, on what the same calls took."""
+    runtime.start(settings(tmp_path / "ledger.db", max_token_budget=30))
+    bot = Bot("bob", ask=lambda step: ("on and on", 10, 5))
+    assert bot.run()["reason"] == "max_token_budget"
+    assert len(bot.said) == 3
+
+
+def value(name: str, **labels: str) -> float | None:
+    """One sample of the metrics of bob."""
+    return REGISTRY.get_sample_value(f"otel_limits_{name}", {"agent": "bob", **labels})
+
+
+def rows_of(path: Path) -> list[tuple[Any, ...]]:
+    """What the ledger has of each invocation."""
+    import sqlite3
+
+    with sqlite3.connect(path) as ledger:
+        return ledger.execute(
+            "SELECT i.agent, i.stop_reason, count(*), sum(c.input_tokens), sum(c.output_tokens)"
+            " FROM otel_limits_invocations i JOIN otel_limits_model_calls c"
+            " ON c.invocation_id = i.id GROUP BY 1, 2"
+        ).fetchall()
+
+
+STRANDS_WORDS = re.compile(
+    r"strands\.telemetry|execute_event_loop_cycle|\bimport strands|\bfrom strands|guardrail_interv"
+)
+
+
+def test_nobody_else_knows_strands() -> None:
+    """Not its modules, span names or stop reasons; shims, demo and the program's start excepted."""
+    rooms = {
+        path.relative_to(ROOT).parts[0]
+        for path in ROOT.rglob("*.py")
+        if STRANDS_WORDS.search(path.read_text(encoding="utf-8"))
+    }
+    assert rooms <= {"bindings", "demo"}
