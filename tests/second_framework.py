@@ -1,4 +1,4 @@
-"""An agent framework of a few lines, and how otel-limits would follow it: only tests know either."""
+"""An agent framework of a few lines, and how otel-limits would follow it, for tests alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from otel_limits.core.usage import Usage
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.facts import Stop
     from otel_limits.runs.run import Run
+
+
+Ending = dict[str, Any]
+"""How a run ended: a reason, and the message that was said last."""
 
 
 @dataclass
@@ -29,12 +33,12 @@ class Bot:
     """Takes the number of the step; returns a text, and how many tokens it took in and out."""
     said: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Ending:
         """Return what was said last, and why nothing more was."""
         with trace.get_tracer("bots").start_as_current_span(f"bot {self.name}") as span:
             return LISTENER.on_run(self, span, self._steps)
 
-    def _steps(self) -> dict[str, Any]:
+    def _steps(self) -> Ending:
         while True:
             with trace.get_tracer("bots").start_as_current_span("step"):
                 text = LISTENER.on_step(self)
@@ -45,7 +49,7 @@ class Bot:
 class Listener:
     """What the framework offers to those who follow it: by default, nothing happens."""
 
-    def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], dict[str, Any]]) -> Any:
+    def on_run(self, _bot: Bot, _span: trace.Span, go: Callable[[], Ending]) -> Ending:
         """Stand around a run."""
         return go()
 
@@ -69,9 +73,14 @@ class BotFramework(Listener):
     name = "bots"
     module = "tests.second_framework"
     spans = SpanNames(scope="bots", agent="bot", cycle="step")
-    stop_reasons = ("done",)
+    stop_reasons: Collection[str] = ("done",)
+    successes: Collection[str] = ("done",)
     host: Host | None = None
-    has_own = False
+
+    @property
+    def has_own(self) -> bool:
+        """Tell that no bot can be given limits of its own."""
+        return False
 
     def watch(self) -> None:
         """Be what the framework calls."""
@@ -81,20 +90,20 @@ class BotFramework(Listener):
         """Have it call nobody."""
         globals()["LISTENER"] = Listener()
 
-    def mark(self, message: dict[str, Any], stop: Stop, *, synthetic: bool) -> None:
+    def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
         """Write `stop` beside the text."""
         message["stopped"] = {**stop_to_json(stop), "synthetic": synthetic}
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Read it back."""
         message = result.get("message", result) if isinstance(result, dict) else {}
-        return message.get("stopped")  # type: ignore[no-any-return]
+        return message.get("stopped")
 
-    def put_stop(self, ending: dict[str, Any], reason: str) -> None:
+    def put_stop(self, ending: Any, reason: str) -> None:
         """Name the reason."""
         ending["reason"] = reason
 
-    def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], dict[str, Any]]) -> Any:
+    def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], Ending]) -> Ending:
         """Follow a run from its beginning to its end, or to its halt."""
         assert self.host is not None
         ids = span.get_span_context()
@@ -122,7 +131,7 @@ class BotFramework(Listener):
         run.turn()
         return text
 
-    def _halted(self, bot: Bot, run: Run) -> dict[str, Any]:
+    def _halted(self, bot: Bot, run: Run) -> Ending:
         verdict = run.judge()
         assert verdict is not None
         run.halt(verdict, "halted")

@@ -14,7 +14,6 @@ from otel_limits import Cycle, Fact, Halt, Limits, ModelCall, Started, Stop, Tur
 from otel_limits.bindings import known, messages
 from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.database import Database
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.environment import Settings
@@ -44,18 +43,16 @@ def runtime(framework: BotFramework) -> Iterator[Runtime]:
     runtime.stop()
 
 
-def settings(path: Path, **limits: int) -> Settings:
+def settings(path: Path, limits: Limits) -> Settings:
     """Limits, and a ledger."""
     ledger = parse("ledger", str(path), path.parent)
-    return Settings(policy=Policy(limits=Limits(**limits)), ledger=ledger)
+    return Settings(policy=Policy(limits=limits), ledger=ledger)
 
 
-def test_a_second_framework_is_limited(
-    runtime: Runtime, facts: list[Fact], tmp_path: Path
-) -> None:
+def test_a_second_framework_is_limited(runtime: Runtime, facts: list[Fact], tmp_path: Path) -> None:
     """Turns, tokens, a halt, its facts, its metrics and its row in the ledger."""
     path = tmp_path / "ledger.db"
-    runtime.start(settings(path, max_turns=3), [facts.append])
+    runtime.start(settings(path, Limits(max_turns=3)), [facts.append])
     bot = Bot("bob", ask=lambda step: (f"thought {step}", 10, 5))
 
     ending = bot.run()
@@ -83,15 +80,15 @@ def test_a_second_framework_is_limited(
 
 def test_its_own_end_is_its_own(runtime: Runtime, tmp_path: Path) -> None:
     """The stop reason of the framework passes through, in the metrics as well."""
-    runtime.start(settings(tmp_path / "ledger.db", max_turns=3))
-    assert Bot("bob", ask=lambda step: ("done", 10, 5)).run()["reason"] == "done"
+    runtime.start(settings(tmp_path / "ledger.db", Limits(max_turns=3)))
+    assert Bot("bob", ask=lambda _: ("done", 10, 5)).run()["reason"] == "done"
     assert value("stops_total", reason="done", action="none") == 1
 
 
 def test_tokens_limit_it_as_well(runtime: Runtime, tmp_path: Path) -> None:
     """The same judgement, on what the same calls took."""
-    runtime.start(settings(tmp_path / "ledger.db", max_token_budget=30))
-    bot = Bot("bob", ask=lambda step: ("on and on", 10, 5))
+    runtime.start(settings(tmp_path / "ledger.db", Limits(max_token_budget=30)))
+    bot = Bot("bob", ask=lambda _: ("on and on", 10, 5))
     assert bot.run()["reason"] == "max_token_budget"
     assert len(bot.said) == 3
 
@@ -107,7 +104,7 @@ def rows_of(path: Path) -> list[tuple[Any, ...]]:
 
     with sqlite3.connect(path) as ledger:
         return ledger.execute(
-            "SELECT i.agent, i.stop_reason, count(*), sum(c.input_tokens), sum(c.output_tokens)"
+            "SELECT i.agent, i.reason, count(*), sum(c.input_tokens), sum(c.output_tokens)"
             " FROM otel_limits_invocations i JOIN otel_limits_model_calls c"
             " ON c.invocation_id = i.id GROUP BY 1, 2"
         ).fetchall()

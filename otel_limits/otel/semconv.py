@@ -1,16 +1,12 @@
 """Every attribute, span and event name that is read or written, owned here.
 
 The GenAI conventions are at Development stability and their Python constants are deprecated, so
-the strings are ours. Source: OpenTelemetry semantic conventions for generative AI, and the spans
-that Strands Agents emits under the scope `strands.telemetry.tracer`.
+the strings are ours. Source: OpenTelemetry semantic conventions for generative AI. How a framework
+names its own spans, its binding says.
 """
 
 from typing import Final
 
-STRANDS_SCOPE: Final = "strands.telemetry.tracer"
-
-AGENT_SPAN_PREFIX: Final = "invoke_agent"
-CYCLE_SPAN: Final = "execute_event_loop_cycle"
 MODEL_CALL_PREFIXES: Final = ("chat", "text_completion", "generate_content")
 """Begin of the name of every span of a model call, whoever emits it."""
 
