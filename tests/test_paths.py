@@ -90,7 +90,7 @@ def test_a_tree_can_be_capped_in_code(source: str) -> None:
     alone = ScriptedModel(endless(uses("nothing")))
     agent = Agent(model=alone, plugins=[plugin], callback_handler=None)
     assert (agent("go").stop_reason, alone.calls) == ("max_turns", 1)
-    with pytest.raises(ValueError, match="max_iterations is no limit of a budget tree"):
+    with pytest.raises(ValueError, match="max_iterations is not a limit of a budget tree"):
         enable(tree=Limits(max_iterations=1))
 
 

@@ -67,6 +67,10 @@ class CheckedKind(Kind[T]):
     advice: str = ""
     """What to do instead, where something can be said that helps in every case."""
 
+    def __post_init__(self) -> None:
+        """Keep the schema as it is now: facts lead to the table of limits, and that to here."""
+        object.__setattr__(self, "schema", FrozenDict(self.schema))
+
     def of_text(self, name: str, text: str) -> T:
         """Read a variable of the environment or an option of the command line."""
         try:

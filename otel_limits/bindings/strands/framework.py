@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import SpanNames
-from otel_limits.bindings.strands.patches import ClassPatcher
 from otel_limits.core.messages import MARKER, stop_to_json
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.framework import Host
+    from otel_limits.bindings.strands.patches import ClassPatcher
     from otel_limits.core.facts import Stop
     from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Action
@@ -44,10 +44,7 @@ class StrandsFramework:
     successes: Collection[str] = ("end_turn", "stop_sequence", "tool_use")
     """`tool_use` is how an invocation ends that answers with a structured output."""
     host: Host | None = None
-
-    def __init__(self) -> None:
-        """Follow nothing yet."""
-        self._patcher = ClassPatcher(lambda: self.host)
+    _patcher: ClassPatcher | None = None
 
     @property
     def has_own(self) -> bool:
@@ -59,6 +56,9 @@ class StrandsFramework:
 
     def watch(self) -> None:
         """Follow every invocation from now on."""
+        from otel_limits.bindings.strands.patches import ClassPatcher
+
+        self._patcher = self._patcher or ClassPatcher(lambda: self.host)
         self._patcher.start()
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ class StrandsFramework:
         for state in invocations.STATES if invocations is not None else ():
             if state.own is None:
                 state.abort()
-        if not self.has_own:
+        if self._patcher is not None and not self.has_own:
             self._patcher.stop()
 
     def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
