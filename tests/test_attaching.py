@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from tests.conftest import MakeAgent
 
 
+PLAIN_STREAM = ScriptedModel.stream
+"""As it is while otel-limits is off."""
+
+
 @tool
 def search() -> str:
     """Search for nothing."""
@@ -728,3 +732,16 @@ def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> N
     expected = heard(hooks)
     enable()
     assert heard(hooks) == expected
+
+
+def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
+    make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Nothing of a class stands in its way out, and limits hold all the same."""
+    enable(Limits(max_turns=2), observers=[facts.append])
+    model, another = runaway(), runaway()
+    model.stream = functools.partial(PLAIN_STREAM, another)  # type: ignore[method-assign]
+    stop = stop_of(make_agent(model)("go"))
+    assert stop is not None
+    assert (stop.reason, stop.turns, stop.model_calls, another.calls) == ("max_turns", 2, 2, 2)
+    assert counted(facts) == [("measured", 15)] * 2

@@ -195,10 +195,7 @@ class ClassPatcher:
             self._watch_class(derived)
 
     def _watch_model(self, model: Any) -> None:
-        """Follow a model by its class: an attribute of an object would go along into its copies.
-
-        Of a model whose `stream` is an attribute of its own, that is followed.
-        """
+        """Follow a model by its class: an attribute of an object would go along into its copies."""
         owner = next((each for each in type(model).__mro__ if "stream" in vars(each)), None)
         if owner is not None:
             self._watch_class(owner)

@@ -85,7 +85,8 @@ def provider_of(model: type[object]) -> str:
 
 def is_watched(model: object) -> bool:
     """Tell whether requests to a model are followed where they leave: its class is patched."""
-    return hasattr(getattr(type(model), "stream", None), "__wrapped__")
+    is_own = "stream" in getattr(model, "__dict__", ())  # as monkeypatching leaves it
+    return not is_own and hasattr(getattr(type(model), "stream", None), "__wrapped__")
 
 
 def note_chunk(call: OpenCall, chunk: Mapping[str, Any]) -> None:
