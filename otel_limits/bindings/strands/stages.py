@@ -148,7 +148,7 @@ class ModelPass:
         """Count what is still open: a cancelled stream is left without being closed."""
         calls, answered = self.live.run.calls, answer is not None
         if not self.calls and not is_watched(self.context.model):
-            # Not of a class that is followed, such as a mock or a patched object: only its answer tells.
+            # Not of a class that is followed, such as a mock: only its answer tells.
             model, asked = self.context.model, self.context.projected_input_tokens
             call = calls.open(model_id(model), asked or 0, provider_of(type(model)))
             usage = None if answer is None else usage_of(answer.usage)
