@@ -97,12 +97,14 @@ class Calls:
         kind = call_kind(usage, call, failed=failed)
         estimated = False
         if kind != "measured":
+            # A call that failed is billed all the same once the provider has read its input.
             billed = usage is None and (aborted or call.streamed)
             estimated = kind == "unmeasured" or (kind == "failed" and billed)
             if estimated and run.policy.unmeasured != "ignore":
                 usage = Usage(input=call.input_estimate, output=output_estimate)
         counted = usage or NO_USAGE
         price = run.runs.price_of(call.model, counted)
+        # One step for the invocation and its tree, as another agent may be judged by the tree.
         with run.runs.lock:
             for tally in run.tallies:
                 add_call(tally, counted, price, estimated=estimated)

@@ -60,7 +60,9 @@ class Observers:
         """Hand `stop` to every observer, and tell how long each took for it."""
         if self.gate is not None:
             self.gate(stop)
+        # Told after all of them, so that the lag of one is not counted as that of the next.
         lags = []
+        # To all, subscribed or not: an observer may hold what only the end lets it write.
         for observer in self.all:
             begin = time.perf_counter()
             try:

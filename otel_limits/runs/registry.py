@@ -190,6 +190,7 @@ class Runs:
 
     def forget(self, run: Run) -> bool:
         """Drop a run; False when that had been done before."""
+        # Whoever comes first ends it: the framework, an eviction or `disable()`.
         with self.lock:
             if run.finished:
                 return False

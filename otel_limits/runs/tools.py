@@ -27,6 +27,7 @@ class ToolCalls:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
         run = self._run
         with run.runs.lock:
+            # Looked at and counted in one step: parallel agents of a tree share what is left.
             breach = self._breach(tool)
             if breach is not None:
                 self.refusals[breach.limit] = breach

@@ -66,6 +66,7 @@ async def _follow(
             yield chunk
         return
     _judge(run, model_pass)
+    # Once more where a fault broke it off: a call that is not opened is not counted.
     messages = args[0] if args else ""
     call = _open(run, model_pass, model, messages) or _open(run, model_pass, model, messages)
     answered, chunks = False, aiter(events)
@@ -83,6 +84,7 @@ async def _follow(
                 note_chunk(call, chunk)
             yield chunk
     except Exception:
+        # Here, as a middleware may ask again before anybody else learns of the failure.
         _settle(run, call, failed=True)
         raise
     finally:

@@ -85,6 +85,7 @@ def _objection(
         if action == "wrap_up" and not live.run.wrapped_up and not context.tool_choice:
             live.wrapping = live.wrapping or verdict
             return None
+    # From here on every call of this leg is refused, whatever a middleware tries.
     live.verdict, live.wrapping = verdict, None
     return Refused()
 
@@ -117,6 +118,7 @@ def perform_if_due(agent: Agent, live: Live, message: Message) -> None:
     """Perform the halt under way when this is its message, unless that was done."""
     if live.marked is not None or live.verdict is None:
         return
+    # Strands makes the message out of our text; nothing else connects the two.
     if message["content"] == [{"text": halt_text(live.verdict)}]:
         action = live.verdict.action or live.run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"

@@ -179,6 +179,7 @@ def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) ->
 
 def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> None:
     state, answer = STATES.of(agent), answer_of(agent)
+    # An invocation that resumes our question begins with what the human gave it more.
     policy = policy_of(agent.name)
     if answer is not None:
         policy = extend(policy, answer.response)
@@ -187,6 +188,7 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
     live = Live(run, weakref.ref(agent), agent.hooks, verdict=declined, answer=answer)
     state.live.append(live)
     run.state = live
+    # Not reset by a token: the stream may be read, and closed, in another context than this one.
     CURRENT.set(run)
     run.cancel = _canceller(weakref.ref(agent), weakref.ref(run))
     run.time_limit.start()
@@ -222,6 +224,7 @@ def _canceller(
         state = STATES.get(agent)
         if agent is None or state is None:
             return
+        # Under the lock, as `agent.cancel` would otherwise hit the invocation that begins next.
         with state.lock:
             live = state.live[-1] if state.live else None
             if live is not None and live.run is run and live.verdict is None:
@@ -278,6 +281,7 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
         return
     state.direct.remove(run)
     CURRENT.set(run.parent)
+    # Most providers ask for structured output without `Model.stream`, where we would have seen it.
     if output is not None and not run.tally.model_calls:
         _book_unseen(run, agent, prompt, output)
     run.finish("end_turn" if output is not None else "error")

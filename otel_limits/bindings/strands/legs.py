@@ -36,6 +36,7 @@ def before_leg(event: BeforeInvocationEvent) -> None:
     if live is None or is_direct(agent):
         return
     live.run.leg()
+    # Strands tells of each leg alike; what the first one began with is in `live` already.
     if not live.run.tally.cycles:
         return
     answer = answer_of(agent)  # of a hook that resumes our own question
@@ -63,6 +64,7 @@ def after_leg(event: AfterInvocationEvent) -> None:
         for request in batch.requests:  # none of it began: its replay is admitted anew
             if request["toolUseId"] not in batch.refusals and not batch.denied:
                 live.run.tools.give_back(request["name"])
+    # A hook would resume for ever: each further leg would be refused as this one was.
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
 

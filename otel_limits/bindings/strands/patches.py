@@ -50,6 +50,7 @@ class ClassPatcher:
 
     def stop(self) -> None:
         """Put every class back as it was."""
+        # First, so that what is imported meanwhile is not patched any more.
         self._on = False
         for (owner, name), original in self._originals.items():
             setattr(owner, name, original)
@@ -189,6 +190,7 @@ class ClassPatcher:
         """Follow every model that may be asked: a tool may ask one that no agent has."""
         from strands.models import Model
 
+        # At every invocation, as an application may define a class of models at any time.
         for model in (agent.model, agent.aux_model):
             self._watch_model(model)
         for derived in subclasses_of(Model):

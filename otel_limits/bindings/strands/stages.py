@@ -51,6 +51,7 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
     live = live_of(context.agent)
     if live is None or live.staged:
         return next_fn(context)
+    # Deep copies of middleware have our handlers twice once they are attached to again.
     live.staged = True
     return _follow_leg(cast("Agent", context.agent), next_fn, context)
 
@@ -78,6 +79,7 @@ async def _follow_leg(agent: Agent, next_fn: Next, context: Any) -> Events:
     # Only now, as what is left of the generator would otherwise end in another context.
     live = live_of(agent)
     run = live and live.run
+    # `halted` is of this leg; the action may be of one that a hook has resumed since.
     if halted and run and run.action == "raised" and run.verdict is not None:
         raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
@@ -189,6 +191,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     events = next_fn(_with_notes(live, context) or context)
     try:
         while True:
+            # Set only while the inner part runs: between two events, the reader's code does.
             token = PASS.set(model_pass)
             try:
                 event = await anext(events)

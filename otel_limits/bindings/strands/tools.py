@@ -55,6 +55,7 @@ def before_tools(event: BeforeToolsEvent) -> None:
     live.batch = batch = Batch(tool_uses(event.agent, event.message), denied=denied)
     if denied:
         return
+    # Now, and not as each one starts: tools run at once, and the order of the requests decides.
     for request in batch.requests:
         breach = live.run.tools.admit(request["name"])
         if breach is not None:
@@ -89,6 +90,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     answered = _close_batch(live, event)
     if run.policy.warn_at:
         write_warnings(event.agent.trace_span, run.warn())
+    # Only when all of the turn is told: the last tool may be the one that passes a limit.
     verdict = live.wrapping or run.judge()
     for number, (use, result, _) in enumerate(answered, start=1):
         halts = verdict is not None and number == len(answered)
