@@ -39,20 +39,12 @@ POINTS: Final = 120
 def add(commands: Any) -> None:
     """Add `dashboards`, with its two commands."""
     dashboards = add_group(commands, "dashboards", HELP)
-    _add_export(dashboards)
-    _add_preview(dashboards)
-
-
-def _add_export(commands: Any) -> None:
-    command = add_command(commands, "export", EXPORT_HELP, export)
+    command = add_command(dashboards, "export", EXPORT_HELP, export)
     command.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
     command.add_argument(
         "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
     )
-
-
-def _add_preview(commands: Any) -> None:
-    command = add_command(commands, "preview", PREVIEW_HELP, preview)
+    command = add_command(dashboards, "preview", PREVIEW_HELP, preview)
     command.add_argument(
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )

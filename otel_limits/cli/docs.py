@@ -37,20 +37,16 @@ def docs(options: Namespace) -> int:
         near = difflib.get_close_matches(options.topic, topics, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(topics)}."
         return refuse([f"There is no page about {options.topic!r}. {hint}"])
-    show(pages.page(options.topic))
+    markdown = pages.page(options.topic)
+    if sys.stdout.isatty():
+        from rich.markdown import Markdown
+
+        console().print(Markdown(markdown))
+    else:
+        sys.stdout.write(markdown)
     return 0
 
 
 def title_of(topic: str) -> str:
     """Return the first line of a page, which is its heading."""
     return pages.page(topic).partition("\n")[0].lstrip("# ")
-
-
-def show(markdown: str) -> None:
-    """Lay a page out on a terminal; write it as it is anywhere else."""
-    if not sys.stdout.isatty():
-        sys.stdout.write(markdown)
-        return
-    from rich.markdown import Markdown
-
-    console().print(Markdown(markdown))
