@@ -83,7 +83,13 @@ def preview(options: Namespace) -> int:
     except ImportError:
         sentence = "Pictures need matplotlib. Run: pip install 'otel-limits[preview]'"
         return refuse([sentence], NOT_DRAWN)
-    window = window_of(options.range, options.scrape_interval)
+    now = time.time()
+    window = Window(
+        start=now - options.range,
+        end=now,
+        step=max(options.range / POINTS, options.scrape_interval),  # not more often than scrapes
+        scrape_interval=options.scrape_interval,
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     for dashboard in panels.read_all(files.directory()):
         path = options.out / f"{dashboard.name}.png"
@@ -95,13 +101,6 @@ def preview(options: Namespace) -> int:
         note = f"; no data for: {', '.join(empty)}" if empty else ""
         sys.stdout.write(f"{path}: {len(dashboard.panels)} panels{note}\n")
     return 0
-
-
-def window_of(length: float, scrape_interval: float) -> Window:
-    """Look back from now, with a point no more often than there is a scrape."""
-    now = time.time()
-    step = max(length / POINTS, scrape_interval)
-    return Window(start=now - length, end=now, step=step, scrape_interval=scrape_interval)
 
 
 def ask(

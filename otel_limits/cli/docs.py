@@ -31,7 +31,8 @@ def docs(options: Namespace) -> int:
     """Show a page, or the list of pages."""
     topics = pages.topics()
     if options.topic is None:
-        sys.stdout.write(in_columns([(topic, title_of(topic)) for topic in topics]))
+        headings = [pages.page(topic).partition("\n")[0].lstrip("# ") for topic in topics]
+        sys.stdout.write(in_columns(list(zip(topics, headings, strict=True))))
         return 0
     if options.topic not in topics:
         near = difflib.get_close_matches(options.topic, topics, n=1)
@@ -45,8 +46,3 @@ def docs(options: Namespace) -> int:
     else:
         sys.stdout.write(markdown)
     return 0
-
-
-def title_of(topic: str) -> str:
-    """Return the first line of a page, which is its heading."""
-    return pages.page(topic).partition("\n")[0].lstrip("# ")

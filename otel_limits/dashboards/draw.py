@@ -45,17 +45,9 @@ COLOURS: Final = {
 """As in Grafana, a reason has one colour wherever it is drawn."""
 
 PALETTE: Final = (
-    "#3274d9",
-    "#56a64b",
-    "#f2cc0c",
-    "#8ab8ff",
-    "#b877d9",
-    "#19a2a8",
-    "#a16f50",
-    "#e5a8e2",
-    "#6e7687",
-    "#96d98d",
-)
+    "#3274d9", "#56a64b", "#f2cc0c", "#8ab8ff", "#b877d9",
+    "#19a2a8", "#a16f50", "#e5a8e2", "#6e7687", "#96d98d",
+)  # fmt: skip
 
 STYLE: Final[dict[Any, Any]] = {
     "axes.edgecolor": "#b0b0b8",
