@@ -87,7 +87,8 @@ def preview(options: Namespace) -> int:
     window = Window(
         start=now - options.range,
         end=now,
-        step=max(options.range / POINTS, options.scrape_interval),  # not more often than scrapes
+        # No more often than there is a scrape.
+        step=max(options.range / POINTS, options.scrape_interval),
         scrape_interval=options.scrape_interval,
     )
     options.out.mkdir(parents=True, exist_ok=True)

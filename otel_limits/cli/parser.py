@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, one line each, and what they have in common."""
+"""The command line as a whole: its commands, and what they have in common."""
 
 from __future__ import annotations
 
