@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final, TypeVar
 
 from otel_limits.core.values import (
     DURATION,
@@ -18,10 +20,6 @@ from otel_limits.core.values import (
     split_names,
 )
 from otel_limits.ledger.rows import MICROSECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
 
 T = TypeVar("T")
 

@@ -272,21 +272,20 @@ def cuts_table(outcomes: dict[str, Outcome]) -> Table:
             Column("saved_tokens", "Tokens saved", "count"),
             Column("saved_usd", "Money saved", "money"),
         ),
-        rows=[_cut_row(row, cut) for row, cut in cuts],
-    )
-
-
-def _cut_row(row: Any, cut: Cut) -> Sequence[Any]:
-    return (
-        row.trace_id or row.id,
-        row.agent,
-        row.reason,
-        "yes" if is_success(row) else "no",
-        cut.limit,
-        cut.turn,
-        row.turns,
-        cut.tokens,
-        known_cost(cut.pico, cut.unpriced),
+        rows=[
+            (
+                row.trace_id or row.id,
+                row.agent,
+                row.reason,
+                "yes" if is_success(row) else "no",
+                cut.limit,
+                cut.turn,
+                row.turns,
+                cut.tokens,
+                known_cost(cut.pico, cut.unpriced),
+            )
+            for row, cut in cuts
+        ],
     )
 
 

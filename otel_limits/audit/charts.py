@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answers import Chart, Kind, Mark, Series
 from otel_limits.audit.formatting import UNFINISHED
-from otel_limits.audit.sums import Groups, Sums, fold
+from otel_limits.audit.sums import Groups, Rows, Sums, fold
 from otel_limits.ledger.rows import HALTED, caps_in
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry
-    from otel_limits.audit.sums import Rows
 
 COLOURED: Final = 5
 """Series with a colour of their own; the others are shown together."""
@@ -22,6 +22,8 @@ OTHERS: Final = "others"
 SINGLE_TURNS: Final = 40
 """Up to so many turns, a distribution has one bar for each number."""
 MAX_MARKS: Final = 3
+UNITS: Final[Mapping[Kind, str]] = {"money": "USD", "count": "tokens"}
+"""What spend is counted in."""
 
 
 def overview(inquiry: Inquiry) -> list[Chart]:
@@ -45,42 +47,45 @@ def spend_charts(rows: Rows) -> list[Chart]:
     """
     rows = list(rows)
     days = fold(rows, ("day", "agent"))
-    has_price = any(sums.has_price for sums in days.values())
+    agents, models = fold(rows, ("agent",)), fold(rows, ("model",))
+    kind: Kind = "money" if any(sums.has_price for sums in days.values()) else "count"
     return [
-        over_time(days, has_price=has_price),
-        by_name("agents", "Spend by agent", fold(rows, ("agent",)), has_price=has_price),
-        by_name("models", "Spend by model", fold(rows, ("model",)), has_price=has_price),
+        over_time(days, leading(agents, kind), kind),
+        by_name("agents", "Spend by agent", agents, kind),
+        by_name("models", "Spend by model", models, kind),
     ]
 
 
-def over_time(days: Groups, *, has_price: bool) -> Chart:
-    """One column per day, every day between the first and the last, coloured by agent."""
-    agents = leading(days, 1, has_price=has_price)
-    unpriced = sum(sums.unpriced_tokens for sums in days.values()) if has_price else 0
+def over_time(days: Groups, agents: Sequence[str], kind: Kind) -> Chart:
+    """One column per day, every day between the first and the last, coloured by agent.
+
+    `agents` have a colour each; the last of them may be `OTHERS`.
+    """
+    unpriced = sum(sums.unpriced_tokens for sums in days.values()) if kind == "money" else 0
     labels = every_day(sorted({str(day) for day, _ in days}))
     values: dict[str, list[float]] = {name: [0.0] * len(labels) for name in agents}
     index = {label: position for position, label in enumerate(labels)}
     for (day, agent), sums in days.items():
         name = agent if agent in values else OTHERS
-        values[name][index[str(day)]] += size(sums, has_price=has_price)
+        values[name][index[str(day)]] += size(sums, kind)
     return Chart(
         name="over_time",
-        title=f"Spend per day, in {unit(has_price=has_price)}",
+        title=f"Spend per day, in {UNITS[kind]}",
         labels=labels,
         series=[Series(name, values[name]) for name in agents],
-        kind=kind(has_price=has_price),
+        kind=kind,
         wide=True,
         axis="day (UTC)",
         note=f"{unpriced:,} tokens have no known price and are not in here." if unpriced else "",
     )
 
 
-def by_name(name: str, title: str, groups: Groups, *, has_price: bool) -> Chart:
+def by_name(name: str, title: str, groups: Groups, kind: Kind) -> Chart:
     """One bar per name, the largest first."""
-    known = {str(key[0]): sums for key, sums in groups.items() if sums.has_price or not has_price}
+    known = {str(key[0]): sums for key, sums in groups.items() if sums.has_price or kind == "count"}
     unknown = sorted(str(key[0]) for key in groups if str(key[0]) not in known)
     ranked = sorted(
-        ((label, size(sums, has_price=has_price)) for label, sums in known.items()),
+        ((label, size(sums, kind)) for label, sums in known.items()),
         key=lambda each: (-each[1], each[0]),
     )
     rest = sum(value for _, value in ranked[LONGEST:])
@@ -88,10 +93,10 @@ def by_name(name: str, title: str, groups: Groups, *, has_price: bool) -> Chart:
     shown = ranked[:LONGEST] + ([(f"{left} {OTHERS}", rest)] if left > 0 else [])
     return Chart(
         name=name,
-        title=f"{title}, in {unit(has_price=has_price)}",
+        title=f"{title}, in {UNITS[kind]}",
         labels=[label for label, _ in shown],
         series=[Series("spend", [value for _, value in shown])],
-        kind=kind(has_price=has_price),
+        kind=kind,
         horizontal=True,
         note=f"Without any known price: {', '.join(unknown)}." if unknown else "",
     )
@@ -157,35 +162,21 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
     )
 
 
-def leading(days: Groups, position: int, *, has_price: bool) -> list[str]:
+def leading(groups: Groups, kind: Kind) -> list[str]:
     """The names that spent most, and `others` where there are more."""
-    totals: dict[str, Sums] = {}
-    for key, sums in days.items():
-        totals.setdefault(str(key[position]), Sums()).merge(sums)
-    ranked = sorted(totals, key=lambda name: (-size(totals[name], has_price=has_price), name))
+    totals = {str(name): size(sums, kind) for (name,), sums in groups.items()}
+    ranked = sorted(totals, key=lambda name: (-totals[name], name))
     return ranked if len(ranked) <= COLOURED else [*ranked[:COLOURED], OTHERS]
 
 
 def every_day(days: Sequence[str]) -> list[str]:
     """All days from the first to the last, so that a day without spend leaves a gap."""
-    from datetime import date, timedelta
-
     if not days:
         return []
     first, last = date.fromisoformat(days[0]), date.fromisoformat(days[-1])
     return [(first + timedelta(days=n)).isoformat() for n in range((last - first).days + 1)]
 
 
-def size(sums: Sums, *, has_price: bool) -> float:
+def size(sums: Sums, kind: Kind) -> float:
     """What a bar stands for: USD, or tokens."""
-    return float(sums.cost or 0) if has_price else float(sums.tokens)
-
-
-def unit(*, has_price: bool) -> str:
-    """Name it."""
-    return "USD" if has_price else "tokens"
-
-
-def kind(*, has_price: bool) -> Kind:
-    """How it is written."""
-    return "money" if has_price else "count"
+    return float(sums.cost or 0) if kind == "money" else float(sums.tokens)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.question import WINDOW, Inquiry, Question
@@ -25,34 +24,22 @@ def grants(inquiry: Inquiry) -> Answer:
     """Answer what people changed in quotas."""
     from otel_limits.ledger.queries import quota_changes
 
-    return Answer(
-        question="grants",
-        title="Changes of quotas",
-        about=inquiry.about,
-        tables=[grants_table(quota_changes(inquiry.connection, inquiry.selection))],
-    )
-
-
-def grants_table(rows: Iterable[Any]) -> Table:
-    """One row per grant or reset."""
-    return Table(
-        name="grants",
-        title="Changes of quotas",
-        columns=COLUMNS,
-        rows=[
-            (
-                row.at_us,
-                row.quota,
-                row.share,
-                row.change,
-                f"{Decimal(row.amount):f}" if row.change == "grant" else None,
-                row.unit,
-                row.until_us,
-                row.changed_by,
-            )
-            for row in rows
-        ],
-    )
+    rows = [
+        (
+            row.at_us,
+            row.quota,
+            row.share,
+            row.change,
+            f"{Decimal(row.amount):f}" if row.change == "grant" else None,
+            row.unit,
+            row.until_us,
+            row.changed_by,
+        )
+        for row in quota_changes(inquiry.connection, inquiry.selection)
+    ]
+    title = "Changes of quotas"
+    table = Table(name="grants", title=title, columns=COLUMNS, rows=rows)
+    return Answer(question="grants", title=title, about=inquiry.about, tables=[table])
 
 
 GRANTS: Final = Question(

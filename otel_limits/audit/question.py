@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from otel_limits.audit.answers import Answer
-    from otel_limits.cli.progress import Work
+    from otel_limits.core.work import Work
     from otel_limits.ledger.selection import Selection
 
 

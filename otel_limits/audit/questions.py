@@ -1,4 +1,4 @@
-"""The questions that a ledger can be asked, one line each.
+"""The questions that a ledger can be asked.
 
 Each stands in a file of its own that ends with its record: help, options, and what answers it.
 None of them imports the database before it is asked, since every command line builds its help
@@ -7,7 +7,7 @@ from here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from otel_limits.audit.backtest import BACKTEST
 from otel_limits.audit.grants import GRANTS
@@ -17,15 +17,4 @@ from otel_limits.audit.spend import SPEND
 from otel_limits.audit.stops import STOPS
 from otel_limits.audit.suggest import SUGGEST
 
-if TYPE_CHECKING:
-    from otel_limits.audit.question import Question
-
-QUESTIONS: Final[tuple[Question, ...]] = (
-    SPEND,
-    STOPS,
-    SHOW,
-    RECONCILE,
-    BACKTEST,
-    SUGGEST,
-    GRANTS,
-)
+QUESTIONS: Final = (SPEND, STOPS, SHOW, RECONCILE, BACKTEST, SUGGEST, GRANTS)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,6 +14,7 @@ from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
 from otel_limits.audit.sums import Sums, fold
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
+from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.ledger.rows import MICROSECONDS
 
 DAY_SECONDS: Final = 24 * 60 * 60
@@ -24,7 +22,6 @@ STEP_SECONDS: Final = 6 * 60 * 60
 """How much of the window is fetched at once: every sample of every counter comes over."""
 LOOK_BACK_SECONDS: Final = 5 * 60
 """Where the last sample before the window is looked for."""
-TIMEOUT_SECONDS: Final = 30
 
 Pair = tuple[str, str]
 """Agent and model."""
@@ -55,12 +52,14 @@ def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
     """
     from otel_limits.ledger import spending
 
-    now = time.time()
-    until = _seconds(inquiry.selection.until_us, now)
-    since = _seconds(inquiry.selection.since_us, until - DAY_SECONDS)
-    if since >= until:
+    until_us, since_us = inquiry.selection.until_us, inquiry.selection.since_us
+    if until_us is None:
+        until_us = round(time.time() * MICROSECONDS)
+    if since_us is None:
+        since_us = until_us - DAY_SECONDS * MICROSECONDS
+    if since_us >= until_us:
         raise LedgerError("The window is empty: --since must be before --until.")
-    since_us, until_us = round(since * MICROSECONDS), round(until * MICROSECONDS)
+    since, until = since_us / MICROSECONDS, until_us / MICROSECONDS
     window = replace(inquiry.selection, since_us=since_us, until_us=until_us)
     groups = fold(
         spending.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model")
@@ -70,18 +69,13 @@ def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
         measure.title: counters(prometheus, measure.metric, since, until) for measure in MEASURES
     }
     table = comparison(ledger, counted, tolerance)
-    is_off = any(row[-1] == "no" for row in table.rows)
     return Answer(
         question="reconcile",
         title="Ledger and Prometheus",
         about=f"{replace(inquiry, selection=window).about}, against {prometheus}",
         tables=[table],
-        status=int(is_off),
+        status=int(any(row[-1] == "no" for row in table.rows)),
     )
-
-
-def _seconds(microseconds: int | None, otherwise: float) -> float:
-    return otherwise if microseconds is None else microseconds / MICROSECONDS
 
 
 def comparison(
@@ -124,20 +118,17 @@ def comparison(
 def as_labels(ledger: Mapping[Pair, Sums], series: set[Pair]) -> dict[Pair, dict[str, int]]:
     """Sum the ledger under the labels that the metrics use: cleaned, and `_other` beyond a cap."""
     folded: dict[Pair, dict[str, int]] = {}
-    for (agent, model), sums in ledger.items():
-        pair = (clean(agent), clean(model))
+    for recorded, sums in ledger.items():
+        agent, model = map(clean, recorded)
+        pair = (agent, model)
         if pair not in series:
-            pair = next((p for p in _others(pair) if p in series), pair)
+            others = ((agent, OTHER), (OTHER, model), (OTHER, OTHER))
+            pair = next((each for each in others if each in series), pair)
         figures = folded.setdefault(pair, {"calls": 0, "input": 0, "output": 0})
         figures["calls"] += sums.calls
         figures["input"] += sums.input
         figures["output"] += sums.output
     return folded
-
-
-def _others(pair: Pair) -> tuple[Pair, ...]:
-    agent, model = pair
-    return ((agent, OTHER), (OTHER, model), (OTHER, OTHER))
 
 
 # --- Prometheus -----------------------------------------------------------------------------------
@@ -185,18 +176,10 @@ def query(url: str, expression: str, at: float) -> list[dict[str, Any]]:
     Raises:
         LedgerError: It does not answer, or not as it should.
     """
-    if not url.startswith(("http://", "https://")):
-        raise LedgerError(f"--prometheus must be http://… or https://…, got {url!r}.")
-    asked = urllib.parse.urlencode({"query": expression, "time": f"{at:.3f}"})
     try:
-        with urllib.request.urlopen(  # noqa: S310  the scheme was looked at
-            f"{url.rstrip('/')}/api/v1/query?{asked}", timeout=TIMEOUT_SECONDS
-        ) as response:
-            found: list[dict[str, Any]] = json.load(response)["data"]["result"]
-            return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise LedgerError(f"Prometheus at {url} cannot be asked: {reason}.") from None
+        return Prometheus(url).series("query", query=expression, time=f"{at:.3f}")
+    except PrometheusError as error:
+        raise LedgerError(str(error)) from None
 
 
 RECONCILE: Final = Question(

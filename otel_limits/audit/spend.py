@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Kind, Table
 from otel_limits.audit.charts import overview
 from otel_limits.audit.question import Inquiry, Option, Question
-from otel_limits.audit.sums import DATES, Sums, fold
-
-if TYPE_CHECKING:
-    from otel_limits.audit.sums import Rows
+from otel_limits.audit.sums import DATES, Rows, Sums, fold
 
 KEY_KINDS: Final[Mapping[str, Kind]] = {"trace": "id", "invocation": "id", "root": "id"}
 
@@ -34,14 +31,12 @@ def spend(inquiry: Inquiry, by: Sequence[str]) -> Answer:
 
     inquiry.require_known(by)
     rows = list(inquiry.work.through(spending.spend(inquiry.connection, by, inquiry.selection)))
-    total = Sums()
-    for sums in fold(rows, ()).values():
-        total.merge(sums)
+    total = fold(rows, ()).get((), Sums())
     return Answer(
         question="spend",
         title="Token spend",
         about=inquiry.about,
-        tables=[spend_table(rows, by)],
+        tables=[spend_table(rows, by, total)],
         charts=overview(inquiry),
         totals=[
             ("Model calls", "count", total.calls),
@@ -54,28 +49,20 @@ def spend(inquiry: Inquiry, by: Sequence[str]) -> Answer:
     )
 
 
-def spend_table(rows: Rows, by: Sequence[str]) -> Table:
+def spend_table(rows: Rows, by: Sequence[str], total: Sums) -> Table:
     """One row per group, dates in their order, the most expensive first among the others."""
-    groups = fold(rows, by)
-    total = Sums()
-    for sums in groups.values():
-        total.merge(sums)
-    in_order = sorted(groups.items(), key=lambda item: _rank(item[0], item[1], by))
+    in_order = sorted(fold(rows, by).items(), key=lambda item: _rank(item[0], item[1], by))
+    total_keys = ("total", *("" for _ in by[1:])) if by else ()
     return Table(
         name="spend",
         title="Spend by " + ", ".join(by) if by else "Spend",
         columns=(*(Column(name, name, KEY_KINDS.get(name, "text")) for name in by), *FIGURES),
         rows=[(*key, *_figures(sums)) for key, sums in in_order],
-        total=(*total_keys(by), *_figures(total)),
+        total=(*total_keys, *_figures(total)),
         note="Input includes cached tokens. Cost is that of the calls with a known price; tokens "
         "of the others are unpriced. Calls whose provider reported no usage are unmeasured, and "
         "count with their estimate.",
     )
-
-
-def total_keys(by: Sequence[str]) -> tuple[str, ...]:
-    """What stands under the properties in the last row."""
-    return ("total", *("" for _ in by[1:])) if by else ()
 
 
 def _figures(sums: Sums) -> tuple[Any, ...]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
 
 from otel_limits.ledger.rows import dollars
-
-if TYPE_CHECKING:
-    from decimal import Decimal
 
 EPOCH: Final = date(1970, 1, 1)
 DATES: Final = ("hour", "day", "week", "month")
@@ -59,14 +57,9 @@ class Sums:
 
     def merge(self, part: Sums) -> None:
         """Add what was summed elsewhere."""
-        self.calls += part.calls
-        self.input += part.input
-        self.output += part.output
-        self.cached += part.cached
-        self.pico += part.pico
-        self.has_price |= part.has_price
-        self.unpriced_tokens += part.unpriced_tokens
-        self.unmeasured_calls += part.unmeasured_calls
+        counted = (part.calls, part.input, part.output, part.cached)
+        pico = part.pico if part.has_price else None
+        self.add((*counted, pico, part.unpriced_tokens, part.unmeasured_calls))
 
 
 Groups: TypeAlias = dict[tuple[Any, ...], Sums]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.settings.table import SETTINGS
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 HELP: Final = """\
 Print every setting, its value and where it came from.
@@ -49,7 +46,7 @@ def check(options: Namespace) -> int:
         for row in policy_file.document.rows(reading.values, reading.sources, options.agent)
     ]
     if sys.stdout.isatty():
-        console().print(settings_table(rows))
+        print_table(rows)
     else:
         sys.stdout.write(in_columns(rows))
         sys.stdout.flush()  # where both go into one file, the mistakes stand below the settings
@@ -68,8 +65,8 @@ def shown(value: object) -> str:
     return str(value) if value not in (None, "") else "unset"
 
 
-def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Lay the settings out for a terminal."""
+def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print the settings on a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -80,4 +77,4 @@ def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     for variable, value, source in rows:
         style = "dim" if source == "default" else "bold"
         table.add_row(variable, Text(value), Text(source), style=style)
-    return table
+    console().print(table)

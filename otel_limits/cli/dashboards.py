@@ -39,20 +39,12 @@ POINTS: Final = 120
 def add(commands: Any) -> None:
     """Add `dashboards`, with its two commands."""
     dashboards = add_group(commands, "dashboards", HELP)
-    _add_export(dashboards)
-    _add_preview(dashboards)
-
-
-def _add_export(commands: Any) -> None:
-    command = add_command(commands, "export", EXPORT_HELP, export)
+    command = add_command(dashboards, "export", EXPORT_HELP, export)
     command.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
     command.add_argument(
         "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
     )
-
-
-def _add_preview(commands: Any) -> None:
-    command = add_command(commands, "preview", PREVIEW_HELP, preview)
+    command = add_command(dashboards, "preview", PREVIEW_HELP, preview)
     command.add_argument(
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
     )
@@ -91,7 +83,14 @@ def preview(options: Namespace) -> int:
     except ImportError:
         sentence = "Pictures need matplotlib. Run: pip install 'otel-limits[preview]'"
         return refuse([sentence], NOT_DRAWN)
-    window = window_of(options.range, options.scrape_interval)
+    now = time.time()
+    window = Window(
+        start=now - options.range,
+        end=now,
+        # No more often than there is a scrape.
+        step=max(options.range / POINTS, options.scrape_interval),
+        scrape_interval=options.scrape_interval,
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     for dashboard in panels.read_all(files.directory()):
         path = options.out / f"{dashboard.name}.png"
@@ -103,13 +102,6 @@ def preview(options: Namespace) -> int:
         note = f"; no data for: {', '.join(empty)}" if empty else ""
         sys.stdout.write(f"{path}: {len(dashboard.panels)} panels{note}\n")
     return 0
-
-
-def window_of(length: float, scrape_interval: float) -> Window:
-    """Look back from now, with a point no more often than there is a scrape."""
-    now = time.time()
-    step = max(length / POINTS, scrape_interval)
-    return Window(start=now - length, end=now, step=step, scrape_interval=scrape_interval)
 
 
 def ask(

@@ -31,26 +31,18 @@ def docs(options: Namespace) -> int:
     """Show a page, or the list of pages."""
     topics = pages.topics()
     if options.topic is None:
-        sys.stdout.write(in_columns([(topic, title_of(topic)) for topic in topics]))
+        headings = [pages.page(topic).partition("\n")[0].lstrip("# ") for topic in topics]
+        sys.stdout.write(in_columns(list(zip(topics, headings, strict=True))))
         return 0
     if options.topic not in topics:
         near = difflib.get_close_matches(options.topic, topics, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(topics)}."
         return refuse([f"There is no page about {options.topic!r}. {hint}"])
-    show(pages.page(options.topic))
-    return 0
+    markdown = pages.page(options.topic)
+    if sys.stdout.isatty():
+        from rich.markdown import Markdown
 
-
-def title_of(topic: str) -> str:
-    """Return the first line of a page, which is its heading."""
-    return pages.page(topic).partition("\n")[0].lstrip("# ")
-
-
-def show(markdown: str) -> None:
-    """Lay a page out on a terminal; write it as it is anywhere else."""
-    if not sys.stdout.isatty():
+        console().print(Markdown(markdown))
+    else:
         sys.stdout.write(markdown)
-        return
-    from rich.markdown import Markdown
-
-    console().print(Markdown(markdown))
+    return 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 STARTUP: Final = str(Path(__file__).with_name("startup"))
 """Directory of the `sitecustomize` that Python imports by itself."""

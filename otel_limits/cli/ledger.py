@@ -11,8 +11,10 @@ from otel_limits.audit import asking
 from otel_limits.audit.question import SELECTION
 from otel_limits.cli.command import add_group
 from otel_limits.cli.opening import add_ledger_command, add_option, inquiring, opened
+from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
 
 HELP: Final = """\
 Keep the spend ledger: prune it, export it, import spans from before there was one.
@@ -22,32 +24,11 @@ Keep the spend ledger: prune it, export it, import spans from before there was o
 def add(commands: Any) -> None:
     """Add `ledger` to the subparsers of the command line."""
     group = add_group(commands, "ledger", HELP)
-    _add_prune(group)
-    _add_export(group)
-    _add_import(group)
-
-
-def _add_prune(commands: Any) -> None:
-    parser = add_ledger_command(commands, "prune", "Delete what ended long ago.", prune)
+    parser = add_ledger_command(group, "prune", "Delete what ended long ago.", prune)
     parser.add_argument(
         "--older-than", type=asking.duration, required=True, metavar="AGE", help="such as 90d"
     )
-
-
-def prune(arguments: Namespace) -> int:
-    """Delete invocations that ended long ago, with everything that belongs to them."""
-    from otel_limits.cli.progress import working
-    from otel_limits.ledger import retention
-
-    before = asking.to_microseconds(datetime.now(timezone.utc) - arguments.older_than)
-    with opened(arguments) as database, working("Pruning") as work:
-        gone = sum(work.through(retention.prune(database, before)))
-    sys.stdout.write(f"{gone:,} invocations deleted from {database.address}.\n")
-    return 0
-
-
-def _add_export(commands: Any) -> None:
-    parser = add_ledger_command(commands, "export", "Write the ledger to a file.", export)
+    parser = add_ledger_command(group, "export", "Write the ledger to a file.", export)
     for option in SELECTION:
         add_option(parser, option)
     parser.add_argument("--format", choices=("parquet", "csv", "jsonl"), required=True)
@@ -58,6 +39,20 @@ def _add_export(commands: Any) -> None:
         help="which rows (default: calls)",
     )
     parser.add_argument("--output", metavar="FILE", help="standard output if unset")
+    text = "Import spans from OTLP JSON lines, as the collector's file exporter writes them."
+    parser = add_ledger_command(group, "import", text, import_spans)
+    parser.add_argument("files", nargs="+", metavar="FILE")
+
+
+def prune(arguments: Namespace) -> int:
+    """Delete invocations that ended long ago, with everything that belongs to them."""
+    from otel_limits.ledger import retention
+
+    before = asking.to_microseconds(datetime.now(timezone.utc) - arguments.older_than)
+    with opened(arguments) as database, working("Pruning") as work:
+        gone = sum(work.through(retention.prune(database, before)))
+    sys.stdout.write(f"{gone:,} invocations deleted from {database.address}.\n")
+    return 0
 
 
 def export(arguments: Namespace) -> int:
@@ -73,18 +68,10 @@ def export(arguments: Namespace) -> int:
     return 0
 
 
-def _add_import(commands: Any) -> None:
-    text = "Import spans from OTLP JSON lines, as the collector's file exporter writes them."
-    parser = add_ledger_command(commands, "import", text, import_spans)
-    parser.add_argument("files", nargs="+", metavar="FILE")
-
-
 def import_spans(arguments: Namespace) -> int:
     """Import spans; what is recorded already is not counted again."""
-    from otel_limits.cli.progress import working
     from otel_limits.core.pricing import Prices
     from otel_limits.ledger.imports import import_files
-    from otel_limits.settings.policy import PolicyFile
 
     settings = config.read().settings
     listed = PolicyFile(settings.policy_path).document.prices

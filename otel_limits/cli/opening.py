@@ -7,13 +7,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from otel_limits.audit.question import Inquiry, Option
 from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import ledgers
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Inquiry, Option
-    from otel_limits.ledger.address import Address
     from otel_limits.ledger.database import Database
 
 
@@ -57,8 +57,6 @@ def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from otel_limits.audit.question import Inquiry
-    from otel_limits.cli.progress import working
     from otel_limits.ledger.selection import Selection
 
     selection = Selection(
@@ -91,7 +89,10 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     from otel_limits.ledger.spill import SpillFiles
     from otel_limits.ledger.takeback import reason_of, taking_back
 
-    address = _address(arguments.ledger)
+    try:  # the option, otherwise the environment, otherwise the user's data directory
+        address = ledgers.audited_ledger(arguments.ledger)
+    except ValueError as error:
+        raise LedgerError(str(error)) from None
     database = Database(address)
     try:
         if not create:
@@ -103,11 +104,3 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
         raise LedgerError(f"The ledger {address} cannot be used: {reason_of(error)}.") from None
     finally:
         database.close()
-
-
-def _address(text: str | None) -> Address:
-    """Find the ledger: the option, the environment, or the user's data directory."""
-    try:
-        return ledgers.audited_ledger(text)
-    except ValueError as error:
-        raise LedgerError(str(error)) from None

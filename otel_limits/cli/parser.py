@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, one line each, and what they have in common."""
+"""The command line as a whole: its commands, and what they have in common."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ import io
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 from otel_limits.cli import audit, check, dashboards, demo, docs, ledger, quotas, run
 from otel_limits.cli.command import USAGE_ERROR
 
-COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
-    run.add,
-    check.add,
-    demo.add,
-    audit.add,
-    ledger.add,
-    dashboards.add,
-    quotas.add,
-    docs.add,
-)
+COMMANDS: Final = (run, check, demo, audit, ledger, dashboards, quotas, docs)
 """Each adds one command, or a few that belong together, to the command line; in order of `--help`.
 
-A new command is one module with a help text, `add` and what it does, and one line here.
+A new command is one module with a help text, `add` and what it does, and its name here.
 """
 
 BROKEN_PIPE: Final = 141
@@ -70,6 +61,6 @@ def make_parser() -> ArgumentParser:
     )
     parser.set_defaults(call=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    for module in COMMANDS:
+        module.add(commands)
     return parser

@@ -55,13 +55,16 @@ def add(commands: Any) -> None:
 
 def run(options: Namespace) -> int:
     """Become the program, unless a setting is wrong or it cannot be started."""
+    from otel_limits.runtime.mistakes import policy_mistakes
+
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     inherited = environment()
     given = given_options(options)
     variables = {setting.variable: text for setting, text in given}
+    reading = config.read(inherited | variables)
     mistakes = [
         *setting_mistakes(inherited, given),
-        *policy_file_mistakes(inherited | variables),
+        *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
         *program_mistakes(command),
     ]
     if mistakes:
@@ -99,14 +102,6 @@ def setting_mistakes(
     replaced = {setting.variable for setting, _ in given}
     rest = {name: text for name, text in inherited.items() if name not in replaced}
     return [*mistakes, *config.read(rest).mistakes]
-
-
-def policy_file_mistakes(environ: Mapping[str, str]) -> list[str]:
-    """Say what is wrong with the policy file that these variables name."""
-    from otel_limits.runtime.mistakes import policy_mistakes
-
-    reading = config.read(environ)
-    return policy_mistakes(reading, PolicyFile(reading.settings.policy_path))
 
 
 def program_mistakes(command: Sequence[str]) -> list[str]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 PLAIN_WIDTH: Final = 100
 """Columns of tables where there is no terminal."""
+PATIENCE_SECONDS: Final = 1.0
+"""How long work takes before there is a progress bar."""
+EVERY: Final = 500
+"""Steps between two looks at the bar."""
+
+T = TypeVar("T")
 
 
 def console() -> Console:
@@ -37,3 +46,44 @@ def in_columns(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) + "\n"
         for row in rows
     )
+
+
+class Bar:
+    """Work that may take long, and a progress bar that says how far it has got."""
+
+    def __init__(self, title: str, progress: Progress) -> None:
+        """Begin at nothing of an unknown total."""
+        self._progress = progress
+        self._task = progress.add_task(title, total=None)
+
+    def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:
+        """Pass on `items`, each a step of `total`."""
+        self._progress.update(self._task, total=total)
+        for number, item in enumerate(items):
+            if number % EVERY == 0:
+                self._progress.update(self._task, completed=number)
+            yield item
+
+
+@contextlib.contextmanager
+def working(title: str) -> Iterator[Bar]:
+    """Work on something; a bar appears after a second, and goes away at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    alarm = threading.Timer(PATIENCE_SECONDS, progress.start)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield Bar(title, progress)
+    finally:
+        alarm.cancel()
+        progress.stop()

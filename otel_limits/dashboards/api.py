@@ -62,7 +62,14 @@ class Prometheus:
         expr = window.fill(target.expr)
         if target.instant:
             return self.query(expr, window.end)
-        return self.query_range(expr, window)
+        found = self.series(
+            "query_range",
+            query=expr,
+            start=f"{window.start:.3f}",
+            end=f"{window.end:.3f}",
+            step=f"{window.step:.3f}",
+        )
+        return _lines((each["metric"], each["values"]) for each in found)
 
     def query(self, expr: str, time: float) -> tuple[Line, ...]:
         """Evaluate a query at one time.
@@ -70,23 +77,20 @@ class Prometheus:
         Raises:
             PrometheusError: It did not answer.
         """
-        result = self.get("query", query=expr, time=f"{time:.3f}")["result"]
-        return _lines((each["metric"], [each["value"]]) for each in result)
+        found = self.series("query", query=expr, time=f"{time:.3f}")
+        return _lines((each["metric"], [each["value"]]) for each in found)
 
-    def query_range(self, expr: str, window: Window) -> tuple[Line, ...]:
-        """Evaluate a query over time.
+    def series(self, path: str, **parameters: str) -> list[dict[str, Any]]:
+        """Call an endpoint for queries and return the series of its answer as they come.
 
         Raises:
             PrometheusError: It did not answer.
         """
-        result = self.get(
-            "query_range",
-            query=expr,
-            start=f"{window.start:.3f}",
-            end=f"{window.end:.3f}",
-            step=f"{window.step:.3f}",
-        )["result"]
-        return _lines((each["metric"], each["values"]) for each in result)
+        data = self.get(path, **parameters)
+        if not isinstance(data, dict) or not isinstance(data.get("result"), list):
+            raise PrometheusError(f"{self._url} does not answer like a Prometheus.")
+        found: list[dict[str, Any]] = data["result"]
+        return found
 
     def get(self, path: str, **parameters: str) -> Any:
         """Call one endpoint and return its data.
@@ -107,9 +111,10 @@ class Prometheus:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self._url} refused a query: {_reason(error)}") from error
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = getattr(error, "reason", None) or error
             raise PrometheusError(
-                f"{self._url} does not answer like a Prometheus ({error})."
+                f"{self._url} does not answer like a Prometheus ({reason})."
             ) from error
 
 

@@ -13,16 +13,14 @@ import matplotlib as mpl
 from matplotlib import gridspec, ticker
 from matplotlib.figure import Figure
 
-from otel_limits.dashboards.units import written
+from otel_limits.dashboards.api import Line
+from otel_limits.dashboards.panels import Dashboard, Panel, Target, Window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from otel_limits.dashboards.api import Line
-    from otel_limits.dashboards.panels import Dashboard, Panel, Target, Window
-
-Answers = Mapping["Target", Sequence["Line"]]
-Named = Sequence[tuple[str, "Line"]]
+Answers = Mapping[Target, Sequence[Line]]
+Named = Sequence[tuple[str, Line]]
 """Series with the names that the legend gives them."""
 
 COLUMNS: Final = 24
@@ -47,17 +45,9 @@ COLOURS: Final = {
 """As in Grafana, a reason has one colour wherever it is drawn."""
 
 PALETTE: Final = (
-    "#3274d9",
-    "#56a64b",
-    "#f2cc0c",
-    "#8ab8ff",
-    "#b877d9",
-    "#19a2a8",
-    "#a16f50",
-    "#e5a8e2",
-    "#6e7687",
-    "#96d98d",
-)
+    "#3274d9", "#56a64b", "#f2cc0c", "#8ab8ff", "#b877d9",
+    "#19a2a8", "#a16f50", "#e5a8e2", "#6e7687", "#96d98d",
+)  # fmt: skip
 
 STYLE: Final[dict[Any, Any]] = {
     "axes.edgecolor": "#b0b0b8",
@@ -70,6 +60,10 @@ STYLE: Final[dict[Any, Any]] = {
     "legend.fontsize": 8,
     "legend.frameon": False,
 }
+
+THOUSAND: Final = 1000.0
+CENT: Final = 0.01
+DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
 def draw(dashboard: Dashboard, answers: Answers, window: Window, path: Path) -> list[str]:
@@ -276,3 +270,40 @@ def _time_axis(axes: Axes, start: float, end: float) -> None:
 
 def _cut(name: str, length: int = 24) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+# --- numbers as a panel of a certain unit has them ---
+
+
+def written(value: float, unit: str, decimals: int | None = None) -> str:
+    """Write `value` as Grafana's `unit` does, about."""
+    if unit == "short" and decimals is not None and abs(value) < THOUSAND:
+        return f"{value:.{decimals}f}"
+    if unit == "percentunit":
+        return f"{value * 100:.3g} %"
+    if unit == "currencyUSD":
+        return _dollars(value)
+    if unit == "s":
+        return _duration(value)
+    return _short(value)
+
+
+def _dollars(value: float) -> str:
+    if value == 0 or abs(value) >= THOUSAND:
+        return f"${_short(value)}"
+    return f"${value:.2f}" if abs(value) >= CENT else f"${value:.2g}"
+
+
+def _short(value: float) -> str:
+    for suffix in ("", "K", "Mil", "Bil"):
+        if abs(value) < THOUSAND:
+            return f"{value:.3g}{' ' if suffix else ''}{suffix}"
+        value /= THOUSAND
+    return f"{value:.3g} Tri"
+
+
+def _duration(seconds: float) -> str:
+    for length, name in DURATIONS:
+        if abs(seconds) >= length:
+            return f"{seconds / length:.3g} {name}"
+    return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"

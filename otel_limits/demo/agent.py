@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 from urllib.request import urlopen
 
 from strands import Agent, tool
 from strands.models.llamacpp import LlamaCppModel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SYSTEM_PROMPT = "You watch jobs. Look with the tool job_state, again and again, until one is done."
 

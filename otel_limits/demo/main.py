@@ -77,18 +77,12 @@ def make_setup(base_url: str | None, model: str | None) -> Setup:
     Raises:
         ValueError: `base_url` is not an address of a server, or nobody listens there.
     """
-    if base_url is None:
-        return Setup(
-            base_url=None,
-            model=model or "demo",
-            pending_looks=PENDING_LOOKS,
-            scenarios=SCENARIOS,
-        )
+    looks, default_model = PENDING_LOOKS, "demo"
+    if base_url is not None:
+        base_url = reachable(base_url.rstrip("/").removesuffix("/v1"))
+        looks, default_model = PENDING_LOOKS_OF_REAL_MODEL, "default"
     return Setup(
-        base_url=reachable(base_url.rstrip("/").removesuffix("/v1")),
-        model=model or "default",
-        pending_looks=PENDING_LOOKS_OF_REAL_MODEL,
-        scenarios=SCENARIOS,
+        base_url=base_url, model=model or default_model, pending_looks=looks, scenarios=SCENARIOS
     )
 
 

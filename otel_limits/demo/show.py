@@ -132,7 +132,12 @@ def show_outcomes(
         if outcome.cached is not None:
             show_program(screen, outcome, outcome.cached)
     heading(screen, "What to do next")
-    screen.print(next_steps())
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold cyan", overflow="fold")
+    grid.add_column(style="dim", overflow="fold")
+    for command, purpose in NEXT_STEPS:
+        grid.add_row(command, purpose)
+    screen.print(grid)
     screen.print(f"\n{seconds:.1f} s, one process per agent, all at once.", style="dim")
 
 
@@ -166,9 +171,9 @@ def messages_table(halted: Errand, cached: Errand) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for title in ("", "halted agent", "agent that asked a cache"):
         table.add_column(title, overflow="fold")
-    columns = [aspects(errand) for errand in (halted, cached)]
-    for name in columns[0]:
-        table.add_row(name, *(Text(column[name]) for column in columns))
+    seen, compared = aspects(halted), aspects(cached)
+    for name, text in seen.items():
+        table.add_row(name, Text(text), Text(compared[name]))
     return table
 
 
@@ -183,16 +188,6 @@ def aspects(errand: Errand) -> dict[str, str]:
         'metadata["custom"]': "none" if custom is None else ", ".join(custom),
         "reported usage": "none" if usage is None else f"{usage['totalTokens']} tokens",
     }
-
-
-def next_steps() -> Table:
-    """List commands to go on with."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold cyan", overflow="fold")
-    grid.add_column(style="dim", overflow="fold")
-    for command, purpose in NEXT_STEPS:
-        grid.add_row(command, purpose)
-    return grid
 
 
 # --- for a program ----------------------------------------------------------------------------

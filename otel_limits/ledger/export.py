@@ -21,7 +21,8 @@ from otel_limits.ledger.selection import Selection, Source, audit_keys
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.cli.progress import Work
+    from otel_limits.core.work import Work
+
 
 What = Literal["calls", "invocations", "tools"]
 TABLES: Final = {

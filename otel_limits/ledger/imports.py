@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from decimal import Decimal
 
-    from otel_limits.cli.progress import Work
     from otel_limits.core.usage import Usage
+    from otel_limits.core.work import Work
     from otel_limits.ledger.database import Database
 
 PORTION: Final = 2_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from html import escape
 from typing import TYPE_CHECKING, Final
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.audit.formatting import money, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from otel_limits.audit.answers import Chart, Kind, Mark, Series
 
 WIDTH: Final = 640
@@ -41,7 +40,7 @@ def draw(chart: Chart) -> str:
     if not chart.labels:
         return '<p class="empty">Nothing was recorded.</p>'
     parts = _bars(chart) if chart.horizontal else _columns(chart)
-    height = _height(chart)
+    height = TOP + ROW * len(chart.labels) + BOTTOM - 24 if chart.horizontal else HEIGHT
     described = escape(f"{chart.title}: {', '.join(each.name for each in chart.series)}")
     return (
         f'<svg viewBox="0 0 {_width(chart)} {height:g}" role="img" aria-label="{described}">'
@@ -65,18 +64,12 @@ def nice_top(highest: float, *, whole: bool) -> float:
 
 def short(value: float, kind: Kind) -> str:
     """A value for an axis, in as few characters as it takes."""
-    if kind == "money":
-        return _short_money(value)
+    sign = "$" if kind == "money" else ""
     for size, suffix in SUFFIXES:
         if abs(value) >= size:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:g}"
-
-
-def _short_money(value: float) -> str:
-    for size, suffix in SUFFIXES:
-        if abs(value) >= size:
-            return f"${value / size:.3g}{suffix}"
+            return f"{sign}{value / size:.3g}{suffix}"
+    if not sign:
+        return f"{value:g}"
     return f"${value:.2f}" if CENT <= value != int(value) else f"${value:.3g}"
 
 
@@ -87,10 +80,6 @@ def colour(number: int, series: Series) -> str:
 
 def _width(chart: Chart) -> int:
     return WIDE if chart.wide else WIDTH
-
-
-def _height(chart: Chart) -> float:
-    return TOP + ROW * len(chart.labels) + BOTTOM - 24 if chart.horizontal else HEIGHT
 
 
 def _columns(chart: Chart) -> Iterator[str]:
@@ -124,17 +113,13 @@ def _columns(chart: Chart) -> Iterator[str]:
 
 def _mark(mark: Mark, labels: Sequence[str], slot: float) -> Iterator[str]:
     """Draw a line where a number falls among labels that are numbers or ranges of them."""
-    x = LEFT + slot * _position(mark.at, labels)
+    # At the right edge of the slot that holds the number.
+    lows = [float(label.split("-")[0]) for label in labels]
+    x = LEFT + slot * sum(low <= mark.at for low in lows)
     is_far_right = x > WIDTH * 0.75
     yield _line(x, TOP - 8, x, HEIGHT - BOTTOM, "mark")
     yield _text(x + (-6 if is_far_right else 6), TOP - 10, mark.text,
                 "end" if is_far_right else "start", "marked")  # fmt: skip
-
-
-def _position(at: float, labels: Sequence[str]) -> float:
-    """Slots to the left of a number: it is drawn at the right edge of the slot that holds it."""
-    lows = [float(label.split("-")[0].rstrip("+")) for label in labels]
-    return float(sum(low <= at for low in lows))
 
 
 def _bars(chart: Chart) -> Iterator[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.audit.formatting import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from otel_limits.audit.answers import Answer, Table
 
 

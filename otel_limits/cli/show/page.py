@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -10,8 +11,6 @@ from otel_limits.audit.formatting import NUMBERS, exact, written
 from otel_limits.cli.show.charts import colour, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from otel_limits.audit.answers import Answer, Chart, Column, Kind, Table
 
 POLICY: Final = (
@@ -28,7 +27,8 @@ def as_page(answer: Answer) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     body = "".join(
         (
-            _header(answer),
+            f"<header><div><h1>{escape(answer.title)}</h1><p>{escape(answer.about)}</p></div>",
+            '<button type="button" id="theme">Dark</button></header>',
             _totals(answer.totals),
             f'<div class="charts">{"".join(map(_chart, answer.charts))}</div>',
             *map(_table, answer.tables),
@@ -47,13 +47,6 @@ def as_page(answer: Answer) -> str:
 
 def _asset(name: str) -> str:
     return files("otel_limits.cli.show").joinpath(name).read_text(encoding="utf-8")
-
-
-def _header(answer: Answer) -> str:
-    return (
-        f"<header><div><h1>{escape(answer.title)}</h1><p>{escape(answer.about)}</p></div>"
-        '<button type="button" id="theme">Dark</button></header>'
-    )
 
 
 def _totals(totals: Sequence[tuple[str, Kind, Any]]) -> str:
@@ -121,14 +114,12 @@ def _row(columns: Sequence[Column], row: Sequence[Any], level: int) -> str:
 
 
 def _cell(column: Column, value: Any, level: int) -> str:
+    text = escape(written(value, column.kind))
     if column.kind not in NUMBERS:
         style = f' style="padding-left: {0.75 + 1.5 * level}rem"' if level else ""
         is_code = ' class="id"' if column.kind == "id" else ""
-        return f"<td{is_code}{style}>{escape(written(value, column.kind))}</td>"
-    return (
-        f'<td class="number" data-value="{_value(value, column.kind)}">'
-        f"{escape(written(value, column.kind))}</td>"
-    )
+        return f"<td{is_code}{style}>{text}</td>"
+    return f'<td class="number" data-value="{_value(value, column.kind)}">{text}</td>'
 
 
 def _value(value: Any, kind: Kind) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -15,10 +16,6 @@ from otel_limits.audit.formatting import NUMBERS, written
 from otel_limits.cli.terminal import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import Console
-
     from otel_limits.audit.answers import Answer, Table
 
 MANY: Final = 200
@@ -43,14 +40,10 @@ def show(answer: Answer) -> None:
             screen.print(_grid(table))
         else:
             screen.file.write("".join(f"{line}\n" for line in lines(table)))
-        _note(screen, table)
+        if table.note:
+            screen.print(Text(table.note, style="dim italic"))
+        screen.print()
     screen.print(Text(answer.about, style="dim"))
-
-
-def _note(screen: Console, table: Table) -> None:
-    if table.note:
-        screen.print(Text(table.note, style="dim italic"))
-    screen.print()
 
 
 def lines(table: Table) -> Iterator[str]:
@@ -89,15 +82,10 @@ def _grid(table: Table) -> Grid:
             no_wrap=is_number,
         )
     for row in table.rows:
-        grid.add_row(*cells(table, row))
+        # As text, no value can be taken for markup.
+        values = zip(row, table.columns, strict=True)
+        grid.add_row(*(Text(written(value, column.kind)) for value, column in values))
     return grid
-
-
-def cells(table: Table, row: Sequence[object]) -> list[Text]:
-    """Every value of a row, as text that no markup in it can change."""
-    return [
-        Text(written(value, column.kind)) for column, value in zip(table.columns, row, strict=True)
-    ]
 
 
 def _tree(table: Table) -> Tree:
