@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,6 @@ from otel_limits.core.values import (
 )
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
     from otel_limits.core.usage import Number, Tally
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"

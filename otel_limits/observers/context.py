@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -11,9 +11,6 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:

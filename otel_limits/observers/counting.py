@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from otel_limits.core.facts import (
     Dropped,
     Fault,
     Halt,
+    Invocation,
     Lag,
     ModelCall,
     PolicyRead,
@@ -35,9 +37,6 @@ from otel_limits.observers import instruments as table
 from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from otel_limits.core.facts import Invocation
     from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
 
 logger = logging.getLogger("otel_limits")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_limits.core.facts import Fact, Observer
 
 T = TypeVar("T", bound=OwnObserver)

@@ -6,11 +6,10 @@ when otel-limits is switched on, or with the first fact (`LazyObserver`), and le
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_limits.core.facts import Fact
 
 

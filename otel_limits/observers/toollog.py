@@ -14,17 +14,16 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, never_raises
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from otel_limits.core.facts import Invocation
 
 logger = logging.getLogger("otel_limits")

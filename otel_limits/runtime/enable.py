@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,8 +22,6 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from otel_limits.core.facts import Observer
 
 logger = logging.getLogger("otel_limits")

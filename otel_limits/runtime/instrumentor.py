@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
@@ -11,9 +12,6 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.telemetry import make_tracer_provider
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 logger = logging.getLogger("otel_limits")
 

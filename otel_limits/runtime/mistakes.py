@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from otel_limits.core import pricing
 from otel_limits.core.pricing import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from otel_limits.core.limits import Limits
     from otel_limits.settings.environment import Reading
     from otel_limits.settings.policy import PolicyFile

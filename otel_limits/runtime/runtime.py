@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,7 @@ from otel_limits.core.limits import NO_LIMITS, Limits
 from otel_limits.core.policy import Action, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import Attachment
-from otel_limits.runs.registry import LIVE
+from otel_limits.runs.registry import LIVE, Runs
 from otel_limits.runtime.mistakes import price_mistakes
 from otel_limits.runtime.telemetry import make_otlp_providers, make_tracer_provider
 from otel_limits.runtime.wiring import Wiring
@@ -27,11 +28,8 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy import NO_FILE, PolicyFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_limits.bindings.framework import Framework
     from otel_limits.core.facts import Observer
-    from otel_limits.runs.registry import Runs
 
 logger = logging.getLogger("otel_limits")
 

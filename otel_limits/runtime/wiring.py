@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -19,11 +20,9 @@ from otel_limits.observers.log import log
 from otel_limits.quotas.stores import MEMORY_URL
 from otel_limits.runtime.telemetry import OtlpProviders
 from otel_limits.settings.environment import Settings
-from otel_limits.settings.policy.document import NO_DOCUMENT
+from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from otel_limits.core.facts import Observer
     from otel_limits.observers.events import EventObserver
     from otel_limits.observers.ledger import LedgerObserver
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import Runs
-    from otel_limits.settings.policy.document import Document
 
 logger = logging.getLogger("otel_limits")
 

@@ -7,6 +7,7 @@ variable is unset, and only `true` is true, as OpenTelemetry has it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +20,6 @@ from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, polic
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.words import LedgerSync
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from otel_limits.settings.variables import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX, Limit, Limits
@@ -28,9 +29,6 @@ from otel_limits.core.values import (
 from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
 from otel_limits.settings.ledgers import LEDGER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX: Final = "OTEL_LIMITS_"
 

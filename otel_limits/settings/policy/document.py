@@ -8,7 +8,9 @@ agent's name, that of the most specific one; of two that are equally specific th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
@@ -17,9 +19,6 @@ from otel_limits.settings.policy.kinds import PRICES
 from otel_limits.settings.table import policy_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from decimal import Decimal
-
     from otel_limits.core.policy import Policy
     from otel_limits.core.pricing import Price
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from otel_limits.core.facts import PolicyRead
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger("otel_limits")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from otel_limits.settings.table import SETTINGS, Setting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
     setting.name: setting
