@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 
 def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
