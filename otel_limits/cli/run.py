@@ -103,7 +103,7 @@ def setting_mistakes(
 
 def policy_file_mistakes(environ: Mapping[str, str]) -> list[str]:
     """Say what is wrong with the policy file that these variables name."""
-    from otel_limits.runtime.mistakes import policy_mistakes
+    from otel_limits.settings.policy.file import policy_mistakes
 
     reading = config.read(environ)
     return policy_mistakes(reading, PolicyFile(reading.settings.policy_path))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS
 from otel_limits.core.values import BOOLEAN, PRICE
 from otel_limits.quotas.section import schema as quotas_schema
-from otel_limits.settings.policy.kinds import (
+from otel_limits.settings.policy.document import (
     AGENT_SETTINGS,
     EXEMPT_HELP,
     PRICES,
