@@ -15,8 +15,8 @@ import pytest
 from otel_limits import docs
 from otel_limits.cli import main
 from otel_limits.cli.launch import STARTUP, environment_for, option_that_hides_us
-from otel_limits.settings.otlp import otlp_protocol
 from otel_limits.settings.table import SETTINGS
+from otel_limits.settings.variables import otlp_protocol
 from tests.processes import PATIENCE_SECONDS, bounded
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))

@@ -8,12 +8,11 @@ import pytest
 
 from otel_limits import Cycle, Fact, Invocation, Turn
 from otel_limits.observers.events import EventObserver
-from otel_limits.observers.lazy import LazyObserver
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.protocol import LazyObserver, OwnObserver
 
 if TYPE_CHECKING:
     from otel_limits.core.facts import Observer

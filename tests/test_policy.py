@@ -42,7 +42,7 @@ from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as settings
 from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
-from otel_limits.settings.policy.kinds import SECTION_KEYS
+from otel_limits.settings.policy.document import SECTION_KEYS
 from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.policy.schema import schema
 from otel_limits.testing import ScriptedModel, endless, says, uses

@@ -16,7 +16,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
-from otel_limits.settings.environment import Settings
+from otel_limits.settings.table import Settings
 from tests.second_framework import Bot, BotFramework
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from otel_limits.core.values import (
     Kind,
     choice,
 )
+from otel_limits.instrumentor import OtelLimitsInstrumentor
 from otel_limits.runtime.enable import enable_leniently
-from otel_limits.runtime.instrumentor import OtelLimitsInstrumentor
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, only, says, uses

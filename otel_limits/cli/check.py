@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 def check(options: Namespace) -> int:
     """Print every setting; 1 when one is wrong."""
-    from otel_limits.runtime.mistakes import policy_mistakes
+    from otel_limits.settings.policy.file import policy_mistakes
 
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)

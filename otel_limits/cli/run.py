@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
 
 def run(options: Namespace) -> int:
     """Become the program, unless a setting is wrong or it cannot be started."""
-    from otel_limits.runtime.mistakes import policy_mistakes
+    from otel_limits.settings.policy.file import policy_mistakes
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     inherited = environment()

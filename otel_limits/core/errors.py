@@ -20,11 +20,10 @@ Exception
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from otel_limits.core.facts import Stop
     from otel_limits.core.policy import Verdict
     from otel_limits.core.usage import Number

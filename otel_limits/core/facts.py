@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from otel_limits.core.frozen import FrozenDict
 from otel_limits.core.usage import NO_COST, NO_USAGE, Number, Usage
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
     from otel_limits.core.limits import Breach, Level, Limits
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]

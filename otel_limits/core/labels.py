@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Final
 
 MAX_LENGTH: Final = 128
 

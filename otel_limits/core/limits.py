@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,6 @@ from otel_limits.core.values import (
 )
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
     from otel_limits.core.usage import Number, Tally
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
@@ -65,6 +64,18 @@ def _whole_milliseconds(tally: Tally) -> float:
 def _in_no_tally(tally: Tally) -> Number:
     # a tally does not tell tools apart: a run looks at its calls by tool instead
     raise NotImplementedError(tally)
+
+
+def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  as the field
+    return Limit(
+        name=name,
+        reason=LOOP_DETECTED_STOP_REASON,
+        unit=unit,
+        help=f"{help}; 0 switches it off.",
+        observed=attrgetter(name.removeprefix("max_")),
+        kind=SWITCHABLE_CAP,
+        in_tree=False,
+    )
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
@@ -144,43 +155,23 @@ LIMITS: Final[Mapping[str, Limit]] = {
             observed=_whole_milliseconds,
             kind=SECONDS,
         ),
-        Limit(
-            name="max_consecutive_same_tool",
-            reason=LOOP_DETECTED_STOP_REASON,
-            unit="calls in a row",
-            help="Calls of one tool in a row, per leg; 0 switches it off.",
-            observed=attrgetter("consecutive_same_tool"),
-            kind=SWITCHABLE_CAP,
-            in_tree=False,
+        _loop_limit(
+            "max_consecutive_same_tool", "calls in a row", "Calls of one tool in a row, per leg"
         ),
-        Limit(
-            name="max_identical_tool_calls",
-            reason=LOOP_DETECTED_STOP_REASON,
-            unit="identical calls",
-            help="Calls with equal tool, arguments and result within the last 20; 0 switches it "
-            "off.",
-            observed=attrgetter("identical_tool_calls"),
-            kind=SWITCHABLE_CAP,
-            in_tree=False,
+        _loop_limit(
+            "max_identical_tool_calls",
+            "identical calls",
+            "Calls with equal tool, arguments and result within the last 20",
         ),
-        Limit(
-            name="max_repeated_tool_cycles",
-            reason=LOOP_DETECTED_STOP_REASON,
-            unit="repetitions",
-            help="Repetitions of a pattern of 2 to 5 calls with the same results; 0 switches it "
-            "off.",
-            observed=attrgetter("repeated_tool_cycles"),
-            kind=SWITCHABLE_CAP,
-            in_tree=False,
+        _loop_limit(
+            "max_repeated_tool_cycles",
+            "repetitions",
+            "Repetitions of a pattern of 2 to 5 calls with the same results",
         ),
-        Limit(
-            name="max_no_progress_turns",
-            reason=LOOP_DETECTED_STOP_REASON,
-            unit="turns without progress",
-            help="Turns in a row that added no new tool result and no new text; 0 switches it off.",
-            observed=attrgetter("no_progress_turns"),
-            kind=SWITCHABLE_CAP,
-            in_tree=False,
+        _loop_limit(
+            "max_no_progress_turns",
+            "turns without progress",
+            "Turns in a row that added no new tool result and no new text",
         ),
     )
 }

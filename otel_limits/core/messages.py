@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,8 +12,6 @@ from otel_limits.core.limits import Breach, Level
 from otel_limits.core.usage import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from otel_limits.core.policy import Verdict
 
 MARKER: Final = "otel_limits"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from otel_limits.core.globs import best_match
@@ -65,6 +65,15 @@ class Policy:
     """Tools that loop limits don't look at: names or globs."""
     watched_tools: frozenset[str] = frozenset()
     """Names or globs of tools that loop limits look at where a wider glob exempts them."""
+
+    def under(self, limits: Limits, action: Action | None, tree: Limits) -> Policy:
+        """What applies where these are set, over this policy; `action` where it is one."""
+        return replace(
+            self,
+            limits=limits.over(self.limits),
+            tree=tree.over(self.tree),
+            action=action or self.action,
+        )
 
     def exempts(self, tool: str) -> bool:
         """Tell whether loop limits don't look at `tool`; the most specific glob decides."""

@@ -9,10 +9,11 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from decimal import Decimal, localcontext
-from types import MappingProxyType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.faults import never_raises, note
@@ -22,9 +23,6 @@ from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.core.values import PRICE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import CodeType, ModuleType
-
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, TieredPrices
 

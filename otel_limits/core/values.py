@@ -170,7 +170,8 @@ def _bounded(
                 raise UnfitError
         return number
 
-    schema = {"type": "integer" if take is _whole else "number", **bounds}
+    # frozen, because limits that observers are told hold their kinds
+    schema = FrozenDict({"type": "integer" if take is _whole else "number", **bounds})
     return CheckedKind(phrase=phrase, check=check, parse=parse, schema=schema, advice=advice)
 
 

@@ -8,26 +8,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings import known
-from otel_limits.core.facts import (
-    Cycle,
-    Dropped,
-    Fault,
-    Halt,
-    Lag,
-    ModelCall,
-    PolicyRead,
-    QuotaDecision,
-    QuotaUse,
-    Started,
-    Stop,
-    ToolCall,
-    Turn,
-    Warned,
-)
+from otel_limits.core import facts
 from otel_limits.core.labels import MAX_AGENTS, OTHER, LabelValues
 from otel_limits.core.limits import LIMITS, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
 from otel_limits.core.usage import NO_USAGE, Usage
@@ -35,9 +21,6 @@ from otel_limits.observers import instruments as table
 from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from otel_limits.core.facts import Invocation
     from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
 
 logger = logging.getLogger("otel_limits")
@@ -75,20 +58,20 @@ class CountingObserver(OwnObserver, ABC):
         self._live: dict[str, Exemplar | None] = {}
         """Invocations that have begun and not ended."""
         self.subscribes_to = {
-            Started: self._started,
-            Cycle: self._cycle,
-            Turn: self._turn,
-            ModelCall: self._model_call,
-            ToolCall: self._tool_call,
-            Warned: self._warned,
-            Halt: self._halt,
-            Stop: self._stop,
-            Fault: self._fault,
-            Dropped: self._dropped,
-            Lag: self._lag,
-            PolicyRead: self._policy_read,
-            QuotaDecision: self._quota_decision,
-            QuotaUse: self._quota_use,
+            facts.Started: self._started,
+            facts.Cycle: self._cycle,
+            facts.Turn: self._turn,
+            facts.ModelCall: self._model_call,
+            facts.ToolCall: self._tool_call,
+            facts.Warned: self._warned,
+            facts.Halt: self._halt,
+            facts.Stop: self._stop,
+            facts.Fault: self._fault,
+            facts.Dropped: self._dropped,
+            facts.Lag: self._lag,
+            facts.PolicyRead: self._policy_read,
+            facts.QuotaDecision: self._quota_decision,
+            facts.QuotaUse: self._quota_use,
         }
 
     @abstractmethod
@@ -128,7 +111,7 @@ class CountingObserver(OwnObserver, ABC):
             OTHER,
         )
 
-    def _started(self, fact: Started) -> None:
+    def _started(self, fact: facts.Started) -> None:
         agent = self._agent(fact.invocation.agent)
         self._live[fact.invocation.id] = _exemplar(fact.invocation)
         self._prepare(agent, fact)
@@ -137,7 +120,7 @@ class CountingObserver(OwnObserver, ABC):
         if fact.unsampled:
             self.series(table.BLIND_INVOCATIONS, agent)(1)
 
-    def _prepare(self, agent: str, fact: Started) -> None:
+    def _prepare(self, agent: str, fact: facts.Started) -> None:
         """Create at 0 what the invocation can count in: from nothing to 1 is not an increase."""
         for spec in (table.BLIND_INVOCATIONS, table.CYCLES, table.TURNS):
             self.series(spec, agent)
@@ -161,13 +144,13 @@ class CountingObserver(OwnObserver, ABC):
             self.series(table.LIMIT, agent, self._limit(name))(cap)
             self.series(table.SYNTHETIC_MESSAGES, agent, LIMITS[name].reason)
 
-    def _cycle(self, fact: Cycle) -> None:
+    def _cycle(self, fact: facts.Cycle) -> None:
         self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
 
-    def _turn(self, fact: Turn) -> None:
+    def _turn(self, fact: facts.Turn) -> None:
         self.series(table.TURNS, self._agent(fact.invocation.agent))(1)
 
-    def _model_call(self, fact: ModelCall) -> None:
+    def _model_call(self, fact: facts.ModelCall) -> None:
         agent = self._agent(fact.invocation.agent)
         model = self._model(fact.model, agent)
         calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
@@ -190,22 +173,22 @@ class CountingObserver(OwnObserver, ABC):
             if amount:
                 series(amount)
 
-    def _tool_call(self, fact: ToolCall) -> None:
+    def _tool_call(self, fact: facts.ToolCall) -> None:
         agent = self._agent(fact.invocation.agent)
         tool = self._tool(fact.tool, agent)
         self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
 
-    def _warned(self, fact: Warned) -> None:
+    def _warned(self, fact: facts.Warned) -> None:
         agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)
         warnings = self.series(table.WARNINGS, agent, limit, f"{fact.threshold:g}")
         warnings(1, _exemplar(fact.invocation))
 
-    def _halt(self, fact: Halt) -> None:
+    def _halt(self, fact: facts.Halt) -> None:
         if fact.action in ("halted", "raised"):
             agent, reason = self._agent(fact.invocation.agent), reason_label(fact.reason)
             self.series(table.SYNTHETIC_MESSAGES, agent, reason)(1, _exemplar(fact.invocation))
 
-    def _stop(self, fact: Stop) -> None:
+    def _stop(self, fact: facts.Stop) -> None:
         agent = self._agent(fact.agent)
         exemplar = None
         if fact.invocation_id in self._live:
@@ -221,7 +204,7 @@ class CountingObserver(OwnObserver, ABC):
             self.series(spec, agent)(value, exemplar)
         self._levels(fact, agent, exemplar)
 
-    def _levels(self, fact: Stop, agent: str, exemplar: Exemplar | None) -> None:
+    def _levels(self, fact: facts.Stop, agent: str, exemplar: Exemplar | None) -> None:
         reached = {breach.limit for breach in fact.breaches if fact.action in ENFORCED}
         for level in fact.levels:
             limit = self._limit(level.limit)
@@ -230,24 +213,24 @@ class CountingObserver(OwnObserver, ABC):
                 over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
 
-    def _fault(self, fact: Fault) -> None:
+    def _fault(self, fact: facts.Fault) -> None:
         self.series(table.INTERNAL_ERRORS, self._component(fact.component))(1)
 
-    def _dropped(self, fact: Dropped) -> None:
+    def _dropped(self, fact: facts.Dropped) -> None:
         self.series(table.OBSERVERS_DROPPED, self._component(fact.observer))(fact.facts)
 
-    def _lag(self, fact: Lag) -> None:
+    def _lag(self, fact: facts.Lag) -> None:
         observer = self._component(fact.observer)
         self.series(table.OBSERVERS_DROPPED, observer)  # at 0, for the same reason
         self.series(table.OBSERVER_LAG, observer)(fact.seconds)
 
-    def _policy_read(self, fact: PolicyRead) -> None:
+    def _policy_read(self, fact: facts.PolicyRead) -> None:
         self.series(table.POLICY_VALID)(fact.valid)
 
-    def _quota_decision(self, fact: QuotaDecision) -> None:
+    def _quota_decision(self, fact: facts.QuotaDecision) -> None:
         self.series(table.QUOTA_DECISIONS, self._quota(fact.quota), fact.decision)(1)
 
-    def _quota_use(self, fact: QuotaUse) -> None:
+    def _quota_use(self, fact: facts.QuotaUse) -> None:
         """Show how a key stands; of those beyond the cap nothing is shown, as they have no sum."""
         quota, key = self._quota(fact.quota), self._quota_key(fact.key, fact.quota)
         if OTHER in (quota, key):
@@ -286,7 +269,7 @@ def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
             yield name, float(cap)
 
 
-def _exemplar(invocation: Invocation, span_id: str | None = None) -> Exemplar | None:
+def _exemplar(invocation: facts.Invocation, span_id: str | None = None) -> Exemplar | None:
     """Name the trace, where there is one that is exported."""
     if not invocation.sampled or invocation.trace_id is None:
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry._logs import Logger, LogRecord, SeverityNumber
 from opentelemetry.context import Context
 
-from otel_limits.core.facts import Halt
+from otel_limits.core.facts import Halt, Invocation
 from otel_limits.observers.context import context_of
 from otel_limits.observers.protocol import OwnObserver
 from otel_limits.otel import semconv
@@ -17,7 +17,6 @@ from otel_limits.otel import semconv
 if TYPE_CHECKING:
     from opentelemetry.util.types import AnyValue
 
-    from otel_limits.core.facts import Invocation
     from otel_limits.core.usage import Number
 
 

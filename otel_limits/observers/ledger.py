@@ -5,19 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_limits.core.facts import ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.ledger import rows
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.rows import (
-    INVOCATIONS,
-    MODEL_CALLS,
-    QUOTA_CHANGES,
-    TOOL_CALLS,
-    invocation_row,
-    model_call_row,
-    quota_change_row,
-    started_rows,
-    stopped_row,
-    tool_call_row,
-)
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.protocol import OwnObserver
@@ -63,23 +52,23 @@ class LedgerObserver(OwnObserver):
 
     def _started(self, fact: Started) -> None:
         self._live[fact.invocation.id] = fact
-        self.writer.put(started_rows(fact))
+        self.writer.put(rows.started_rows(fact))
 
     def _model_call(self, fact: ModelCall) -> None:
-        self.writer.put([(MODEL_CALLS, model_call_row(fact))])
+        self.writer.put([(rows.MODEL_CALLS, rows.model_call_row(fact))])
         if self.sync == "call":
             self.writer.wait_until_durable()
 
     def _tool_call(self, fact: ToolCall) -> None:
-        self.writer.put([(TOOL_CALLS, tool_call_row(fact))])
+        self.writer.put([(rows.TOOL_CALLS, rows.tool_call_row(fact))])
 
     def _stop(self, fact: Stop) -> None:
         started = self._live.pop(fact.invocation_id, None)
-        row = invocation_row(started, fact) if started else stopped_row(fact)
-        self.writer.put([(INVOCATIONS, row)])
+        row = rows.invocation_row(started, fact) if started else rows.stopped_row(fact)
+        self.writer.put([(rows.INVOCATIONS, row)])
         if self.sync != "background":
             self.writer.wait_until_durable()
 
     def _quota_changed(self, fact: QuotaGrant) -> None:
-        self.writer.put([(QUOTA_CHANGES, quota_change_row(fact))])
+        self.writer.put([(rows.QUOTA_CHANGES, rows.quota_change_row(fact))])
         self.writer.wait_until_durable()

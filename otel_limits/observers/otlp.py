@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.observers.context import context_of
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.instruments import METRICS
+from otel_limits.observers.instruments import METRICS, Exemplar, MetricSpec, Series
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
-
-    from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
 
 
 class OtlpObserver(CountingObserver):

@@ -8,6 +8,7 @@ application answers for all of them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -17,14 +18,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.instruments import IN_PROGRESS, METRICS
+from otel_limits.observers.instruments import IN_PROGRESS, METRICS, MetricSpec, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from prometheus_client.samples import Sample
-
-    from otel_limits.observers.instruments import MetricSpec, Series
 
 
 TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": "observe"}

@@ -14,17 +14,17 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from io import FileIO
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, never_raises
+from otel_limits.core.values import WHOLE_NUMBER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from otel_limits.core.facts import Invocation
 
 logger = logging.getLogger("otel_limits")
@@ -63,17 +63,7 @@ class Entry:
     """True when this call caused the halt."""
 
 
-TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "time": str,
-    "agent": str,
-    "invocation_id": str,
-    "trace_id": (str, type(None)),
-    "number": int,
-    "tool": str,
-    "arguments": str,
-    "result": str,
-    "trigger": bool,
-}
+TYPES: Final[dict[str, Any]] = get_type_hints(Entry) | {"time": str}
 """The names of an entry in its line of JSON, with the types of their values there."""
 
 
@@ -101,11 +91,9 @@ class ToolLog:
         Raises:
             ValueError: `interval` is below 1.
         """
-        if interval < 1:
-            raise ValueError(f"interval must be a whole number of 1 or more, got {interval!r}.")
         self.failed = 0
         self._directory = directory
-        self._interval = interval
+        self._interval = WHOLE_NUMBER.of_value("interval", interval)
         self._clock = clock
         self._warned = -LOG_INTERVAL_SECONDS
         self._id = uuid.uuid4().hex[:8]

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import get_meter_provider
@@ -21,9 +22,6 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger("otel_limits")
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,14 +16,11 @@ from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.runs.registry import LIVE, kill
-from otel_limits.runtime.mistakes import price_mistakes
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import PolicyFile, price_mistakes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from otel_limits.core.facts import Observer
 
 logger = logging.getLogger("otel_limits")
@@ -52,21 +50,21 @@ def enable(
         ConfigurationError: A setting of the environment or an argument is invalid; nothing was
             changed. It is a `ValueError`.
     """
+    limits, tree = limits or NO_LIMITS, tree or NO_LIMITS
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
         ACTION.of_value("action", "halt" if action is None else action)
-        require_tree(tree or NO_LIMITS)
+        require_tree(tree)
     except ValueError as error:
         mistakes.append(str(error))
     policy = reading.settings.policy
-    mistakes += price_mistakes(
-        [limits or NO_LIMITS, tree or NO_LIMITS, policy.limits, policy.tree], policy_file.document
-    )
+    mistakes += price_mistakes([limits, tree, policy.limits, policy.tree], policy_file.document)
     if mistakes:
         raise ConfigurationError(mistakes)
-    RUNTIME.start(_override(reading.settings, limits, action, tree), observers, policy_file)
+    settings = replace(reading.settings, policy=policy.under(limits, action, tree))
+    RUNTIME.start(settings, observers, policy_file)
     _announce_preset(reading)
 
 
@@ -141,15 +139,3 @@ def _end_process(mistakes: Sequence[str]) -> NoReturn:
     # `SystemExit` would not end it: while Python starts it leads to a traceback and status 1, and
     # in a thread it ends that thread alone.
     os._exit(2)
-
-
-def _override(
-    settings: config.Settings, limits: Limits | None, action: Action | None, tree: Limits | None
-) -> config.Settings:
-    policy = replace(
-        settings.policy,
-        limits=(limits or NO_LIMITS).over(settings.policy.limits),
-        tree=(tree or NO_LIMITS).over(settings.policy.tree),
-        action=action or settings.policy.action,
-    )
-    return replace(settings, policy=policy)

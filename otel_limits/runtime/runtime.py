@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,19 +20,15 @@ from otel_limits.core.limits import NO_LIMITS, Limits
 from otel_limits.core.policy import Action, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import Attachment
-from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.mistakes import price_mistakes
-from otel_limits.runtime.telemetry import make_otlp_providers, make_tracer_provider
-from otel_limits.runtime.wiring import Wiring
+from otel_limits.runs.registry import LIVE, Runs
+from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
-from otel_limits.settings.policy import NO_FILE, PolicyFile
+from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from otel_limits.bindings.framework import Framework
     from otel_limits.core.facts import Observer
-    from otel_limits.runs.registry import Runs
+    from otel_limits.settings.table import Settings
 
 logger = logging.getLogger("otel_limits")
 
@@ -49,7 +46,7 @@ class Runtime:
         self.runs = runs
         self._frameworks = frameworks
         self._lock = threading.RLock()
-        self._settings: config.Settings | None = None
+        self._settings: Settings | None = None
         self._policy_file = NO_FILE
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
@@ -69,7 +66,7 @@ class Runtime:
 
     def start(
         self,
-        settings: config.Settings,
+        settings: Settings,
         observers: Sequence[Observer] = (),
         policy_file: PolicyFile = NO_FILE,
     ) -> None:
@@ -106,7 +103,7 @@ class Runtime:
             self._attachment.detach()
             self._wiring.disconnect()
 
-    def _follow(self, settings: config.Settings) -> None:
+    def _follow(self, settings: Settings) -> None:
         """Follow invocations, and tell of them what `settings` want to be told."""
         self._wire(settings)
         # A list of prices takes longer to load than an application should wait for `enable()`.
@@ -115,7 +112,7 @@ class Runtime:
         for framework in self._frameworks:
             framework.watch()
 
-    def _wire(self, settings: config.Settings) -> None:
+    def _wire(self, settings: Settings) -> None:
         self._wiring.connect(settings, self._observers, self._policy_file.document)
 
     def _serve(self) -> None:
@@ -149,12 +146,7 @@ class Runtime:
         base = document.effective(agent, base)
         if limits is tree is NO_LIMITS and action is None:
             return base
-        return replace(
-            base,
-            limits=limits.over(base.limits),
-            tree=tree.over(base.tree),
-            action=action or base.action,
-        )
+        return base.under(limits, action, tree)
 
     def own_policy(
         self, limits: Limits, action: Action | None, tree: Limits
@@ -210,7 +202,7 @@ class Runtime:
             self._wire(settings)
 
 
-def _settings_without_start(settings: config.Settings) -> config.Settings:
+def _settings_without_start(settings: Settings) -> Settings:
     """Return what the environment sets where only agents with limits of their own are followed.
 
     They have metrics and a ledger; only who calls `enable()` gets an endpoint and a tool log.

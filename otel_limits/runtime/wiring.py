@@ -8,21 +8,24 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.faults import never_raises
 from otel_limits.core.pricing import Prices
-from otel_limits.observers.lazy import LazyObserver
 from otel_limits.observers.log import log
+from otel_limits.observers.protocol import LazyObserver
 from otel_limits.quotas.stores import MEMORY_URL
-from otel_limits.runtime.telemetry import OtlpProviders
-from otel_limits.settings.environment import Settings
-from otel_limits.settings.policy.document import NO_DOCUMENT
+from otel_limits.settings.policy.document import NO_DOCUMENT, Document
+from otel_limits.settings.table import Settings
+from otel_limits.settings.variables import otlp_protocol, otlp_timeout_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from opentelemetry._logs import LoggerProvider
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
 
     from otel_limits.core.facts import Observer
     from otel_limits.observers.events import EventObserver
@@ -34,9 +37,40 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import Runs
-    from otel_limits.settings.policy.document import Document
 
 logger = logging.getLogger("otel_limits")
+
+
+# --- the OpenTelemetry providers that a process lacks --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpProviders:
+    """Through which metrics and events leave; `None` stands for those that the process has set.
+
+    They are ours alone: a global one would stand in the way of one that the program sets later.
+    """
+
+    meter: MeterProvider | None = None
+    logger: LoggerProvider | None = None
+
+
+def make_otlp_providers() -> OtlpProviders:
+    """Make those that export where it is asked for and nobody else does it."""
+    from otel_limits.otel import export
+
+    timeout = otlp_timeout_seconds()
+    return OtlpProviders(
+        meter=export.meter_provider(otlp_protocol(signal="metrics"), timeout),
+        logger=export.logger_provider(otlp_protocol(signal="logs"), timeout),
+    )
+
+
+def make_tracer_provider() -> TracerProvider:
+    """Make a provider, one that exports where it is asked for."""
+    from otel_limits.otel import export
+
+    return export.tracer_provider(otlp_protocol(), otlp_timeout_seconds())
 
 
 # --- the observers that a process can have --------------------------------------------------------

@@ -7,46 +7,14 @@ variable is unset, and only `true` is true, as OpenTelemetry has it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
-from otel_limits.quotas.stores import MEMORY_URL
-from otel_limits.settings.otlp import otlp_protocol
-from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, policy_fields
-from otel_limits.settings.variables import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from otel_limits.ledger.address import Address
-    from otel_limits.ledger.words import LedgerSync
-
-DEFAULT_POLICY: Final = Policy()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything that can be set for a process."""
-
-    policy: Policy = DEFAULT_POLICY
-    policy_path: str | None = None
-    """Policy file, which wins over `policy`."""
-    tool_log_dir: str | None = None
-    tool_log_interval: int = 1
-    quota_store: str = MEMORY_URL
-    preset: str = "none"
-    metrics: tuple[str, ...] = ("prometheus",)
-    metrics_max_agents: int = MAX_AGENTS
-    prometheus_port: int | None = None
-    prometheus_host: str = "127.0.0.1"
-    ledger: Address | None = None
-    ledger_sync: LedgerSync = "invocation"
-    audit_keys: tuple[str, ...] = ()
-    strict: bool = False
-    disabled: bool = False
+from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, Settings, policy_fields
+from otel_limits.settings.variables import environment, otlp_protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +71,11 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 def contradictions(values: Mapping[str, Any]) -> list[str]:
     """Name the settings that cannot both be meant."""
     if values["prometheus_port"] is not None and "prometheus" not in values["metrics"]:
-        return [
-            (
-                f"OTEL_LIMITS_PROMETHEUS_PORT is {values['prometheus_port']}, but "
-                f"OTEL_LIMITS_METRICS has no prometheus that could be served there. "
-                f"Add it, or unset the port."
-            )
-        ]
+        sentence = (
+            f"OTEL_LIMITS_PROMETHEUS_PORT is {values['prometheus_port']}, but OTEL_LIMITS_METRICS "
+            "has no prometheus that could be served there. Add it, or unset the port."
+        )
+        return [sentence]
     return []
 
 

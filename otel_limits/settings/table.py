@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,12 +26,12 @@ from otel_limits.core.values import (
     choices,
     split_names,
 )
-from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES
+from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
 from otel_limits.settings.ledgers import LEDGER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from otel_limits.ledger.address import Address
 
 PREFIX: Final = "OTEL_LIMITS_"
 
@@ -45,13 +46,51 @@ AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set for a process."""
+
+    policy: Policy = Policy()  # noqa: RUF009  it cannot be changed
+    policy_path: str | None = None
+    """Policy file, which wins over `policy`."""
+    tool_log_dir: str | None = None
+    tool_log_interval: int = 1
+    quota_store: str = MEMORY_URL
+    preset: str = "none"
+    metrics: tuple[str, ...] = ("prometheus",)
+    metrics_max_agents: int = MAX_AGENTS
+    prometheus_port: int | None = None
+    prometheus_host: str = "127.0.0.1"
+    ledger: Address | None = None
+    ledger_sync: LedgerSync = "invocation"
+    audit_keys: tuple[str, ...] = ()
+    strict: bool = False
+    disabled: bool = False
+
+
+DEFAULTS: Final = {
+    **{
+        each.name: each.default
+        for each in (*dataclasses.fields(Policy), *dataclasses.fields(Settings))
+    },
+    "nudge_disabled": False,
+    "policy": None,  # the path of a file, not what applies without one
+    "metrics": None,  # depends on other settings
+}
+"""Of the settings that are fields, under the same name; a cap is unset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One variable of the environment."""
 
     name: str
     kind: Kind[Any]
-    default: Any
     help: str
+
+    @property
+    def default(self) -> Any:
+        """What it is where nothing sets it."""
+        return DEFAULTS.get(self.name)
 
     @property
     def variable(self) -> str:
@@ -82,7 +121,7 @@ STORE_URL: Final = TextKind(read=require_store_url)
 
 
 def _limit_setting(limit: Limit, prefix: str = "", note: str = "") -> Setting:
-    return Setting(name=prefix + limit.name, kind=limit.kind, default=None, help=note + limit.help)
+    return Setting(name=prefix + limit.name, kind=limit.kind, help=note + limit.help)
 
 
 SETTINGS: Final = (
@@ -94,7 +133,6 @@ SETTINGS: Final = (
     Setting(
         name="action",
         kind=ACTION,
-        default="halt",
         help="What is done when a limit is reached: observe (go on, but record it), "
         "halt (return with the stop reason), wrap_up (one last model call without tools writes "
         "the answer), raise (halt, then raise from the call) or ask (interrupt for a human).",
@@ -102,78 +140,66 @@ SETTINGS: Final = (
     Setting(
         name="warn_at",
         kind=FRACTIONS,
-        default=(),
         help="Fractions of a cap at which a warning is given once, as 0.5,0.8 "
         "(in a file [0.5, 0.8]).",
     ),
     Setting(
         name="tell_model",
         kind=BOOLEAN,
-        default=False,
         help="Tell the model with each call what is left; never stored in the conversation.",
     ),
     Setting(
         name="nudge_disabled",
         kind=BOOLEAN,
-        default=False,
         help="Don't tell the model, one repetition before a loop limit, that it repeats itself.",
     ),
     Setting(
         name="exempt_tools",
         kind=NAMES,
-        default=frozenset(),
         help="Tools that loop limits don't look at, such as poll_status,wait.",
     ),
     Setting(
         name="unpriced",
         kind=UNPRICED_CALLS,
-        default="warn",
         help="How a model call without a known price counts against max_cost_usd: warn, or halt.",
     ),
     Setting(
         name="unmeasured",
         kind=UNMEASURED_CALLS,
-        default="estimate",
         help="How a model call without reported usage counts: estimate its tokens, "
         "ignore them, or halt as if every token limit were reached.",
     ),
     Setting(
         name="policy",
         kind=TEXT,
-        default=None,
         help="Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
     ),
     Setting(
         name="tool_log_dir",
         kind=TEXT,
-        default=None,
         help="Directory of the tool log: tool calls with arguments and results, for post-mortems. "
         "Unset: none is written.",
     ),
     Setting(
         name="tool_log_interval",
         kind=WHOLE_NUMBER,
-        default=1,
         help="Of every so many tool calls of an invocation, the last is written to the tool log.",
     ),
     Setting(
         name="preset",
         kind=choice(*PRESETS),
-        default="none",
         help="Limits to start from; recommended sets max_iterations=25 and "
         "max_identical_tool_calls=5.",
     ),
     Setting(
         name="quota_store",
         kind=STORE_URL,
-        default=MEMORY_URL,
         help="Where quotas are counted: memory:// (each process by itself), redis://host:port/db, "
         "rediss://, unix://, redis+cluster:// or redis+sentinel://.",
     ),
     Setting(
         name="metrics",
         kind=choices(*METRICS),
-        default=None,
         help="Ways in which metrics leave the process: prometheus (prometheus_client), "
         "otlp (the OpenTelemetry meter), both with a comma between them, or none. "
         "Unset: prometheus; and otlp too where OTEL_EXPORTER_OTLP_* is set "
@@ -182,26 +208,22 @@ SETTINGS: Final = (
     Setting(
         name="metrics_max_agents",
         kind=WHOLE_NUMBER,
-        default=MAX_AGENTS,
         help="Agent names that metrics tell apart; the rest is counted as _other. "
         "Twice as many models and five times as many tools are told apart.",
     ),
     Setting(
         name="prometheus_port",
         kind=PORT,
-        default=None,
         help="Serve /metrics on this port. Unset: no server.",
     ),
     Setting(
         name="prometheus_host",
         kind=TEXT,
-        default="127.0.0.1",
         help="Address that /metrics is served on; loopback unless told otherwise.",
     ),
     Setting(
         name="ledger",
         kind=LEDGER,
-        default=None,
         help="Where every model call is recorded: a path, sqlite:///PATH or postgresql://…; "
         "none for no ledger. Unset: none, except in otel-limits run, which keeps one in the "
         "user's data directory.",
@@ -209,31 +231,27 @@ SETTINGS: Final = (
     Setting(
         name="ledger_sync",
         kind=choice(*LEDGER_SYNCS),
-        default="invocation",
         help="When recorded rows are durable: when an invocation returns (invocation), when each "
         "model call ends (call), or a second later (background).",
     ),
     Setting(
         name="audit_keys",
         kind=AUDIT_KEYS,
-        default=(),
         help="Baggage entries and agent trace attributes that become columns of the ledger, "
         "separated by commas, such as tenant.id,user.id.",
     ),
     Setting(
         name="strict",
         kind=BOOLEAN,
-        default=False,
         help="End the process with status 2 when a setting is invalid, instead of logging it.",
     ),
     Setting(
         name="disabled",
         kind=BOOLEAN,
-        default=False,
         help="Switch otel-limits off altogether.",
     ),
 )
-"""Every variable; the README's table and the command line's flags are generated from this."""
+"""Every variable; the documentation's table and the command line's flags are made from this."""
 
 
 def policy_fields(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,12 @@
-"""The variables of this process: the only reader of `os.environ`."""
+"""The variables of this process, of which this is the only reader, and those about OTLP."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 
 def environment() -> dict[str, str]:
@@ -26,3 +24,55 @@ def data_directory(environ: Mapping[str, str] | None = None) -> Path:
     else:
         base = environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(base) / "otel-limits"
+
+
+# --- what OpenTelemetry's own variables say about OTLP -------------------------------------------
+
+OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
+DEFAULT_TIMEOUT_SECONDS: Final = 10.0
+
+
+def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "traces") -> str | None:
+    """Return the OTLP protocol for a signal, or `None` when it is not to be exported.
+
+    Args:
+        environ: Variables; those of the process unless given.
+        signal: `traces`, `metrics` or `logs`. It is exported when OTEL_EXPORTER_OTLP_* is set,
+            for all signals or for this one, and OTEL_<SIGNAL>_EXPORTER is not something else.
+    """
+    environ = environment() if environ is None else environ
+    others = tuple(
+        f"{OTLP_PREFIX}{other.upper()}_"
+        for other in ("traces", "metrics", "logs")
+        if other != signal
+    )
+    wanted = any(
+        name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
+        for name in environ
+    )
+    exporters = environ.get(f"OTEL_{signal.upper()}_EXPORTER") or "otlp"
+    if not wanted or not any(each.strip().startswith("otlp") for each in exporters.split(",")):
+        return None
+    return (
+        environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
+        or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
+    )
+
+
+def otlp_timeout_seconds(environ: Mapping[str, str] | None = None) -> float:
+    """Return how long the slowest exporter may take; like the exporters, in seconds."""
+    environ = environment() if environ is None else environ
+    texts = [
+        environ.get(f"OTEL_EXPORTER_OTLP_{signal}_TIMEOUT")
+        or environ.get("OTEL_EXPORTER_OTLP_TIMEOUT")
+        for signal in ("TRACES", "METRICS", "LOGS")
+    ]
+    return max(_seconds(text) for text in texts)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return float(text or DEFAULT_TIMEOUT_SECONDS)
+    except ValueError:
+        return DEFAULT_TIMEOUT_SECONDS

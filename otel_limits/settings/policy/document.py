@@ -1,4 +1,4 @@
-"""What one version of a policy file says, and what follows from it for an agent or a model.
+"""What a policy file can say, and what follows from one version of it for an agent or a model.
 
 What a plugin sets wins over the file, and the file over `enable()` and the environment, cap by cap.
 Within the file an agent's own value wins over the defaults, and where several globs fit an
@@ -8,20 +8,48 @@ agent's name, that of the most specific one; of two that are equally specific th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
-from otel_limits.settings.policy.kinds import PRICES
-from otel_limits.settings.table import policy_fields
+from otel_limits.settings.table import SETTINGS, Setting, policy_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from decimal import Decimal
-
     from otel_limits.core.policy import Policy
     from otel_limits.core.pricing import Price
+
+AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
+    setting.name: setting
+    for setting in SETTINGS
+    if setting.name
+    in ("action", "warn_at", "tell_model", "nudge_disabled", "unmeasured", "unpriced")
+}
+"""What can be set for an agent besides its caps; each is named as in the environment."""
+
+SECTION_KEYS: Final = ("limits", "tree", *AGENT_SETTINGS)
+"""What can be said about all agents, or about some."""
+
+PRICES: Final[Mapping[str, str]] = {
+    "input": "USD per million input tokens.",
+    "output": "USD per million output tokens.",
+    "cache_read": "USD per million input tokens read from a cache; unset, they cost as input.",
+    "cache_write": "USD per million input tokens written to a cache; unset, they cost as input.",
+}
+REQUIRED_PRICES: Final = ("input", "output")
+
+ROOT: Final[Mapping[str, str]] = {
+    "defaults": "What applies to every agent, unless something more specific is said below.",
+    "agents": "What applies to the agents whose name fits a glob; the most specific glob wins, "
+    "value by value.",
+    "models": "Prices of the models whose id fits a glob; the most specific glob wins.",
+    "tools": "What applies to the tools whose name fits a glob; the most specific glob wins.",
+    "quotas": "Budgets over a time window, shared by many invocations.",
+}
+
+EXEMPT_HELP: Final = "Whether loop limits ignore the tool, as befits one that is meant to poll."
 
 PER_TOOL: Final = "max_calls_per_tool"
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.facts import PolicyRead
 from otel_limits.core.faults import never_raises
+from otel_limits.core.pricing import MISSING, Prices
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from otel_limits.core.limits import Limits
+    from otel_limits.settings.environment import Reading
 
 logger = logging.getLogger("otel_limits")
 
@@ -115,6 +118,26 @@ class PolicyFile:
 
 NO_FILE: Final = PolicyFile()
 """What is used where no policy file was named."""
+
+
+def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
+    """Say that a limit on cost is asked for where no price can be known.
+
+    That the policy file itself asks for one is a mistake of the file.
+    """
+    capped = any(each.max_cost_usd is not None for each in limits)
+    if not capped or Prices(document.price_list()).available:
+        return []
+    return [f"max_cost_usd {MISSING}"]
+
+
+def policy_mistakes(reading: Reading, policy_file: PolicyFile) -> list[str]:
+    """Say what is wrong with the policy file, and with what the environment asks of it."""
+    policy = reading.settings.policy
+    return [
+        *policy_file.mistakes,
+        *price_mistakes([policy.limits, policy.tree], policy_file.document),
+    ]
 
 
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:

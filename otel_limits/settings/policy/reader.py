@@ -10,13 +10,15 @@ from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFI
 from otel_limits.core.pricing import MISSING, Price, Prices
 from otel_limits.core.values import BOOLEAN, PRICE, Kind, MappingKind
 from otel_limits.settings.policy import yaml_tree
-from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
-from otel_limits.settings.policy.kinds import (
+from otel_limits.settings.policy.document import (
     AGENT_SETTINGS,
+    NO_DOCUMENT,
     PRICES,
     REQUIRED_PRICES,
     ROOT,
     SECTION_KEYS,
+    Document,
+    Entry,
 )
 from otel_limits.settings.policy.yaml_tree import Mistake, Node
 

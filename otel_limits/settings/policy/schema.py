@@ -9,22 +9,20 @@ is read with.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS
 from otel_limits.core.values import BOOLEAN, PRICE
 from otel_limits.quotas.section import schema as quotas_schema
-from otel_limits.settings.policy.kinds import (
+from otel_limits.settings.policy.document import (
     AGENT_SETTINGS,
     EXEMPT_HELP,
     PRICES,
     REQUIRED_PRICES,
     ROOT,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 PATH: Final = Path(__file__).parents[2] / "policy.schema.json"
 """Where it is shipped."""

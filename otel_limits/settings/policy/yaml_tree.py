@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Value: TypeAlias = "bool | int | Decimal | str | tuple[Node, ...] | Mapping[str, Node] | None"
 
