@@ -87,9 +87,8 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from otel_limits.ledger.database import Database, DatabaseError
-    from otel_limits.ledger.spill import SpillFiles
-    from otel_limits.ledger.takeback import reason_of, taking_back
+    from otel_limits.ledger.database import Database, DatabaseError, reason_of
+    from otel_limits.ledger.spill import SpillFiles, taking_back
 
     address = _address(arguments.ledger)
     database = Database(address)
