@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
-from otel_limits.quotas.tickets import (
-    UNPRICED,
-    InvocationState,
-    PriceOf,
-    Ticket,
-    lookup_of,
-    need_of,
-)
+from otel_limits.quotas.tickets import UNPRICED, InvocationState, Ticket, lookup_of, need_of
 from otel_limits.runs.gate import Request
 
 if TYPE_CHECKING:
@@ -26,6 +19,7 @@ if TYPE_CHECKING:
     from otel_limits.core.facts import ModelCall
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.tickets import PriceOf
 
 
 class OpenTickets:
