@@ -85,9 +85,8 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from otel_limits.ledger.database import Database, DatabaseError
-    from otel_limits.ledger.spill import SpillFiles
-    from otel_limits.ledger.takeback import reason_of, taking_back
+    from otel_limits.ledger.database import Database, DatabaseError, reason_of
+    from otel_limits.ledger.spill import SpillFiles, taking_back
 
     try:  # the option, otherwise the environment, otherwise the user's data directory
         address = ledgers.audited_ledger(arguments.ledger)

@@ -20,8 +20,8 @@ from otel_limits.core.values import DATE_TIME
 from otel_limits.quotas.key_use import KeyUse, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
-from otel_limits.quotas.section import AMOUNTS, parts_in
-from otel_limits.quotas.store import Count, StoreError
+from otel_limits.quotas.section import FIELDS, parts_in
+from otel_limits.quotas.store import Count, SharedStore, StoreError
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings import environment as config
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from otel_limits.ledger.address import Address
     from otel_limits.quotas.keys import Key
-    from otel_limits.quotas.store import SharedStore
 
 
 NO_ANSWER: Final = 1
@@ -78,10 +77,6 @@ is killed. Invocations that begin afterwards are untouched.
 """
 
 
-class CommandError(Exception):
-    """A command cannot do what was asked for; the message is a sentence that says why."""
-
-
 def add(commands: Any) -> None:
     """Add `quotas` and `kill`."""
     quotas = add_command(commands, "quotas", QUOTAS_HELP, exit_status(show))
@@ -109,12 +104,15 @@ def add(commands: Any) -> None:
 
 
 def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
-    """Make a command return its exit status, and print errors as sentences."""
+    """Make a command return its exit status, and print errors as sentences.
+
+    Whatever reads what a user wrote raises a `ValueError` that is one.
+    """
 
     def call(options: Namespace) -> int:
         try:
             command(options)
-        except CommandError as error:
+        except ValueError as error:
             return refuse([str(error)])
         except StoreError as error:
             return refuse([f"The quota store does not answer ({error})."], NO_ANSWER)
@@ -141,10 +139,10 @@ def show(options: Namespace) -> None:
 
 def settle_for_the_dead(store: SharedStore, quotas: Sequence[Quota]) -> None:
     """Count what killed workers have in the ledger and did not settle."""
-    ledger = recorded_in()
+    ledger = recorded_ledger()
     if ledger is None:
         return
-    from otel_limits.ledger.settlements import charges_in
+    from otel_limits.ledger.queries import charges_in
 
     # The store notes which reservations have expired when somebody looks at their count.
     read_use(store, quotas)
@@ -153,7 +151,7 @@ def settle_for_the_dead(store: SharedStore, quotas: Sequence[Quota]) -> None:
 
 def reset_key(options: Namespace) -> None:
     """Begin to count from 0."""
-    store, ledger = shared_store(), recorded_in()
+    store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     count = Count(quota.name, key.id, quota.windows.at(store.now()), key.shown)
     store.reset(count)
@@ -163,16 +161,19 @@ def reset_key(options: Namespace) -> None:
 
 def grant_more(options: Namespace) -> None:
     """Permit more for a time."""
-    store, ledger = shared_store(), recorded_in()
+    store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    amount, until = parts(quota, options.amount), end_of_grant(options.until)
+    unit = unit_name(quota.unit)
+    given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit})", options.amount)
+    amount = parts_in(quota.unit, given)
+    until = DATE_TIME.of_text("--until", options.until).timestamp()
     if until <= store.now():
-        raise CommandError(f"--until must be in the future, got {options.until}.")
+        raise ValueError(f"--until must be in the future, got {options.until}.")
     store.grant(Count(quota.name, key.id, quota.windows.at(store.now()), key.shown), amount, until)
     record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
         f"Quota {quota.name!r} permits {key.shown} {in_unit(quota.unit, amount)} "
-        f"{unit_name(quota.unit)} more until {shown_time(until)}.\n"
+        f"{unit} more until {shown_time(until)}.\n"
     )
 
 
@@ -181,18 +182,6 @@ def kill_agents(options: Namespace) -> None:
     heard = shared_store().kill(options.agent)
     processes = "1 process" if heard == 1 else f"{heard} processes"
     sys.stdout.write(f"Told {processes} to end agents named {options.agent!r}.\n")
-
-
-def recorded_in() -> Address | None:
-    """Return the ledger that keeps what a person changes; `None` where it is switched off.
-
-    Raises:
-        CommandError: The environment names no ledger that can be used.
-    """
-    try:
-        return recorded_ledger()
-    except ValueError as error:
-        raise CommandError(str(error)) from None
 
 
 def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> QuotaGrant:
@@ -228,15 +217,15 @@ def known_quotas() -> list[Quota]:
     """Read the quotas of the policy file.
 
     Raises:
-        CommandError: It has none, or something is wrong with it.
+        ValueError: It has none, or something is wrong with it.
     """
     settings = config.read().settings
     policy = PolicyFile(settings.policy_path)
     if policy.mistakes:
-        raise CommandError("\notel-limits: ".join(policy.mistakes))
+        raise ValueError("\notel-limits: ".join(policy.mistakes))
     quotas = [entry.value for entry in policy.document.quotas.values()]
     if not quotas:
-        raise CommandError("There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.")
+        raise ValueError("There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.")
     return quotas
 
 
@@ -244,15 +233,15 @@ def shared_store() -> SharedStore:
     """Open the store that the fleet shares.
 
     Raises:
-        CommandError: Quotas are counted in memory, or the URL is not valid.
+        ValueError: Quotas are counted in memory, or the URL is not valid.
     """
     reading = config.read()
     # The setting has its default then, and the message below would be about memory.
     wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
     if wrong:
-        raise CommandError(wrong[0])
+        raise ValueError(wrong[0])
     if not is_shared(reading.settings.quota_store):
-        raise CommandError(
+        raise ValueError(
             "Quotas are counted in the memory of each process, where nobody else can see them. "
             "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
         )
@@ -263,41 +252,13 @@ def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
     """Find the quota and the key that the command line names.
 
     Raises:
-        CommandError: There is no such quota, or its keys look different.
+        ValueError: There is no such quota, or its keys look different.
     """
     quotas = {quota.name: quota for quota in known_quotas()}
     quota = quotas.get(options.name)
     if quota is None:
-        raise CommandError(f"There is no quota {options.name!r}. There are: {', '.join(quotas)}.")
-    try:
-        return quota, find_key(store, quota, options.key)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-
-
-def parts(quota: Quota, text: str) -> int:
-    """Read an amount in the quota's unit.
-
-    Raises:
-        CommandError: It is not one that a quota can have.
-    """
-    name = f"AMOUNT (in {unit_name(quota.unit)})"
-    try:
-        return parts_in(quota.unit, AMOUNTS[quota.unit].of_text(name, text))
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-
-
-def end_of_grant(text: str) -> float:
-    """Read a date and time as seconds since the epoch.
-
-    Raises:
-        CommandError: It is neither.
-    """
-    try:
-        return DATE_TIME.of_text("--until", text).timestamp()
-    except ValueError as error:
-        raise CommandError(str(error)) from None
+        raise ValueError(f"There is no quota {options.name!r}. There are: {', '.join(quotas)}.")
+    return quota, find_key(store, quota, options.key)
 
 
 # --- how it looks -----------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from otel_limits.ledger.schema import (
 )
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.sql.compiler import SQLCompiler
 
     from otel_limits.ledger.address import Address
@@ -50,7 +49,7 @@ DIALECTS: Final = "sqlalchemy.dialects"
 DatabaseError = sa.exc.SQLAlchemyError
 """Whatever a database refuses with."""
 
-ABANDONED: Final[list[Engine]] = []
+ABANDONED: Final[list[sa.Engine]] = []
 """Engines of a parent process. They are never closed: that could do harm to the parent's."""
 
 
@@ -71,7 +70,7 @@ class Database:
         self.collisions = 0
         """Calls whose span id another call already had, and that were stored without it."""
         self._upgrades = upgrades
-        self._engine: Engine | None = None
+        self._engine: sa.Engine | None = None
         self._identity: tuple[int, int] | None = None
 
     def write(self, rows: Rows) -> dict[str, int]:
@@ -89,7 +88,6 @@ class Database:
             changed = self._write(rows)
             # The file may have been replaced while they were written to the old one.
             if self._has_moved():
-                self._reopen()
                 changed = self._write(rows)
         except BaseException:
             # What is wrong may be the connection itself: the next attempt begins with a new one.
@@ -99,7 +97,7 @@ class Database:
 
     def _write(self, rows: Rows) -> dict[str, int]:
         if self._has_moved():
-            self._reopen()
+            self.close()
         changed = {}
         with self.changing() as connection:
             for table in TABLES:
@@ -111,18 +109,18 @@ class Database:
         return changed
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[sa.Connection]:
         """A connection to ask questions with."""
         with self.engine().connect() as connection:
             yield connection
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[Connection]:
+    def changing(self) -> Iterator[sa.Connection]:
         """A connection in a transaction of its own, committed at the end."""
         with writing(self.engine()) as connection:
             yield connection
 
-    def engine(self) -> Engine:
+    def engine(self) -> sa.Engine:
         """The engine, opened and migrated on first use."""
         if self._engine is None:
             engine = make_engine(self.address)
@@ -159,10 +157,6 @@ class Database:
         if engine is not None:
             ABANDONED.append(engine)
 
-    def _reopen(self) -> None:
-        self.close()
-        self.engine()
-
     def _has_moved(self) -> bool:
         """Tell whether the open file is no longer the one at its path: rows in it would be lost."""
         return self._engine is not None and self._identity != self._file_identity()
@@ -182,7 +176,7 @@ def latest(rows: list[Row]) -> list[Row]:
     return list({row["id"]: row for row in rows}.values())
 
 
-def insert(connection: Connection, table: sa.Table, rows: list[Row], database: Database) -> int:
+def insert(connection: sa.Connection, table: sa.Table, rows: list[Row], database: Database) -> int:
     """Insert the rows that are not there yet; an invocation that has ended ends its row."""
     inserted = execute(connection, table, rows)
     if table is MODEL_CALL_TABLE and inserted < len(rows):
@@ -193,7 +187,7 @@ def insert(connection: Connection, table: sa.Table, rows: list[Row], database: D
     return inserted
 
 
-def execute(connection: Connection, table: sa.Table, rows: list[Row]) -> int:
+def execute(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     """Run the insertion of a table, and return how many rows it changed.
 
     The driver is called with the compiled statement: SQLAlchemy's own handling of parameters costs
@@ -222,7 +216,7 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     return cast("SQLCompiler", statement.compile(dialect=dialect))
 
 
-def collisions(connection: Connection, rows: list[Row]) -> list[Row]:
+def collisions(connection: sa.Connection, rows: list[Row]) -> list[Row]:
     """Find calls that only look like replays, and free them of their span id.
 
     An application that seeds `random` makes the same span ids in every run. Such a call belongs to
@@ -260,10 +254,16 @@ def insertable_columns(table: sa.Table) -> list[str]:
     ]
 
 
+def reason_of(error: Exception) -> str:
+    """What the driver or the system says, in one line."""
+    said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
+    return str(said).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
 # --- engines --------------------------------------------------------------------------------------
 
 
-def make_engine(address: Address) -> Engine:
+def make_engine(address: Address) -> sa.Engine:
     """Make the engine for an address; it keeps one connection open, enough for one thread."""
     if address.file is None:
         return sa.create_engine(
@@ -291,7 +291,7 @@ def make_engine(address: Address) -> Engine:
 
 
 @contextlib.contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
+def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that takes its place in the queue of writers before it reads anything."""
     with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
@@ -299,7 +299,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def prepare(engine: Engine, upgrades: Sequence[Upgrade]) -> None:
+def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
     """Migrate the tables, unless they are current."""
     # Nearly always they are: looking takes no lock, and nobody has to wait.
     with engine.connect() as connection:
@@ -309,7 +309,7 @@ def prepare(engine: Engine, upgrades: Sequence[Upgrade]) -> None:
         migrate(connection, upgrades)
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_sqlite(connection: sa.Connection) -> None:
     writes = connection.get_execution_options().get(WRITES)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -14,13 +14,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.rows import dollars, time_of
+from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Selection, Source, audit_keys
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
     from otel_limits.core.work import Work
 
 
@@ -55,7 +53,7 @@ class Field:
     column: Any
 
 
-def write(connection: Connection, selection: Selection, chosen: Export, work: Work) -> None:
+def write(connection: sa.Connection, selection: Selection, chosen: Export, work: Work) -> None:
     """Write the rows of a selection, in the order in which they were recorded.
 
     Raises:
@@ -153,7 +151,7 @@ def write_parquet(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])
     with _replacing(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
-        for portion in _portions(rows):
+        for portion in portions(rows, PORTION):
             columns = [
                 pa.array([_typed(field, value) for value in values], types[field.kind])
                 for field, values in zip(fields, zip(*portion, strict=True), strict=True)
@@ -167,17 +165,6 @@ def _typed(field: Field, value: Any) -> Any:
     if field.kind == "money":
         return dollars(value)
     return bool(value) if field.kind == "boolean" else value
-
-
-def _portions(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    portion: list[Sequence[Any]] = []
-    for row in rows:
-        portion.append(tuple(row))
-        if len(portion) == PORTION:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
 
 
 @contextmanager

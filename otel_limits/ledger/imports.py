@@ -10,13 +10,13 @@ from __future__ import annotations
 import gzip
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.usage import Usage
 from otel_limits.ledger.otlp import (
     AGENT_NAME,
     AGENT_SPANS,
@@ -36,10 +36,10 @@ from otel_limits.ledger.rows import (
     MODEL_CALLS,
     TOOL_CALLS,
     Row,
-    Rows,
     attribute_rows,
     name,
     picodollars,
+    portions,
     tokens,
 )
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
@@ -48,32 +48,18 @@ from otel_limits.otel.processor import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from decimal import Decimal
 
+    from otel_limits.core.pricing import Prices
     from otel_limits.core.usage import Usage
     from otel_limits.core.work import Work
     from otel_limits.ledger.database import Database
 
 PORTION: Final = 2_000
 NO_AGENT: Final = "(no agent)"
+TOKEN_COLUMNS: Final = tuple(tokens(None))
 
 RUNS: Final = INVOCATION_TABLE.c
 CALLS: Final = MODEL_CALL_TABLE.c
-
-
-class PriceList(Protocol):
-    """Knows what model calls cost."""
-
-    @property
-    def source(self) -> str:
-        """Where the prices come from."""
-
-    @property
-    def version(self) -> str:
-        """Version of that."""
-
-    def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
-        """USD of a call at a time; `None` when it is unknown."""
 
 
 @dataclass(slots=True)
@@ -143,7 +129,7 @@ class Traces:
 
 
 def import_files(
-    database: Database, files: Sequence[str], keys: Sequence[str], prices: PriceList, work: Work
+    database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: Work
 ) -> Imported:
     """Import the spans of some files; doing it again changes nothing.
 
@@ -164,7 +150,7 @@ def import_files(
     done = Imported(unreadable_lines=traces.unreadable_lines)
     touched: set[str] = set()
     # In portions, each a transaction of its own: a live process that records waits for one at most.
-    for portion in _portions(_rows(traces, recorded, keys, prices, done)):
+    for portion in portions(_rows(traces, recorded, keys, prices, done), PORTION):
         changed = database.write(portion)
         sent = sum(table == MODEL_CALLS for table, _ in portion)
         done.calls += changed.get(MODEL_CALLS, 0)
@@ -219,7 +205,7 @@ def _recorded(database: Database, keys: Iterable[Key]) -> set[Key]:
 
 
 def _rows(
-    traces: Traces, recorded: set[Key], keys: Sequence[str], prices: PriceList, done: Imported
+    traces: Traces, recorded: set[Key], keys: Sequence[str], prices: Prices, done: Imported
 ) -> Iterator[tuple[str, Row]]:
     for span in traces.spans.values():
         if span.is_agent and span.key not in recorded:
@@ -296,7 +282,7 @@ def _text(value: object) -> str | None:
     return None if value is None else name(str(value))
 
 
-def _call_row(span: Span, around: Sequence[Span], prices: PriceList) -> Row:
+def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     usage = usage_of(span.attributes)
     model = str(span.attributes.get(semconv.REQUEST_MODEL) or "unknown")
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
@@ -309,9 +295,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: PriceList) -> Row:
         "provider": name(span.first(PROVIDERS) or "unknown"),
         "turn": None,
         "iteration": None,
-        **dict.fromkeys(("input_tokens", "output_tokens"), 0),
-        **dict.fromkeys(("cache_read_tokens", "cache_write_tokens"), 0),
-        **(tokens(usage) if usage is not None else {}),
+        **tokens(usage or Usage()),
         **tokens(usage, "reported_"),
         "reported_total_tokens": None,
         "state": _state(span, usage),
@@ -347,28 +331,21 @@ def _tool_row(span: Span, around: Sequence[Span]) -> Row:
     }
 
 
-def _portions(rows: Iterator[tuple[str, Row]]) -> Iterator[Rows]:
-    while portion := list(islice(rows, PORTION)):
-        yield portion
-
-
 def _sum_up(database: Database, ids: Sequence[str]) -> None:
     """Write the totals of imported invocations, from their calls: files may come one by one."""
     of_run = CALLS.invocation_id == RUNS.id
     answered = sa.case((CALLS.state != "failed", 1), else_=0)
-    sums: dict[str, Any] = {
-        "turns": sa.func.coalesce(sa.func.sum(answered), 0),
-        "cycles": sa.func.coalesce(sa.func.sum(answered), 0),
-        "model_calls": sa.func.count(),
-        "input_tokens": sa.func.coalesce(sa.func.sum(CALLS.input_tokens), 0),
-        "output_tokens": sa.func.coalesce(sa.func.sum(CALLS.output_tokens), 0),
-        "cache_read_tokens": sa.func.coalesce(sa.func.sum(CALLS.cache_read_tokens), 0),
-        "cache_write_tokens": sa.func.coalesce(sa.func.sum(CALLS.cache_write_tokens), 0),
-        "price_pico": sa.func.coalesce(sa.func.sum(CALLS.price_pico), 0),
-        "unpriced_calls": sa.func.coalesce(sa.func.sum(sa.case((_is_unpriced(), 1), else_=0)), 0),
+    is_unpriced = CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)
+    summed: dict[str, Any] = {
+        "turns": answered,
+        "cycles": answered,
+        "model_calls": 1,
+        **{column: CALLS[column] for column in (*TOKEN_COLUMNS, "price_pico")},
+        "unpriced_calls": sa.case((is_unpriced, 1), else_=0),
     }
     values = {
-        column: sa.select(total).where(of_run).scalar_subquery() for column, total in sums.items()
+        column: sa.select(sa.func.coalesce(sa.func.sum(each), 0)).where(of_run).scalar_subquery()
+        for column, each in summed.items()
     }
     tools = TOOL_CALL_TABLE.c
     values["tool_calls"] = (
@@ -378,7 +355,3 @@ def _sum_up(database: Database, ids: Sequence[str]) -> None:
         chosen = RUNS.id.in_(ids[start : start + PORTION])
         with database.changing() as connection:
             connection.execute(INVOCATION_TABLE.update().where(chosen).values(values))
-
-
-def _is_unpriced() -> Any:
-    return CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)

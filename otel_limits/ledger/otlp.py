@@ -15,6 +15,7 @@ from otel_limits.otel import semconv
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
+SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 
 SCOPES: Final = frozenset(framework.spans.scope for framework in FRAMEWORKS)
@@ -162,9 +163,6 @@ def _scalar(value: Mapping[str, Any]) -> Any:
     if "intValue" in value:
         return int(value["intValue"])
     return next((value[kind] for kind in SCALARS if kind in value), None)
-
-
-SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 
 
 def _finish_reason(events: Sequence[Mapping[str, Any]]) -> str | None:

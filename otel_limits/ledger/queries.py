@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.database import Database, DatabaseError
 from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, QUOTA_CHANGE_TABLE
 from otel_limits.ledger.selection import CALLS, RUNS, TOOLS, Selection, Source
 from otel_limits.ledger.spending import SUMS
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-    from sqlalchemy.sql.elements import ColumnElement
+    from otel_limits.ledger.address import Address
 
 PORTION: Final = 20_000
 """Rows that are fetched at once."""
@@ -30,7 +32,7 @@ def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
 # --- stops ----------------------------------------------------------------------------------------
 
 
-def stops(connection: Connection, selection: Selection) -> Iterator[Any]:
+def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Invocations by agent, reason and action, with their tokens and picodollars."""
     keys = (RUNS.agent, RUNS.reason, RUNS.action)
     statement = _of_runs(
@@ -44,7 +46,7 @@ def stops(connection: Connection, selection: Selection) -> Iterator[Any]:
     yield from connection.execute(statement)
 
 
-def odd_calls(connection: Connection, selection: Selection) -> Iterator[Any]:
+def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Model calls without a measured size, by agent, reason and action of their invocation."""
     keys = (RUNS.agent, RUNS.reason, RUNS.action)
     statement = (
@@ -56,7 +58,7 @@ def odd_calls(connection: Connection, selection: Selection) -> Iterator[Any]:
     yield from connection.execute(statement)
 
 
-def costliest_halted(connection: Connection, selection: Selection, top: int) -> Iterator[Any]:
+def costliest_halted(connection: sa.Connection, selection: Selection, top: int) -> Iterator[Any]:
     """The halted invocations that had cost most, by price and then by tokens."""
     statement = (
         _of_runs(selection, INVOCATION_TABLE)
@@ -70,7 +72,7 @@ def costliest_halted(connection: Connection, selection: Selection, top: int) -> 
 # --- show -----------------------------------------------------------------------------------------
 
 
-def tree(connection: Connection, identity: str) -> list[Any]:
+def tree(connection: sa.Connection, identity: str) -> list[Any]:
     """Every invocation of the budget trees that a trace, or an invocation, belongs to.
 
     `identity` is the beginning of a trace id or of an invocation id, both hexadecimal.
@@ -87,7 +89,7 @@ def tree(connection: Connection, identity: str) -> list[Any]:
     return list(connection.execute(statement))
 
 
-def calls_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
+def calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     """Sums of the model calls of some invocations, by invocation and model."""
     statement = (
         sa.select(CALLS.invocation_id, CALLS.model, *SUMS)
@@ -97,7 +99,7 @@ def calls_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
     yield from connection.execute(statement)
 
 
-def tools_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
+def tools_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     """Tool calls of some invocations, by invocation, tool and status."""
     keys = (TOOLS.invocation_id, TOOLS.tool, TOOLS.status)
     statement = (
@@ -112,7 +114,7 @@ def tools_of(connection: Connection, ids: Sequence[str]) -> Iterator[Any]:
 # --- backtest and suggest -------------------------------------------------------------------------
 
 
-def totals_by_agent(connection: Connection, selection: Selection) -> Iterator[Any]:
+def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Invocations and tokens of every agent."""
     count, tokens = sa.func.count(), sa.func.coalesce(sa.func.sum(TOKENS), 0)
     columns = (RUNS.agent, count.label("invocations"), tokens.label("tokens"))
@@ -120,7 +122,7 @@ def totals_by_agent(connection: Connection, selection: Selection) -> Iterator[An
 
 
 def invocations(
-    connection: Connection, selection: Selection, totals: Mapping[str, int] | None = None
+    connection: sa.Connection, selection: Selection, totals: Mapping[str, int] | None = None
 ) -> Iterator[Any]:
     """Every invocation of a selection, or those that used `totals`: its end and what it used."""
     statement = _of_runs(
@@ -143,7 +145,7 @@ def invocations(
     yield from _portions(connection, statement)
 
 
-def used(totals: Mapping[str, int]) -> ColumnElement[bool]:
+def used(totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
     """Whether an invocation used at least one of `totals`, or has not ended."""
     reached = [
         (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
@@ -156,14 +158,14 @@ def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
     return _of_runs(selection, RUNS.id).where(used(totals))
 
 
-def count_using(connection: Connection, selection: Selection, totals: Mapping[str, int]) -> int:
+def count_using(connection: sa.Connection, selection: Selection, totals: Mapping[str, int]) -> int:
     """How many invocations used at least one of `totals`."""
     chosen = using(selection, totals).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(chosen)).scalar_one())
 
 
 def calls_in_order(
-    connection: Connection, selection: Selection, totals: Mapping[str, int]
+    connection: sa.Connection, selection: Selection, totals: Mapping[str, int]
 ) -> Iterator[Sequence[Any]]:
     """The model calls of invocations that used `totals`, each in its place, by invocation.
 
@@ -192,7 +194,7 @@ def calls_in_order(
         yield from _portions(connection, statement)
 
 
-def _portions(connection: Connection, statement: sa.Select[Any]) -> Iterator[Any]:
+def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Any]:
     """Fetch many rows at once: one at a time takes half as long again."""
     found = connection.execute(statement, execution_options={"yield_per": PORTION})
     for portion in found.partitions():
@@ -202,17 +204,25 @@ def _portions(connection: Connection, statement: sa.Select[Any]) -> Iterator[Any
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def charges_of(connection: Connection, operations: Sequence[str]) -> dict[str, str]:
-    """What quotas count of model calls, by the operations under which they do."""
+def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Return those of `operations` that a ledger has, with what quotas count of them.
+
+    A ledger that cannot be read has none: it is asked again later.
+    """
     statement = (
         sa.select(CALLS.quota_operation, CALLS.quota_charges)
         .where(CALLS.quota_operation.in_(operations))
         .order_by(CALLS.number)  # of old rows that share one the last has the sum
     )
-    return {row.quota_operation: row.quota_charges for row in connection.execute(statement)}
+    database = Database(address)
+    with contextlib.closing(database), contextlib.suppress(LedgerError, DatabaseError, OSError):
+        database.require_existing()
+        with database.reading() as connection:
+            return {each[0]: each[1] for each in connection.execute(statement)}.items()
+    return ()
 
 
-def quota_changes(connection: Connection, selection: Selection) -> Sequence[Any]:
+def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
     """What people changed in quotas, the oldest first."""
     at = QUOTA_CHANGE_TABLE.c.at_us
     statement = sa.select(QUOTA_CHANGE_TABLE).order_by(at)

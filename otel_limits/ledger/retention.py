@@ -16,12 +16,9 @@ from otel_limits.ledger.schema import (
 )
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
     from otel_limits.ledger.database import Database
 
 RUNS: Final = INVOCATION_TABLE.c
-LAST_SEEN: Final = sa.func.coalesce(RUNS.ended_us, RUNS.started_us)
 
 PORTION: Final = 500
 """Invocations per transaction: whoever records meanwhile waits for no more than that."""
@@ -54,19 +51,15 @@ def prune(database: Database, before_us: int) -> Iterator[int]:
         _shrink(database)
 
 
-def _oldest(connection: Connection, before_us: int) -> list[str]:
+def _oldest(connection: sa.Connection, before_us: int) -> list[str]:
     younger = INVOCATION_TABLE.alias()
     last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
     has_younger = sa.exists().where(younger.c.root_id == RUNS.root_id, last_seen >= before_us)
-    statement = (
-        sa.select(RUNS.id)
-        .where(RUNS.started_us < before_us, before_us > LAST_SEEN, ~has_younger)
-        .limit(PORTION)
-    )
+    statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(PORTION)
     return list(connection.scalars(statement))
 
 
-def _delete(connection: Connection, ids: list[str]) -> None:
+def _delete(connection: sa.Connection, ids: list[str]) -> None:
     for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
         connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
     connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))

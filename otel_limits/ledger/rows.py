@@ -7,19 +7,18 @@ from outside: they are cleaned and cut, so that no database refuses them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.usage import EXACT, Usage
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+Item = TypeVar("Item")
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]
 """Pairs of a table's name and a row of it."""
@@ -123,23 +122,11 @@ def _breach(breach: Breach | None) -> Row:
 
 
 ENDING: Final = (
-    "ended_us",
-    "reason",
-    "action",
-    "breach_limit",
-    "breach_cap",
-    "breach_observed",
-    "turns",
-    "cycles",
-    "tool_calls",
-    "model_calls",
-    "input_tokens",
-    "output_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "price_pico",
-    "unpriced_calls",
-)
+    "ended_us", "reason", "action", "breach_limit", "breach_cap", "breach_observed",
+    "turns", "cycles", "tool_calls", "model_calls",
+    "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
+    "price_pico", "unpriced_calls",
+)  # fmt: skip
 """Columns that are known when an invocation has ended."""
 
 
@@ -228,6 +215,13 @@ def state_of(fact: ModelCall) -> State:
     if fact.kind == "unmeasured":
         return "estimated" if is_estimate(fact) else "unmeasured"
     return "zero" if fact.kind == "zero_token" else fact.kind
+
+
+def portions(rows: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Cut rows, of whatever kind, into lists of `size`."""
+    left = iter(rows)
+    while portion := list(islice(left, size)):
+        yield portion
 
 
 def name(value: str) -> str:

@@ -6,7 +6,7 @@ A ledger is upgraded in place, by the first program that opens it and knows more
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -19,9 +19,6 @@ from otel_limits.ledger.rows import (
     TOOL_CALLS,
     UNKNOWN_SIZE,
 )
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
 
 METADATA: Final = sa.MetaData()
 
@@ -197,10 +194,10 @@ TABLES: Final = (
     QUOTA_CHANGE_TABLE,
 )
 
-Upgrade = Callable[["Connection"], None]
+Upgrade = Callable[[sa.Connection], None]
 
 
-def _index_unknown_sizes(connection: Connection) -> None:
+def _index_unknown_sizes(connection: sa.Connection) -> None:
     """To version 2: what is unmeasured has an index of its own, and left the one on spending."""
     of_calls = "ON otel_limits_model_calls (day, agent, model, at_us"
     sums = "input_tokens, output_tokens, cache_read_tokens, price_pico"
@@ -213,7 +210,7 @@ def _index_unknown_sizes(connection: Connection) -> None:
         connection.execute(sa.text(statement))
 
 
-def _keep_settlements(connection: Connection) -> None:
+def _keep_settlements(connection: sa.Connection) -> None:
     """To version 3: a call has with it what quotas count of it."""
     on_it = "ON otel_limits_model_calls (quota_operation) WHERE quota_operation IS NOT NULL"
     for statement in (
@@ -228,7 +225,7 @@ UPGRADES: Final[tuple[Upgrade, ...]] = (_index_unknown_sizes, _keep_settlements)
 """The n-th leads from version n to n + 1; one that was ever released is never changed."""
 
 
-def migrate(connection: Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
+def migrate(connection: sa.Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
     """Bring the tables to the version of this program, in the caller's transaction.
 
     Raises:
@@ -254,7 +251,7 @@ def migrate(connection: Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> N
     connection.execute(VERSIONS.insert().values(version=wanted))
 
 
-def version_of(connection: Connection) -> int:
+def version_of(connection: sa.Connection) -> int:
     """The version of the tables, 0 where there are none."""
     if not sa.inspect(connection).has_table(VERSIONS.name):
         return 0

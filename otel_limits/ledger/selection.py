@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -16,11 +16,6 @@ from otel_limits.ledger.schema import (
     TOOL_CALL_TABLE,
 )
 from otel_limits.ledger.words import OWN_NAMES
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-    from sqlalchemy.sql.elements import ColumnElement
-    from sqlalchemy.sql.selectable import FromClause
 
 CALLS: Final = MODEL_CALL_TABLE.c
 RUNS: Final = INVOCATION_TABLE.c
@@ -47,14 +42,14 @@ class Source:
 
     def __init__(self, base: sa.Table) -> None:
         """Begin with the table that is counted: model calls, tool calls, or invocations."""
-        self.tables: FromClause = base
+        self.tables: sa.FromClause = base
         self._base = base
         self._owner = base.c.id if base is INVOCATION_TABLE else base.c.invocation_id
         self._time = base.c.started_us if base is INVOCATION_TABLE else base.c.at_us
         self._has_invocations = base is INVOCATION_TABLE
-        self._attributes: dict[str, ColumnElement[Any]] = {}
+        self._attributes: dict[str, sa.ColumnElement[Any]] = {}
 
-    def column(self, name: str) -> ColumnElement[Any]:
+    def column(self, name: str) -> sa.ColumnElement[Any]:
         """The column that an auditor calls `name`: one of ours, or an audit key."""
         if name not in OWN_NAMES:
             return self._attribute(name)
@@ -65,14 +60,16 @@ class Source:
         if name in NAMED_RUNS:
             self._join_invocations()
             return NAMED_RUNS[name]
-        columns = NAMED[self._base.name]
-        if name not in columns:
+        if name == "invocation":
+            return self._owner
+        column = self._base.c.get(f"{name}_id" if name in ("trace", "root") else name)
+        if column is None:
             raise LedgerError(f"What this question counts has no {name}.")
-        return columns[name]
+        return column
 
-    def conditions(self, selection: Selection) -> list[ColumnElement[bool]]:
+    def conditions(self, selection: Selection) -> list[sa.ColumnElement[bool]]:
         """What restricts the rows to a selection; it may join further tables."""
-        wanted: dict[str, list[ColumnElement[bool]]] = {}
+        wanted: dict[str, list[sa.ColumnElement[bool]]] = {}
         for name, value in selection.where:
             wanted.setdefault(name, []).append(matches(self.column(name), value))
         conditions = [sa.or_(*alternatives) for alternatives in wanted.values()]
@@ -98,7 +95,7 @@ class Source:
             self._has_invocations = True
             self.tables = self.tables.outerjoin(INVOCATION_TABLE, RUNS.id == self._owner)
 
-    def _attribute(self, key: str) -> ColumnElement[Any]:
+    def _attribute(self, key: str) -> sa.ColumnElement[Any]:
         """An audited attribute: the invocation's own, otherwise that of the root of its tree."""
         if key not in self._attributes:
             values = []
@@ -112,31 +109,7 @@ class Source:
         return self._attributes[key]
 
 
-NAMED: Final[dict[str, dict[str, ColumnElement[Any]]]] = {
-    MODEL_CALL_TABLE.name: {
-        "agent": CALLS.agent,
-        "model": CALLS.model,
-        "provider": CALLS.provider,
-        "state": CALLS.state,
-        "trace": CALLS.trace_id,
-        "invocation": CALLS.invocation_id,
-        "root": CALLS.root_id,
-    },
-    TOOL_CALL_TABLE.name: {
-        "agent": TOOLS.agent,
-        "tool": TOOLS.tool,
-        "trace": TOOLS.trace_id,
-        "invocation": TOOLS.invocation_id,
-        "root": TOOLS.root_id,
-    },
-    INVOCATION_TABLE.name: {
-        "agent": RUNS.agent,
-        "trace": RUNS.trace_id,
-        "invocation": RUNS.id,
-        "root": RUNS.root_id,
-    },
-}
-NAMED_RUNS: Final[dict[str, ColumnElement[Any]]] = {
+NAMED_RUNS: Final[dict[str, sa.ColumnElement[Any]]] = {
     "session": RUNS.session_id,
     "reason": RUNS.reason,
     "action": RUNS.action,
@@ -144,7 +117,7 @@ NAMED_RUNS: Final[dict[str, ColumnElement[Any]]] = {
 }
 
 
-def matches(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+def matches(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[bool]:
     """Compare with a value in which `*` stands for any characters."""
     if "*" not in value:
         return column == value
@@ -152,7 +125,7 @@ def matches(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
     return column.like(pattern.replace("*", "%"), escape="\\")
 
 
-def audit_keys(connection: Connection) -> list[str]:
+def audit_keys(connection: sa.Connection) -> list[str]:
     """Every audit key that the ledger has a value of."""
     return list(
         connection.scalars(

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from otel_limits.ledger.rows import UNKNOWN_SIZE
 from otel_limits.ledger.schema import DAY_MICROSECONDS, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import CALLS, DAYS, Selection, Source
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
-    from sqlalchemy.sql.elements import ColumnElement
 
 FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
 """Ways to group that the indexes on spending answer without touching the table."""
@@ -39,7 +35,7 @@ SUMS_OF_ALL: Final = (
 )
 SUMS: Final = (*SUMS_OF_ALL, sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)))
 
-NOTHING: Final[ColumnElement[int]] = sa.literal_column("0")
+NOTHING: Final[sa.ColumnElement[int]] = sa.literal_column("0")
 SUMS_OF_NONE: Final = (NOTHING, NOTHING, NOTHING, NOTHING, sa.null(), NOTHING)
 
 
@@ -51,7 +47,7 @@ FIRST_AND_LAST_DAY: Final = sa.select(
 
 
 def spend(
-    connection: Connection, by: Sequence[str], selection: Selection
+    connection: sa.Connection, by: Sequence[str], selection: Selection
 ) -> Iterator[tuple[dict[str, Any], tuple[Any, ...]]]:
     """Sums of model calls, finer than `by` where that is quicker.
 
@@ -73,7 +69,7 @@ def spend(
         yield keys, tuple(row[len(names) :])
 
 
-def _from_indexes(connection: Connection, selection: Selection) -> Iterator[Sequence[Any]]:
+def _from_indexes(connection: sa.Connection, selection: Selection) -> Iterator[Sequence[Any]]:
     """Ask for the earlier and the later days at once: SQLite uses one core for a question."""
     earlier, later = _halves(connection, selection)
     if later is None:
@@ -85,13 +81,13 @@ def _from_indexes(connection: Connection, selection: Selection) -> Iterator[Sequ
         yield from rest.result()
 
 
-def _apart(engine: Engine, statement: sa.Executable) -> Sequence[Sequence[Any]]:
+def _apart(engine: sa.Engine, statement: sa.Executable) -> Sequence[Sequence[Any]]:
     """Ask on a connection of its own."""
     with engine.connect() as connection:
         return connection.execute(statement).all()
 
 
-def _halves(connection: Connection, selection: Selection) -> tuple[Selection, Selection | None]:
+def _halves(connection: sa.Connection, selection: Selection) -> tuple[Selection, Selection | None]:
     """Split a selection in the middle of its days; what cannot be split has no second half."""
     if connection.dialect.name != "sqlite":
         return selection, None

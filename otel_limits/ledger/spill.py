@@ -10,6 +10,7 @@ import contextlib
 import glob
 import importlib.util
 import json
+import logging
 import os
 import threading
 import uuid
@@ -17,12 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
-"""Missing on Windows, which never deletes a file that somebody has open: as good as a lock."""
+from otel_limits.ledger.database import Database, complete
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.rows import Rows
+
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+"""Missing on Windows, which never deletes a file that somebody has open: as good as a lock."""
+
+logger = logging.getLogger("otel_limits")
 
 SUFFIX: Final = ".jsonl"
 MARK: Final = ".spill-"
@@ -104,9 +109,20 @@ class SpillFiles:
         return self._create_at(last)
 
     def _create_at(self, prefix: Path) -> IO[bytes]:
-        file = _new_file(prefix)
-        self.place = prefix
-        return file
+        """Create a file that is locked and still there."""
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(ATTEMPTS):
+            path = prefix.with_name(f"{prefix.name}{MARK}{uuid.uuid4().hex[:12]}{SUFFIX}")
+            file = path.open("xb", buffering=0)
+            # Between the creation and the lock another process may take it for one left behind.
+            with contextlib.suppress(BlockingIOError):
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists():
+                    self.place = prefix
+                    return file
+            file.close()
+        raise BlockingIOError(f"No spill file could be kept beside {prefix}.")
 
     def _write(self, file: IO[bytes], lines: bytes) -> None:
         """Append all of `lines`, or leave half a line at most, at the very end of the file."""
@@ -121,6 +137,36 @@ class SpillFiles:
                 file.truncate(end)
             self.seal()
             raise
+
+
+def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
+    """Move the rows of every spill file that nobody appends to into the database.
+
+    Yields:
+        Rows moved, after each portion of them.
+    """
+    for path in spill.files():
+        damaged: list[bytes] = []
+        with claimed(path) as mine:
+            if not mine:
+                continue
+            # A row that is in the database already changes nothing there, so that whoever dies
+            # between the last portion and the deletion has done no harm.
+            for rows in rows_in(path, damaged):
+                database.write([(table, complete(table, row)) for table, row in rows])
+                yield len(rows)
+            if damaged:
+                path.replace(path.with_suffix(".damaged"))
+            else:
+                path.unlink(missing_ok=True)
+        if damaged:
+            logger.error(
+                "otel-limits: %d lines of the spill file %s are not rows. The others are in the "
+                "ledger; the file is kept as %s.",
+                len(damaged),
+                path,
+                path.with_suffix(".damaged").name,
+            )
 
 
 @contextlib.contextmanager
@@ -173,19 +219,3 @@ def rows_in(path: Path, damaged: list[bytes], size: int = 2_000) -> Iterator[Row
                 portion = []
     if portion:
         yield portion
-
-
-def _new_file(prefix: Path) -> IO[bytes]:
-    """Create a file that is locked and still there."""
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(ATTEMPTS):
-        path = prefix.with_name(f"{prefix.name}{MARK}{uuid.uuid4().hex[:12]}{SUFFIX}")
-        file = path.open("xb", buffering=0)
-        # Between the creation and the lock another process may take it for one left behind.
-        with contextlib.suppress(BlockingIOError):
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists():
-                return file
-        file.close()
-    raise BlockingIOError(f"No spill file could be kept beside {prefix}.")

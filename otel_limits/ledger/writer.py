@@ -16,14 +16,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS
+from otel_limits.ledger.database import Database, reason_of
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
-from otel_limits.ledger.spill import MARK
-from otel_limits.ledger.takeback import reason_of, taking_back
+from otel_limits.ledger.spill import MARK, SpillFiles, taking_back
 
 if TYPE_CHECKING:
-    from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import Rows
-    from otel_limits.ledger.spill import SpillFiles
 
 logger = logging.getLogger("otel_limits")
 
@@ -224,7 +222,7 @@ class Writer:
             rows, mark = self._pending.take()
         if not rows:
             return
-        if self._is_broken():
+        if time.monotonic() < self._retry_at:
             self._spill_everything(to_disk=True)
         elif self._write(rows):
             self._pending.landed(mark)
@@ -249,9 +247,6 @@ class Writer:
         )
         ledger = f"the ledger {self._database.address} cannot be written ({reason_of(error)})"
         FAULTS.report("ledger", error, f"{ledger}; its rows {place}")
-
-    def _is_broken(self) -> bool:
-        return time.monotonic() < self._retry_at
 
     def _take_back(self) -> None:
         """Move rows from spill files to the database, new rows first."""

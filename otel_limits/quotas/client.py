@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.store import Charge, Operation, Reply, Reserve, Settle, StoreError
-from otel_limits.quotas.tickets import demand_of
+from otel_limits.quotas.tickets import Ticket, demand_of
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from otel_limits.quotas.courier import Carrier
-    from otel_limits.quotas.tickets import Ticket
+
+LEASE_SECONDS: Final = 300.0
+"""How long a reservation holds: after this, one whose worker died is free again."""
 
 ATTEMPTS: Final = 3
 """How often windows are corrected by the store's time before the store counts as broken."""
@@ -27,20 +28,18 @@ class StoreClient:
     Args:
         carrier: Brings operations to the store.
         timeout: Seconds that an agent waits for the store at most.
-        lease_seconds: How long a reservation holds.
     """
 
-    def __init__(self, carrier: Carrier, timeout: float, lease_seconds: float) -> None:
+    def __init__(self, carrier: Carrier, timeout: float) -> None:
         """Begin with nothing known of the store."""
         self._carrier = carrier
         self._timeout = timeout
-        self._lease = lease_seconds
         self._start_afresh()
 
     def _start_afresh(self) -> None:
         # Until the store has answered, its clock is taken to show what ours does.
         self._clock_offset = time.time() - time.monotonic()
-        self.fallback = Fallback(self._now, self._lease)
+        self.fallback = Fallback(self._now, LEASE_SECONDS)
 
     @property
     def is_shared(self) -> bool:
@@ -60,7 +59,7 @@ class StoreClient:
         deadline = time.monotonic() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
-            reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
+            reply = await self._ask(Reserve(ticket.id, ticket.demands, LEASE_SECONDS), deadline)
             if reply.status != "elsewhere":
                 self.fallback.end()
                 return reply

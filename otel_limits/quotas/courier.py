@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.store import (
@@ -40,29 +40,11 @@ CLOSE_SECONDS: Final = 1.0
 """How long the end of a process is delayed at most."""
 
 
-class Carrier(Protocol):
-    """Whoever brings operations to the store."""
-
-    is_shared: bool
-    """Whether others use the store too, so that it outlives this process."""
-
-    def send(self, operation: Operation) -> Future[Reply]:
-        """Send an operation; the future fails with `StoreError` when it did not arrive.
-
-        A settlement that did not arrive is sent again until it does.
-        """
-
-    def after_fork(self) -> None:
-        """Start afresh in a child."""
-
-    def close(self) -> None:
-        """Send what is left and let go of the store."""
-
-
 class Direct:
     """Hands operations to a store in this process."""
 
     is_shared = False
+    """Whether others use the store too, so that it outlives this process."""
 
     def __init__(self, store: QuotaStore) -> None:
         """Take the store."""
@@ -106,7 +88,11 @@ class Courier:
         self._is_down = False
 
     def send(self, operation: Operation) -> Future[Reply]:
-        """Queue it, or refuse it at once while the store is lost."""
+        """Queue it, or refuse it at once while the store is lost.
+
+        The future fails with `StoreError` when it did not arrive. A settlement that did not arrive
+        is sent again until it does.
+        """
         future: Future[Reply] = Future()
         with self._wake:
             if self._is_down or self._closing.is_set() or not self._has_thread():
@@ -231,3 +217,7 @@ class Courier:
                 # Others may have added some meanwhile, and the oldest may have been dropped.
                 sent = {each.id for each in batch}
                 self._kept = deque(each for each in self._kept if each.id not in sent)
+
+
+Carrier: TypeAlias = Direct | Courier
+"""Whoever brings operations to the store."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from otel_limits.core.facts import Decision, Fact, ModelCall, Stop
 from otel_limits.core.faults import FAULTS, never_raises
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.runs.gate import Request
 
-LEASE_SECONDS: Final = 300.0
-"""How long a reservation holds: after this, one whose worker died is free again."""
-
 
 class Engine:
     """The gate of a process.
@@ -51,7 +48,6 @@ class Engine:
         publish: Takes facts.
         price: Model id and usage → USD, for quotas in money.
         timeout: Seconds that an agent waits for the store at most.
-        lease_seconds: How long a reservation of a dead worker holds.
     """
 
     component = "quotas"
@@ -64,11 +60,10 @@ class Engine:
         publish: Callable[[Fact], None],
         price: PriceOf,
         timeout: float,
-        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """Begin with nobody admitted."""
         self._publish = publish
-        self._client = StoreClient(carrier, timeout, lease_seconds)
+        self._client = StoreClient(carrier, timeout)
         self._tickets = OpenTickets(quotas, price, self._client)
 
     # --- the gate ---------------------------------------------------------------------------------

@@ -7,13 +7,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from otel_limits.core.faults import never_raises
-from otel_limits.quotas.store import StoreError
-
-if TYPE_CHECKING:
-    from otel_limits.quotas.store import Kill, SharedStore
+from otel_limits.quotas.store import Kill, SharedStore, StoreError
 
 logger = logging.getLogger("otel_limits")
 

@@ -124,7 +124,8 @@ class MemoryStore:
         if done is not None and (done[1].status == "settled" or isinstance(operation, Reserve)):
             return done[1]
         if isinstance(operation, Settle):
-            reply = self._settle(operation, now)
+            charged = tuple(self._charge(operation.id, each) for each in operation.charges)
+            reply = Reply("settled", now, charged)
         else:
             reply = self._reserve(operation, now)
         if reply.status in ("admitted", "settled"):
@@ -161,11 +162,6 @@ class MemoryStore:
         bucket.purge(now, longest)
         alone = demand.certain or all(lease.certain for lease in bucket.leases.values())
         return demand.amount if alone else DOUBTFUL * demand.amount
-
-    def _settle(self, operation: Settle, now: float) -> Reply:
-        return Reply(
-            "settled", now, tuple(self._charge(operation.id, each) for each in operation.charges)
-        )
 
     def _charge(self, operation: str, charge: Charge) -> Standing:
         bucket = self._bucket(charge.count, charge.known)

@@ -11,14 +11,11 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from otel_limits.core.faults import never_raises
-from otel_limits.quotas.store import Charge, Count, Settle, StoreError
+from otel_limits.quotas.store import Charge, Count, Settle, SharedStore, StoreError
 from otel_limits.quotas.windows import Window
-
-if TYPE_CHECKING:
-    from otel_limits.quotas.store import SharedStore
 
 MOST: Final = 1_000
 """Reservations that are looked up at a time."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
-import itertools
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from otel_limits.quotas.store import (
     REMEMBERED_SECONDS,
@@ -20,10 +19,8 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
+    Status,
 )
-
-if TYPE_CHECKING:
-    from otel_limits.quotas.store import Status
 
 TAG: Final = "{otel_limits}"
 OPERATION_KEY: Final = TAG + ":operation:"
@@ -55,25 +52,16 @@ def sha_of(script: str) -> str:
 
 def call_of(operation: Operation) -> Call:
     """Return the call that does an operation."""
-    if isinstance(operation, Reserve):
-        return Call("reserve", _reserve_keys(operation), _reserve_arguments(operation))
-    return Call("settle", _settle_keys(operation), _settle_arguments(operation))
+    return _reservation(operation) if isinstance(operation, Reserve) else _settlement(operation)
 
 
-def _reserve_keys(operation: Reserve) -> list[str]:
-    counts = [demand.count for demand in operation.demands]
-    keys = ((*bucket_keys(each), grants_key(each), index_key(each.quota)) for each in counts)
-    return [OPERATION_KEY + operation.id, EXPIRED_KEY, *itertools.chain.from_iterable(keys)]
-
-
-def _reserve_arguments(operation: Reserve) -> list[str]:
-    arguments: list[object] = [
-        operation.id,
-        int(operation.lease_seconds * 1000),
-        REMEMBERED_SECONDS * 1000,
-    ]
+def _reservation(operation: Reserve) -> Call:
+    keys = [OPERATION_KEY + operation.id, EXPIRED_KEY]
+    lease = int(operation.lease_seconds * 1000)
+    arguments: list[object] = [operation.id, lease, REMEMBERED_SECONDS * 1000]
     for demand in operation.demands:
         count = demand.count
+        keys += [*bucket_keys(count), grants_key(count), index_key(count.quota)]
         arguments += [
             demand.amount,
             demand.limit,
@@ -85,19 +73,16 @@ def _reserve_arguments(operation: Reserve) -> list[str]:
             demand.known,
             f"{count.key} {count.shown}",
         ]
-    return [str(each) for each in arguments]
+    return Call("reserve", keys, [str(each) for each in arguments])
 
 
-def _settle_keys(operation: Settle) -> list[str]:
-    buckets = (bucket_keys(charge.count) for charge in operation.charges)
-    return [OPERATION_KEY + operation.id, *itertools.chain.from_iterable(buckets)]
-
-
-def _settle_arguments(operation: Settle) -> list[str]:
+def _settlement(operation: Settle) -> Call:
+    keys = [OPERATION_KEY + operation.id]
     arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
     for charge in operation.charges:
+        keys += bucket_keys(charge.count)
         arguments += [charge.amount, expires(charge.count), charge.known]
-    return [str(each) for each in arguments]
+    return Call("settle", keys, [str(each) for each in arguments])
 
 
 def bucket_keys(count: Count) -> tuple[str, str]:

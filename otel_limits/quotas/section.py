@@ -56,14 +56,6 @@ def _conditions(globs: object) -> tuple[tuple[str, str], ...]:
 
 COUNT: Final = count_up_to(MAX_PARTS)
 MONEY: Final = money_up_to(MAX_PARTS // PARTS_PER_USD)
-AMOUNTS: Final[Mapping[Unit, Kind[Any]]] = {
-    unit: MONEY if unit == "usd" else COUNT for unit in UNITS
-}
-"""How much a quota may permit, by its unit."""
-
-WINDOW: Final = TextKind(read=_rule)
-TIME_ZONE: Final = TextKind(read=lambda _, text: zone_of(text).key)
-KEY: Final = TextKind(read=lambda _, text: Template(text))
 CONDITIONS: Final = CheckedKind[tuple[tuple[str, str], ...]](
     phrase="a mapping of sources to globs, such as agent: nightly-*",
     check=_conditions,
@@ -86,12 +78,15 @@ FIELDS: Final[Mapping[str, Field]] = {
     "model_calls": Field(COUNT, "Requests to providers per window, retries included."),
     "invocations": Field(COUNT, "Invocations per window that ask a model at all."),
     "window": Field(
-        WINDOW,
+        TextKind(read=_rule),
         "hour, day, month, or an ISO duration such as PT15M or P7D, counted from 1970-01-01 UTC.",
     ),
-    "time_zone": Field(TIME_ZONE, "Where days and months begin at midnight; UTC unless set."),
+    "time_zone": Field(
+        TextKind(read=lambda _, text: zone_of(text).key),
+        "Where days and months begin at midnight; UTC unless set.",
+    ),
     "key": Field(
-        KEY,
+        TextKind(read=lambda _, text: Template(text)),
         "Whose share is counted: agent, model, baggage.NAME, attribute.NAME, or several as "
         "{agent}/{baggage.tenant.id}. Each value has the whole amount. Unset: one for all.",
     ),

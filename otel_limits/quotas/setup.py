@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.quotas.courier import Courier, Direct
+from otel_limits.quotas.courier import Carrier, Courier, Direct
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.killing import KillListener
-from otel_limits.quotas.recovery import Recovery
+from otel_limits.quotas.recovery import FindSettlements, Recovery
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.quota import Quota
-    from otel_limits.quotas.recovery import FindSettlements
     from otel_limits.runs.registry import Runs
 
 TIMEOUT_SECONDS: Final = 0.1

@@ -7,31 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import baggage
 
-from otel_limits.core.facts import QuotaDecision, QuotaUse
+from otel_limits.core.facts import Decision, QuotaDecision, QuotaUse
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Action, Verdict
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_usd, unit_name
-from otel_limits.quotas.store import Charge, Count, Demand, Reply, Standing
+from otel_limits.quotas.store import Charge, Count, Demand, QuotaStore, Reply, Standing
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
-    from otel_limits.core.facts import Decision
     from otel_limits.quotas.estimates import WorstCase
     from otel_limits.quotas.keys import Key, Lookup
-    from otel_limits.quotas.store import QuotaStore
     from otel_limits.runs.gate import Request
 
 UNPRICED: Final = -1
 """Stands for an amount of money that nobody knows."""
 
-PriceOf: TypeAlias = Callable[[str, Usage], "Decimal | None"]
-Known: TypeAlias = Callable[[Count], "Standing | None"]
+PriceOf: TypeAlias = Callable[[str, Usage], Decimal | None]
+Known: TypeAlias = Callable[[Count], Standing | None]
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
 

@@ -320,7 +320,7 @@ class Wiring:
         """Look up in the ledger, where there is one, what killed workers did not settle."""
         if self._settings.ledger is None:
             return ()
-        from otel_limits.ledger.settlements import charges_in
+        from otel_limits.ledger.queries import charges_in
 
         return charges_in(self._settings.ledger, operations)
 

@@ -25,8 +25,7 @@ from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.takeback import taking_back
+from otel_limits.ledger.spill import SpillFiles, taking_back
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE

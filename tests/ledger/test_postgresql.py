@@ -21,8 +21,7 @@ from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.takeback import taking_back
+from otel_limits.ledger.spill import SpillFiles, taking_back
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write

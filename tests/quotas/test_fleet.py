@@ -22,8 +22,7 @@ import otel_limits
 from otel_limits.core.facts import ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.takeback import taking_back
+from otel_limits.ledger.spill import SpillFiles, taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import settle_expired
