@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_limits.core.facts import Fault, Invocation
-from otel_limits.observers.toollog import Entry, ToolLog, read
+from otel_limits.observers.toollog import LoggedCall, ToolLog, read
 from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def write(log: ToolLog, number: int = 1, *, trigger: bool = False, **values: Any
     log.write(INVOCATION, number, **{**defaults, **values}, trigger=trigger)
 
 
-def only(directory: Path) -> Entry:
+def only(directory: Path) -> LoggedCall:
     """The one entry that there is."""
     (entry,) = read(directory)
     return entry
@@ -49,7 +49,7 @@ def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     write(ToolLog(tmp_path), 3, arguments={"query": "ü"}, result_text="two\nlines")
     entry = only(tmp_path)
     assert before <= entry.time <= datetime.now(timezone.utc)
-    assert entry == Entry(
+    assert entry == LoggedCall(
         time=entry.time,
         agent="tester",
         invocation_id="i" * 32,

@@ -37,7 +37,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """One colour of a chart: values, one per label."""
 
     name: str
@@ -56,12 +56,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series over labels, stacked on each other."""
+    """ChartSeries over labels, stacked on each other."""
 
     name: str
     title: str
     labels: Sequence[str]
-    series: Sequence[Series]
+    series: Sequence[ChartSeries]
     kind: Kind = "count"
     horizontal: bool = False
     """Bars from left to right, for labels that are names."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Chart, Kind, Mark, Series
+from otel_limits.audit.answers import Chart, ChartSeries, Kind, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, Rows, Sums, fold
 from otel_limits.ledger.rows import HALTED, caps_in
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry
 
 COLOURED: Final = 5
-"""Series with a colour of their own; the others are shown together."""
+"""ChartSeries with a colour of their own; the others are shown together."""
 LONGEST: Final = 12
 """Bars of a chart; the others are shown together."""
 OTHERS: Final = "others"
@@ -72,7 +72,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: Kind) -> Chart:
         name="over_time",
         title=f"Spend per day, in {UNITS[kind]}",
         labels=labels,
-        series=[Series(name, values[name]) for name in agents],
+        series=[ChartSeries(name, values[name]) for name in agents],
         kind=kind,
         wide=True,
         axis="day (UTC)",
@@ -95,7 +95,7 @@ def by_name(name: str, title: str, groups: Groups, kind: Kind) -> Chart:
         name=name,
         title=f"{title}, in {UNITS[kind]}",
         labels=[label for label, _ in shown],
-        series=[Series("spend", [value for _, value in shown])],
+        series=[ChartSeries("spend", [value for _, value in shown])],
         kind=kind,
         horizontal=True,
         note=f"Without any known price: {', '.join(unknown)}." if unknown else "",
@@ -114,8 +114,10 @@ def stops_chart(rows: Iterable[Any]) -> Chart:
         title="Stops by reason, in invocations",
         labels=[reason for reason, _ in ranked],
         series=[
-            Series("ended by itself", [float(ended) for _, (ended, _) in ranked]),
-            Series("halted by a limit", [float(halted) for _, (_, halted) in ranked], "halted"),
+            ChartSeries("ended by itself", [float(ended) for _, (ended, _) in ranked]),
+            ChartSeries(
+                "halted by a limit", [float(halted) for _, (_, halted) in ranked], "halted"
+            ),
         ],
         horizontal=True,
     )
@@ -150,7 +152,7 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
         title="Turns per invocation",
         labels=[str(each[0]) if width == 1 else f"{each[0]}-{each[-1]}" for each in bins],
         series=[
-            Series(
+            ChartSeries(
                 name, [float(sum(turns.get(n, (0, 0))[part] for n in each)) for each in bins], tone
             )
             for part, (name, tone) in enumerate(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from otel_limits.cli.command import add_command, add_group, refuse
 from otel_limits.dashboards import files, panels
 from otel_limits.dashboards.api import Line, Prometheus, PrometheusError
-from otel_limits.dashboards.panels import Dashboard, Target, Window
+from otel_limits.dashboards.panels import Dashboard, Target, TimeRange
 
 HELP: Final = """\
 Write out the Grafana dashboards and alerts, or look at them without Grafana.
@@ -84,7 +84,7 @@ def preview(options: Namespace) -> int:
         sentence = "Pictures need matplotlib. Run: pip install 'otel-limits[preview]'"
         return refuse([sentence], NOT_DRAWN)
     now = time.time()
-    window = Window(
+    window = TimeRange(
         start=now - options.range,
         end=now,
         # No more often than there is a scrape.
@@ -105,7 +105,7 @@ def preview(options: Namespace) -> int:
 
 
 def ask(
-    prometheus: Prometheus, dashboard: Dashboard, window: Window
+    prometheus: Prometheus, dashboard: Dashboard, window: TimeRange
 ) -> dict[Target, tuple[Line, ...]]:
     """Ask every query of a dashboard.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from otel_limits.dashboards.panels import Target, Window
+    from otel_limits.dashboards.panels import Target, TimeRange
 
 TIMEOUT_SECONDS: Final = 30.0
 
@@ -53,7 +53,7 @@ class Prometheus:
         """Keep the address."""
         self._url = url.rstrip("/")
 
-    def answer(self, target: Target, window: Window) -> tuple[Line, ...]:
+    def answer(self, target: Target, window: TimeRange) -> tuple[Line, ...]:
         """Ask one query of a panel, as Grafana would.
 
         Raises:

@@ -14,7 +14,7 @@ from matplotlib import gridspec, ticker
 from matplotlib.figure import Figure
 
 from otel_limits.dashboards.api import Line
-from otel_limits.dashboards.panels import Dashboard, Panel, Target, Window
+from otel_limits.dashboards.panels import Dashboard, Panel, Target, TimeRange
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ CENT: Final = 0.01
 DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
-def draw(dashboard: Dashboard, answers: Answers, window: Window, path: Path) -> list[str]:
+def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, path: Path) -> list[str]:
     """Draw `dashboard` into `path`; return the titles of panels that had nothing to show."""
     bottom = max(panel.top + panel.height for panel in dashboard.panels)
     with mpl.rc_context(dict(STYLE)):
@@ -92,7 +92,9 @@ def _draw_row(figure: Figure, grid: Any, title: str, top: int) -> None:
     axes.axhline(0.05, color="#c8c8d0", linewidth=1)
 
 
-def _draw_panel(figure: Figure, grid: Any, panel: Panel, answers: Answers, window: Window) -> bool:
+def _draw_panel(
+    figure: Figure, grid: Any, panel: Panel, answers: Answers, window: TimeRange
+) -> bool:
     """Draw one panel; False when it had nothing to show."""
     area = grid[panel.top : panel.top + panel.height, panel.left : panel.left + panel.width]
     frame = figure.add_subplot(area)
@@ -248,7 +250,7 @@ DRAWINGS: Final = {
 }
 
 
-def _span_of(window: Window) -> str:
+def _span_of(window: TimeRange) -> str:
     """Write which time is shown."""
     first, last = (
         dt.datetime.fromtimestamp(time, dt.timezone.utc) for time in (window.start, window.end)

@@ -57,7 +57,7 @@ class Dashboard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TimeRange:
     """The time that is looked at, in seconds."""
 
     start: float
@@ -75,7 +75,7 @@ class Window:
         """What Grafana would put in place of `$__rate_interval`."""
         return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
 
-    def for_panel(self, panel: Panel) -> Window:
+    def for_panel(self, panel: Panel) -> TimeRange:
         """Take steps as long as a panel wants them, at full multiples, the last one unfinished."""
         # Grafana aligns steps like this, so that bars do not change as time goes on.
         step = max(self.step, panel.min_step)

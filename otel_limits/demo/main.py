@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.terminal import console
-from otel_limits.demo.play import AgentFailedError, Outcome, Play, Scenario, Setup
+from otel_limits.demo.play import AgentFailedError, Play, Scenario, ScenarioOutcome, Setup
 from otel_limits.demo.server import Servers
 from otel_limits.demo.show import facts, show_outcomes, show_setup, watch
 
@@ -123,7 +123,7 @@ def play(setup: Setup, *, as_json: bool) -> int:
     return judge(setup, outcomes)
 
 
-def judge(setup: Setup, outcomes: list[Outcome]) -> int:
+def judge(setup: Setup, outcomes: list[ScenarioOutcome]) -> int:
     """Say on standard error which scenario ended otherwise than it should.
 
     A real model is not judged: it may end by itself before a limit is reached.

@@ -83,7 +83,7 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScenarioOutcome:
     """The facts of one scenario."""
 
     scenario: Scenario
@@ -142,7 +142,7 @@ class Play:
         """Start nothing yet."""
         self.setup = setup
         self.servers = servers
-        self.futures: tuple[Future[Outcome], ...] = ()
+        self.futures: tuple[Future[ScenarioOutcome], ...] = ()
         """The outcomes, in the order of the scenarios."""
         self._programs: list[subprocess.Popen[str]] = []
         self._lock = threading.Lock()
@@ -164,7 +164,7 @@ class Play:
                 program.kill()
         self._pool.shutdown()
 
-    def _run(self, scenario: Scenario) -> Outcome:
+    def _run(self, scenario: Scenario) -> ScenarioOutcome:
         port = free_port()
         url = f"http://127.0.0.1:{port}/metrics"
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
@@ -178,7 +178,7 @@ class Play:
             finally:
                 program.communicate()  # closes its input, which ends it
             seen = self.servers.seen(scenario.name)
-            return Outcome(
+            return ScenarioOutcome(
                 scenario=scenario,
                 errand=errand,
                 cached=cached,

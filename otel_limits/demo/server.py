@@ -45,7 +45,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ModelReply:
     """What the model says: a text, or a tool call when there are arguments."""
 
     text: str = ""
@@ -106,9 +106,9 @@ class Servers(socketserver.ThreadingTCPServer):
             self._seen[agent] = dataclasses.replace(seen, looks=seen.looks + 1)
         return "pending" if seen.looks < self._pending_looks else "done"
 
-    def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Reply:
+    def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> ModelReply:
         """Answer one agent's model call."""
-        reply = think(messages) if agent != CACHE else Reply(text=CACHED_ANSWER)
+        reply = think(messages) if agent != CACHE else ModelReply(text=CACHED_ANSWER)
         used = reply.usage["total_tokens"]
         with self._lock:
             seen = self._seen[agent]
@@ -123,13 +123,13 @@ class Servers(socketserver.ThreadingTCPServer):
             super().handle_error(request, client_address)
 
 
-def think(messages: Sequence[Mapping[str, Any]]) -> Reply:
+def think(messages: Sequence[Mapping[str, Any]]) -> ModelReply:
     """Look again, unless the last thing heard is that the job is done."""
     prompt_tokens = tokens(json.dumps(messages))
     last = messages[-1]
     if last["role"] == "tool" and '"done"' in "".join(each["text"] for each in last["content"]):
-        return Reply(text=ANSWER, prompt_tokens=prompt_tokens)
-    return Reply(arguments=json.dumps({"job": JOB}), prompt_tokens=prompt_tokens)
+        return ModelReply(text=ANSWER, prompt_tokens=prompt_tokens)
+    return ModelReply(arguments=json.dumps({"job": JOB}), prompt_tokens=prompt_tokens)
 
 
 def tokens(text: str) -> int:
@@ -137,7 +137,7 @@ def tokens(text: str) -> int:
     return max(1, len(text) // CHARACTERS_PER_TOKEN)
 
 
-def chunks(reply: Reply, model: str, call_id: str) -> Iterator[dict[str, Any]]:
+def chunks(reply: ModelReply, model: str, call_id: str) -> Iterator[dict[str, Any]]:
     """Say a reply in the chunks of the OpenAI protocol, usage in the last one."""
 
     def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

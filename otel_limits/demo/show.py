@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from otel_limits.demo.play import Errand, Outcome, command_line
+from otel_limits.demo.play import Errand, ScenarioOutcome, command_line
 from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def short(variables: Mapping[str, str]) -> str:
     return " ".join(settings) or "no limits"
 
 
-def result_of(future: Future[Outcome]) -> Outcome | None:
+def result_of(future: Future[ScenarioOutcome]) -> ScenarioOutcome | None:
     """Return the outcome, once there is one."""
     return future.result() if future.done() and future.exception() is None else None
 
 
-def ending(future: Future[Outcome], outcome: Outcome | None) -> tuple[Text, Text]:
+def ending(future: Future[ScenarioOutcome], outcome: ScenarioOutcome | None) -> tuple[Text, Text]:
     """Say how a scenario ended, and why."""
     if outcome is None:
         return (Text("failed", style="bold red") if future.done() else Text("...")), Text()
@@ -115,7 +115,7 @@ def ending(future: Future[Outcome], outcome: Outcome | None) -> tuple[Text, Text
 
 
 def show_outcomes(
-    screen: Console, setup: Setup, outcomes: Sequence[Outcome], seconds: float
+    screen: Console, setup: Setup, outcomes: Sequence[ScenarioOutcome], seconds: float
 ) -> None:
     """Say everything that is not in the table of the scenarios."""
     if any(outcome.bounded for outcome in outcomes):
@@ -141,7 +141,7 @@ def show_outcomes(
     screen.print(f"\n{seconds:.1f} s, one process per agent, all at once.", style="dim")
 
 
-def show_program(screen: Console, outcome: Outcome, cached: Errand) -> None:
+def show_program(screen: Console, outcome: ScenarioOutcome, cached: Errand) -> None:
     """Show what one program counted: a halt and a zero-token call, and how they differ."""
     heading(screen, f"Scraped from {outcome.metrics_url} of the second program: counters above 0")
     for line in metric_lines(outcome.metrics):
@@ -193,7 +193,7 @@ def aspects(errand: Errand) -> dict[str, str]:
 # --- for a program ----------------------------------------------------------------------------
 
 
-def facts(setup: Setup, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+def facts(setup: Setup, outcomes: Sequence[ScenarioOutcome], seconds: float) -> dict[str, Any]:
     """Collect the same facts for machines."""
     return {
         "version": version("otel-limits"),
@@ -208,7 +208,7 @@ def facts(setup: Setup, outcomes: Sequence[Outcome], seconds: float) -> dict[str
     }
 
 
-def scenario_facts(outcome: Outcome) -> dict[str, Any]:
+def scenario_facts(outcome: ScenarioOutcome) -> dict[str, Any]:
     """Collect the facts of one scenario."""
     return {
         "name": outcome.scenario.name,

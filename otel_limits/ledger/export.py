@@ -45,7 +45,7 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ExportedColumn:
     """One column of the file."""
 
     name: str
@@ -77,7 +77,7 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
         raise LedgerError(f"{chosen.output} cannot be written: {error.strerror}.") from None
 
 
-def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Field]:
+def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
     """The columns of a table, and one per audit key."""
     own = [
         field_of(column)
@@ -85,23 +85,23 @@ def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Fiel
         if column.name not in LEFT_OUT and column is not table.autoincrement_column
     ]
     taken = {each.name for each in own}
-    audited = [Field(key, "text", source.column(key)) for key in keys if key not in taken]
+    audited = [ExportedColumn(key, "text", source.column(key)) for key in keys if key not in taken]
     return own + audited
 
 
-def field_of(column: Any) -> Field:
+def field_of(column: Any) -> ExportedColumn:
     """How a column is written: times and money under a name without the unit they are stored in."""
     if column.name in ("at_us", "started_us", "ended_us"):
-        return Field(column.name.removesuffix("_us"), "time", column)
+        return ExportedColumn(column.name.removesuffix("_us"), "time", column)
     if column.name == "price_pico":
-        return Field("price_usd", "money", column)
+        return ExportedColumn("price_usd", "money", column)
     if isinstance(column.type, sa.Boolean):
-        return Field(column.name, "boolean", column)
+        return ExportedColumn(column.name, "boolean", column)
     is_text = isinstance(column.type, sa.Text)
-    return Field(column.name, "text" if is_text else "integer", column)
+    return ExportedColumn(column.name, "text" if is_text else "integer", column)
 
 
-def value_of(field: Field, value: Any) -> Any:
+def value_of(field: ExportedColumn, value: Any) -> Any:
     """A value as text files have it: ISO 8601 in UTC, and exact decimals."""
     if value is None:
         return None
@@ -110,7 +110,9 @@ def value_of(field: Field, value: Any) -> Any:
     return f"{dollars(value):f}" if field.kind == "money" else value
 
 
-def write_csv(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str | None) -> None:
+def write_csv(
+    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
+) -> None:
     """Write comma-separated values; what is not known is empty."""
     with _opened(output) as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -119,7 +121,7 @@ def write_csv(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: st
 
 
 def write_json_lines(
-    fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str | None
+    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
 ) -> None:
     """Write one JSON object per line."""
     with _opened(output) as file:
@@ -129,7 +131,9 @@ def write_json_lines(
             file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
-def write_parquet(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output: str) -> None:
+def write_parquet(
+    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str
+) -> None:
     """Write a Parquet file with exact types.
 
     Raises:
@@ -159,7 +163,7 @@ def write_parquet(fields: Sequence[Field], rows: Iterable[Sequence[Any]], output
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def _typed(field: Field, value: Any) -> Any:
+def _typed(field: ExportedColumn, value: Any) -> Any:
     if value is None:
         return None
     if field.kind == "money":

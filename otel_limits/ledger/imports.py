@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.usage import Usage
     from otel_limits.core.work import Work
     from otel_limits.ledger.database import Database
 

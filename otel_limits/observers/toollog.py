@@ -44,7 +44,7 @@ NO_FOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LoggedCall:
     """One tool call with its contents."""
 
     time: datetime
@@ -63,7 +63,7 @@ class Entry:
     """True when this call caused the halt."""
 
 
-TYPES: Final[dict[str, Any]] = get_type_hints(Entry) | {"time": str}
+TYPES: Final[dict[str, Any]] = get_type_hints(LoggedCall) | {"time": str}
 """The names of an entry in its line of JSON, with the types of their values there."""
 
 
@@ -127,7 +127,7 @@ class ToolLog:
         """
         if not trigger and number % self._interval:
             return
-        entry = Entry(
+        entry = LoggedCall(
             time=datetime.now(timezone.utc),
             agent=invocation.agent,
             invocation_id=invocation.id,
@@ -180,7 +180,7 @@ def _text(arguments: object) -> str:
         return repr(arguments)
 
 
-def _line(entry: Entry) -> bytes:
+def _line(entry: LoggedCall) -> bytes:
     """Write an entry as one line; half a character becomes the escape that JSON has for it."""
     values = {name: getattr(entry, name) for name in TYPES}
     values["time"] = entry.time.isoformat()
@@ -199,7 +199,7 @@ class Entries:
         self.skipped = 0
         self._directory = directory
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LoggedCall]:
         """Read every file from its beginning."""
         for path in sorted(self._directory.glob(FILES)):
             with path.open("rb") as file:
@@ -216,7 +216,7 @@ def read(directory: Path) -> Entries:
     return Entries(directory)
 
 
-def _parse(line: bytes) -> Entry | None:
+def _parse(line: bytes) -> LoggedCall | None:
     try:
         values = json.loads(line)
         known = {name: values[name] for name in TYPES}
@@ -225,4 +225,4 @@ def _parse(line: bytes) -> Entry | None:
         return None
     if not all(isinstance(known[name], kind) for name, kind in TYPES.items()):
         return None
-    return Entry(**{**known, "time": when})
+    return LoggedCall(**{**known, "time": when})

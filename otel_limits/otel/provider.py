@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 logger = logging.getLogger("otel_limits")
 
 
-class Attachment:
+class ProcessorInstaller:
     """Puts one processor into every SDK provider of the process, once each.
 
     A provider that is made later (`StrandsTelemetry()`, Logfire, Phoenix) gets it at birth, ahead

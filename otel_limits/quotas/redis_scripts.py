@@ -29,7 +29,7 @@ CHECK_KEY: Final = TAG + ":check"
 EXPIRED_KEY: Final = TAG + ":expired"
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """One call of a script."""
 
     script: str
@@ -50,12 +50,12 @@ def sha_of(script: str) -> str:
     return hashlib.sha1(source_of(script).encode(), usedforsecurity=False).hexdigest()
 
 
-def call_of(operation: Operation) -> Call:
+def call_of(operation: Operation) -> ScriptCall:
     """Return the call that does an operation."""
     return _reservation(operation) if isinstance(operation, Reserve) else _settlement(operation)
 
 
-def _reservation(operation: Reserve) -> Call:
+def _reservation(operation: Reserve) -> ScriptCall:
     keys = [OPERATION_KEY + operation.id, EXPIRED_KEY]
     lease = int(operation.lease_seconds * 1000)
     arguments: list[object] = [operation.id, lease, REMEMBERED_SECONDS * 1000]
@@ -73,16 +73,16 @@ def _reservation(operation: Reserve) -> Call:
             demand.known,
             f"{count.key} {count.shown}",
         ]
-    return Call("reserve", keys, [str(each) for each in arguments])
+    return ScriptCall("reserve", keys, [str(each) for each in arguments])
 
 
-def _settlement(operation: Settle) -> Call:
+def _settlement(operation: Settle) -> ScriptCall:
     keys = [OPERATION_KEY + operation.id]
     arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
     for charge in operation.charges:
         keys += bucket_keys(charge.count)
         arguments += [charge.amount, expires(charge.count), charge.known]
-    return Call("settle", keys, [str(each) for each in arguments])
+    return ScriptCall("settle", keys, [str(each) for each in arguments])
 
 
 def bucket_keys(count: Count) -> tuple[str, str]:

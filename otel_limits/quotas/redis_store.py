@@ -16,7 +16,7 @@ from redis import exceptions
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_scripts import CHECK_KEY, EXPIRED_KEY, KILLS_KEY, TAG, Call
+from otel_limits.quotas.redis_scripts import CHECK_KEY, EXPIRED_KEY, KILLS_KEY, TAG, ScriptCall
 from otel_limits.quotas.store import (
     RECOVERABLE_SECONDS,
     RETENTION_SECONDS,
@@ -118,7 +118,7 @@ class RedisStore:
             for key in (*scripts.bucket_keys(count), scripts.grants_key(count))
         ]
         amounts = [str(amount) for _, amount in counts]
-        (text,) = self._evaluate([Call("look", [EXPIRED_KEY, *keys], amounts)])
+        (text,) = self._evaluate([ScriptCall("look", [EXPIRED_KEY, *keys], amounts)])
         return scripts.standings_of(text.split())
 
     def reset(self, count: Count) -> None:
@@ -145,7 +145,7 @@ class RedisStore:
         """
         member = f"{amount}:{uuid.uuid4().hex}"
         arguments = [member, str(int(until * 1000)), str(RETENTION_SECONDS * 1000)]
-        self._evaluate([Call("grant", [scripts.grants_key(count)], arguments)])
+        self._evaluate([ScriptCall("grant", [scripts.grants_key(count)], arguments)])
 
     def expired(self, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first.
@@ -174,7 +174,7 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         arguments = [f"{uuid.uuid4().hex} {pattern}", self._channel, str(KILL_NOTED_SECONDS * 1000)]
-        (processes,) = self._evaluate([Call("kill", [KILLS_KEY], arguments)])
+        (processes,) = self._evaluate([ScriptCall("kill", [KILLS_KEY], arguments)])
         return int(processes)
 
     def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
@@ -219,7 +219,7 @@ class RedisStore:
 
     # --- how --------------------------------------------------------------------------------------
 
-    def _evaluate(self, calls: Sequence[Call]) -> list[Any]:
+    def _evaluate(self, calls: Sequence[ScriptCall]) -> list[Any]:
         def evaluate(client: Any) -> list[Any]:
             pipe = client.pipeline(transaction=False)
             for script, keys, arguments in calls:

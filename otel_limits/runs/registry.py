@@ -45,7 +45,7 @@ TAKEN: Final[dict[str, ActionTaken]] = {
 """What an action is called once it was taken."""
 
 
-class ToolLog(Protocol):
+class ToolLogWriter(Protocol):
     """Keeps tool calls with their contents, where a user asked for it."""
 
     def write(
@@ -77,7 +77,7 @@ class Runs:
         self.lock = threading.Lock()
         self.observers = Observers()
         self.prices: Prices | None = None
-        self.tool_log: ToolLog | None = None
+        self.tool_log: ToolLogWriter | None = None
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
         self.deadlines = Deadlines()

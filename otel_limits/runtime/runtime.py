@@ -19,7 +19,7 @@ from otel_limits.core.faults import never_raises
 from otel_limits.core.limits import NO_LIMITS, Limits
 from otel_limits.core.policy import Action, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
-from otel_limits.otel.provider import Attachment
+from otel_limits.otel.provider import ProcessorInstaller
 from otel_limits.runs.registry import LIVE, Runs
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
@@ -50,7 +50,7 @@ class Runtime:
         self._policy_file = NO_FILE
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
-        self._attachment = Attachment(LimitsSpanProcessor(runs, frameworks))
+        self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
         for framework in frameworks:
             framework.host = self
@@ -100,7 +100,7 @@ class Runtime:
                 self._wire(_settings_without_start(config.read().settings))
                 self._wiring.serve()
                 return
-            self._attachment.detach()
+            self._installer.detach()
             self._wiring.disconnect()
 
     def _follow(self, settings: Settings) -> None:
@@ -108,7 +108,7 @@ class Runtime:
         self._wire(settings)
         # A list of prices takes longer to load than an application should wait for `enable()`.
         threading.Thread(target=self._wiring.load_prices, daemon=True).start()
-        self._attachment.attach()
+        self._installer.attach()
         for framework in self._frameworks:
             framework.watch()
 

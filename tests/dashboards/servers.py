@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from otel_limits.dashboards.api import Prometheus, PrometheusError
-from otel_limits.dashboards.panels import Window
+from otel_limits.dashboards.panels import TimeRange
 from tests.dashboards import workload
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ class Scene:
     rounds: int
     traces: dict[str, str]
     """Trace ids of the halts of the last round, by agent."""
-    window: Window
+    window: TimeRange
     """From before the first of these rounds to after the last."""
     version: str
 
@@ -171,7 +171,7 @@ def scene(directory: Path, rounds: int) -> Iterator[Scene]:
             port=agents.port,
             rounds=rounds,
             traces=traces,
-            window=Window(start=start, end=end, step=1.0, scrape_interval=SCRAPE_SECONDS),
+            window=TimeRange(start=start, end=end, step=1.0, scrape_interval=SCRAPE_SECONDS),
             version=prometheus.query("otel_limits_build_info", end)[0].labels["version"],
         )
 

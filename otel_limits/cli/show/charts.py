@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.audit.formatting import money, written
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Chart, Kind, Mark, Series
+    from otel_limits.audit.answers import Chart, ChartSeries, Kind, Mark
 
 WIDTH: Final = 640
 WIDE: Final = 1300
@@ -73,7 +73,7 @@ def short(value: float, kind: Kind) -> str:
     return f"${value:.2f}" if CENT <= value != int(value) else f"${value:.3g}"
 
 
-def colour(number: int, series: Series) -> str:
+def colour(number: int, series: ChartSeries) -> str:
     """The class of a series, which the page colours."""
     return series.tone or f"c{number % COLOURS}"
 
