@@ -21,10 +21,11 @@ from strands.middleware import InvokeModelStage
 
 from otel_limits.bindings.strands.legs import (
     after_leg,
-    after_model,
+    ask_gate,
     before_leg,
     before_model,
     message_added,
+    tell_gate,
 )
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
 from otel_limits.bindings.strands.stages import agent_stage, model_stage
@@ -45,13 +46,19 @@ LAST: Final = math.inf
 HOOKS: Final[tuple[tuple[Any, Callable[[Any], Any], float], ...]] = (
     (MessageAddedEvent, message_added, FIRST),  # before a session manager stores the message
     (BeforeModelCallEvent, before_model, LAST),  # when nobody can cancel the call any more
-    (AfterModelCallEvent, after_model, FIRST),
     (BeforeToolsEvent, before_tools, LAST),
     (BeforeToolCallEvent, before_tool, LAST),
     (AfterToolCallEvent, after_tool, FIRST),
     (AfterToolsEvent, after_tools, LAST),
     (AfterInvocationEvent, after_leg, LAST),
 )
+
+
+GATE_HOOKS: Final[tuple[tuple[Any, Callable[[Any], Any], float], ...]] = (
+    (BeforeModelCallEvent, ask_gate, LAST),
+    (AfterModelCallEvent, tell_gate, FIRST),
+)
+"""What an agent needs besides while quotas are set."""
 
 
 class Attachment:
@@ -61,10 +68,14 @@ class Attachment:
     agent's hooks as itself, so that a copy keeps them. Whose event it is, every event says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Agent) -> None:
         """Begin without limits of the agent's own."""
+        self.agent = weakref.ref(agent)
+        """Whom it was made for: copies share it."""
         self.own: Callable[[str], Policy] | None = None
+        self.is_staged = False
         self._missing = list(HOOKS)
+        self._waits = False
 
     @never_raises("binding")
     def __call__(self, event: BeforeInvocationEvent) -> None:
@@ -86,6 +97,13 @@ class Attachment:
             agent.add_hook(handler, event, order=order)
             self._missing.pop()
 
+    def wait_for_quotas(self, agent: Agent) -> None:
+        """Add the hooks that wait, once: whoever dispatches an event by hand cannot await them."""
+        if not self._waits:
+            self._waits = True
+            self._missing += GATE_HOOKS
+            self.complete(agent)
+
 
 ALL_WITH_OWN: Final[weakref.WeakSet[Attachment]] = weakref.WeakSet()
 """Attachments of agents that were given limits of their own."""
@@ -102,23 +120,30 @@ def attachment_of(agent: Agent) -> Attachment | None:
     return None
 
 
+def anchor(agent: Agent) -> Attachment:
+    """Return the attachment of an agent, which is added to it if it has none."""
+    attachment = attachment_of(agent)
+    if attachment is None:
+        attachment = Attachment(agent)
+        agent.add_hook(attachment, BeforeInvocationEvent, order=FIRST)
+    return attachment
+
+
 def attach(agent: Agent) -> Attachment:
     """Be told what `agent` does from now on; again is harmless.
 
     Strands cannot remove middleware, so that all of it stays where it is for ever, and passes
-    everything through while nothing is live.
+    everything through while nothing is live. It is added at the first invocation and not before:
+    what an application has given the agent by then stands around ours.
     """
-    attachment = attachment_of(agent)
-    is_new = attachment is None
-    if attachment is None:
-        attachment = Attachment()
-        agent.add_hook(attachment, BeforeInvocationEvent, order=FIRST)
+    attachment = anchor(agent)
     attachment.complete(agent)
     registry = middleware_registry(agent)
-    if is_new if registry is None else registry not in STAGED:
+    if not attachment.is_staged if registry is None else registry not in STAGED:
         if AgentStreamStage is not None:
             agent.add_middleware(AgentStreamStage, agent_stage)
         agent.add_middleware(InvokeModelStage, model_stage)
+        attachment.is_staged = True
         if registry is not None:
             STAGED.add(registry)
     return attachment

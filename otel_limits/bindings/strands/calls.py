@@ -37,12 +37,13 @@ def followed_stream(original: Any) -> Any:
     @functools.wraps(original)
     def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
         run, model_pass = CURRENT.get(), PASS.get()
-        events = call(model, *args, **kwargs)
+        ask = functools.partial(call, model, *args, **kwargs)
+        messages = args[0] if args else kwargs.get("messages", "")
         if model_pass is not None and model_pass.live.run is run:
-            return _follow(run, model_pass, model, args, events)  # also of one that was evicted
+            return _follow(run, model_pass, model, messages, ask)  # also of one that was evicted
         if isinstance(run, Run) and not run.finished:
-            return _follow(run, None, model, args, events)
-        return events
+            return _follow(run, None, model, messages, ask)
+        return ask()
 
     return stream
 
@@ -57,20 +58,22 @@ async def _follow(
     run: Run,
     model_pass: ModelPass | None,
     model: Any,
-    args: tuple[Any, ...],
-    events: AsyncGenerator[Any, None],
+    messages: object,
+    ask: Callable[[], AsyncGenerator[Any, None]],
 ) -> AsyncGenerator[Any, None]:
     """Let a call out, pass on what the provider streams, and count the call when it ends."""
     if FOLLOWED.get() in run.calls.under_way:  # a call that is followed asks this in its turn
-        async for chunk in events:
+        async for chunk in ask():
             yield chunk
         return
     _judge(run, model_pass)
     # Once more where a fault broke it off: a call that is not opened is not counted.
-    messages = args[0] if args else ""
     call = _open(run, model_pass, model, messages) or _open(run, model_pass, model, messages)
-    answered, chunks = False, aiter(events)
+    answered, events = False, None
     try:
+        # Only now, as a provider's own `stream` may be a function that sends at once.
+        events = ask()
+        chunks = aiter(events)
         while True:
             token = FOLLOWED.set(call)
             try:
@@ -83,7 +86,9 @@ async def _follow(
             if call is not None:
                 note_chunk(call, chunk)
             yield chunk
-    except Exception:
+    except Exception as error:
+        if model_pass is not None:
+            model_pass.failure = error
         # Here, as a middleware may ask again before anybody else learns of the failure.
         _settle(run, call, failed=True)
         raise

@@ -81,16 +81,17 @@ class StrandsFramework:
         Raises:
             ConfigurationError: A limit on cost is asked for where no price can be known.
         """
-        from otel_limits.bindings.strands.attach import ALL_WITH_OWN, attach
+        from otel_limits.bindings.strands.attach import ALL_WITH_OWN, anchor
         from otel_limits.bindings.strands.invocations import STATES
 
         assert self.host is not None  # `otel_limits.plugin` sees to it
         own = self.host.own_policy(limits, action, tree)
         if own is None:
             return
-        attachment = attach(agent)
+        attachment = anchor(agent)
         STATES.of(agent).own = own
-        attachment.own = attachment.own or own  # a copy shares the attachment of its original
+        if attachment.agent() is agent:  # a copy that is given others must not change its original
+            attachment.own = own
         ALL_WITH_OWN.add(attachment)
 
     def mark(

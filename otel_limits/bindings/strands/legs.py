@@ -69,21 +69,26 @@ def after_leg(event: AfterInvocationEvent) -> None:
         event.resume = None
 
 
+@never_raises("binding")
+def before_model(event: BeforeModelCallEvent) -> None:
+    """A response is asked for, whoever answers: a middleware can do so itself."""
+    live = live_of(event.agent)
+    if live is not None and not event.cancel:
+        live.asked = True
+
+
 @never_raises_async("quotas")
-async def before_model(event: BeforeModelCallEvent) -> None:
+async def ask_gate(event: BeforeModelCallEvent) -> None:
     """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
     live = live_of(event.agent)
-    if live is None or event.cancel:
-        return
-    live.asked = True  # whoever answers: a middleware can do so itself
-    gate = live.run.runs.observers.gate
-    if gate is not None:
+    gate = live.run.runs.observers.gate if live is not None else None
+    if live is not None and gate is not None and not event.cancel:
         request = request_of(live.run, event)
         live.against = await gate.admit(request) if request is not None else None
 
 
 @never_raises_async("quotas")
-async def after_model(event: AfterModelCallEvent) -> None:
+async def tell_gate(event: AfterModelCallEvent) -> None:
     """Settle what was reserved; the call has been counted by now."""
     live = live_of(event.agent)
     gate = live.run.runs.observers.gate if live is not None else None

@@ -33,7 +33,7 @@ class ClassPatcher:
         self._host = host
         self._on = False
         self._registered = False
-        self._originals: dict[tuple[Any, str], Any] = {}
+        self._originals: dict[tuple[Any, str], tuple[Any, Any]] = {}
 
     def start(self) -> None:
         """Patch the classes that are there, and those that are imported later."""
@@ -52,8 +52,9 @@ class ClassPatcher:
         """Put every class back as it was."""
         # First, so that what is imported meanwhile is not patched any more.
         self._on = False
-        for (owner, name), original in self._originals.items():
-            setattr(owner, name, original)
+        for (owner, name), (original, ours) in self._originals.items():
+            if vars(owner).get(name) is ours:  # another instrumentation may stand around it
+                setattr(owner, name, original)
         self._originals.clear()
 
     @never_raises("binding")
@@ -67,8 +68,9 @@ class ClassPatcher:
         """Put a wrapper in the place of what a class has under a name, where it has something."""
         original = vars(owner).get(name)
         if original is not None and (owner, name) not in self._originals:
-            self._originals[owner, name] = original
-            setattr(owner, name, wrapper(original))
+            ours = wrapper(original)
+            self._originals[owner, name] = original, ours
+            setattr(owner, name, ours)
 
     def agents(self, module: Any) -> None:
         """Patch agents."""
@@ -106,6 +108,15 @@ class ClassPatcher:
         if policy_of is not None:
             self._watch_models_of(agent)
             begin(agent, span, policy_of)
+            self._wait_for_quotas(agent)
+
+    @never_raises("quotas")
+    def _wait_for_quotas(self, agent: Agent) -> None:
+        from otel_limits.bindings.strands.attach import anchor
+
+        host = self._host()
+        if host is not None and host.runs.observers.gate is not None:
+            anchor(agent).wait_for_quotas(agent)
 
     @never_raises("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:

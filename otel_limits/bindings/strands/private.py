@@ -72,6 +72,12 @@ PRIVATE_NAMES: Final = (
         "An agent may be halted in the turn that produced its output.",
     ),
     PrivateName(
+        EVENTS,
+        "ModelStreamChunkEvent",
+        "A response is streamed, also by a model whose class is not patched, such as a proxy.",
+        "Calls of such models are not counted.",
+    ),
+    PrivateName(
         AGENT,
         "Agent()._append_messages",
         "Adds the synthetic message with an id, and tells the hooks.",
@@ -116,6 +122,7 @@ class Missing:
     """Stands for a class that is gone: nothing is an instance of it."""
 
 
+ModelStreamChunkEvent: Any = found(EVENTS, "ModelStreamChunkEvent") or Missing
 AgentStreamStage: Any = found("strands.middleware._agent_stream", "AgentStreamStage")
 EventLoopStopEvent: Any = found(EVENTS, "EventLoopStopEvent") or Missing
 StartEventLoopEvent: Any = found(EVENTS, "StartEventLoopEvent") or Missing

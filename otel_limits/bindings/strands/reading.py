@@ -83,12 +83,6 @@ def provider_of(model: type[object]) -> str:
     return module if package == "strands.models" else model.__qualname__
 
 
-def is_watched(model: object) -> bool:
-    """Tell whether requests to a model are followed where they leave: its class is patched."""
-    is_own = "stream" in getattr(model, "__dict__", ())  # as monkeypatching leaves it
-    return not is_own and hasattr(getattr(type(model), "stream", None), "__wrapped__")
-
-
 def note_chunk(call: OpenCall, chunk: Mapping[str, Any]) -> None:
     """Note what a chunk of a response says: how long it is, and the usage that was reported.
 

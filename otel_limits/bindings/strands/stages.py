@@ -17,11 +17,12 @@ from otel_limits.bindings.strands.invocations import Live, live_of
 from otel_limits.bindings.strands.notes import with_note, without_tools
 from otel_limits.bindings.strands.private import (
     EventLoopStopEvent,
+    ModelStreamChunkEvent,
     StartEventLoopEvent,
     StructuredOutputEvent,
     append_message,
 )
-from otel_limits.bindings.strands.reading import is_watched, model_id, provider_of, usage_of
+from otel_limits.bindings.strands.reading import model_id, provider_of, usage_of
 from otel_limits.bindings.strands.spans import end_quietly
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.faults import never_raises, note
@@ -52,13 +53,12 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
     if live is None or live.staged:
         return next_fn(context)
     # Deep copies of middleware have our handlers twice once they are attached to again.
-    live.staged = True
-    return _follow_leg(cast("Agent", context.agent), next_fn, context)
+    return _follow_leg(cast("Agent", context.agent), live, next_fn, context)
 
 
-async def _follow_leg(agent: Agent, next_fn: Next, context: Any) -> Events:
+async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any) -> Events:
     """Put our stop reason in place of the framework's, and raise where that is the action."""
-    halted = False
+    followed.staged, halted = True, False
     events = next_fn(context)
     try:
         async for event in events:
@@ -75,6 +75,7 @@ async def _follow_leg(agent: Agent, next_fn: Next, context: Any) -> Events:
         halted = True
         yield await _answer(agent, live, context)
     finally:
+        followed.staged = False  # a hook may resume before anything of the leg has run
         await events.aclose()
     # Only now, as what is left of the generator would otherwise end in another context.
     live = live_of(agent)
@@ -145,12 +146,16 @@ class ModelPass:
     is_judged: bool = True
     """True until the call that the stage has judged goes out."""
     calls: list[OpenCall] = field(default_factory=list)
+    failure: Exception | None = None
+    """What the last call that failed did so with."""
+    has_streamed: bool = False
+    """True when a response was streamed, by whatever model."""
 
     def close(self, answer: ModelStopReason | None) -> None:
         """Count what is still open: a cancelled stream is left without being closed."""
         calls, answered = self.live.run.calls, answer is not None
-        if not self.calls and not is_watched(self.context.model):
-            # Not of a class that is followed, such as a mock: only its answer tells.
+        if not self.calls and self.has_streamed:
+            # Not by a class that is patched, such as a proxy or a mock: only its answer tells.
             model, asked = self.context.model, self.context.projected_input_tokens
             call = calls.open(model_id(model), asked or 0, provider_of(type(model)))
             usage = None if answer is None else usage_of(answer.usage)
@@ -183,14 +188,15 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     All of it waits until somebody asks for the response: a middleware may prepare several calls,
     and make none of them. The call itself is counted where it leaves for the provider.
     """
-    if CURRENT.get() is not live.run:
-        CURRENT.set(live.run)  # one task may read the streams of several agents in turns
     live.asked = True
     let_out(live, context)
     model_pass, answer = ModelPass(live, context), None
     events = next_fn(_with_notes(live, context) or context)
     try:
         while True:
+            # Each time, as one task may read the streams of several agents in turns.
+            if CURRENT.get() is not live.run:
+                CURRENT.set(live.run)
             # Set only while the inner part runs: between two events, the reader's code does.
             token = PASS.set(model_pass)
             try:
@@ -199,11 +205,13 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
                 break
             finally:
                 PASS.reset(token)
-            if type(event) is ModelStopReason:
+            if type(event) is ModelStreamChunkEvent:
+                model_pass.has_streamed = True
+            elif type(event) is ModelStopReason:
                 answer = event
             yield event
     except Exception as error:
-        if not _gives_up(live, error):
+        if not _gives_up(model_pass, error):
             raise
         end_quietly(trace.get_current_span())
         raise Refused from error
@@ -227,10 +235,15 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 
 @never_raises("binding")
-def _gives_up(live: Live, error: Exception) -> bool:
-    """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last."""
+def _gives_up(model_pass: ModelPass, error: Exception) -> bool:
+    """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last.
+
+    What a middleware inside of ours raises is its own: a question to a human, or a mistake.
+    """
+    live = model_pass.live
     live.overflowed = isinstance(error, ContextWindowOverflowException)
-    verdict = budget_refusal(error) or live.wrapping
+    is_of_model = any(each is model_pass.failure for each in chain_of(error))
+    verdict = budget_refusal(error) or (live.wrapping if is_of_model else None)
     if verdict is None:
         return False
     live.verdict, live.wrapping = verdict, None
