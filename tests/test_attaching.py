@@ -29,10 +29,13 @@ from strands.hooks import (
     HookRegistry,
     MessageAddedEvent,
 )
-from strands.interrupt import InterruptException
+from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import InvokeModelContext, InvokeModelStage
+from strands.middleware._agent_stream import AgentStreamStage
 from strands.middleware._registry import MiddlewareRegistry
-from strands.types.events import ModelStopReason
+from strands.types._events import EventLoopStopEvent
+from strands.types.events import ModelStopReason, TypedEvent
+from strands.types.exceptions import EventLoopException
 
 from otel_limits import (
     Fact,
@@ -745,3 +748,182 @@ def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
     assert stop is not None
     assert (stop.reason, stop.turns, stop.model_calls, another.calls) == ("max_turns", 2, 2, 2)
     assert counted(facts) == [("measured", 15)] * 2
+
+
+class Elsewhere:
+    """A model of no class that Strands knows, as a gateway's client may be."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self.model, self.config = model, model.config
+
+    def __getattr__(self, name: str) -> Any:
+        """Be like the model in everything else."""
+        return getattr(self.model, name)
+
+    @functools.wraps(PLAIN_STREAM)
+    def stream(self, *asked: Any, **how: Any) -> Any:
+        """Ask it, past whatever its class was patched with."""
+        return PLAIN_STREAM(self.model, *asked, **how)
+
+
+def wrapped_before(model: ScriptedModel, _: Agent) -> None:
+    """Wrap the model's own method, as one that spies on it does before we see it."""
+    model.stream = functools.partial(PLAIN_STREAM, model)  # type: ignore[method-assign]
+
+
+def replaced_in_a_hook(model: ScriptedModel, agent: Agent) -> None:
+    """Give the agent another model whenever one is going to be asked."""
+    agent.add_hook(
+        lambda event: setattr(event.agent, "model", Elsewhere(model)), BeforeModelCallEvent
+    )
+
+
+def replaced_in_a_middleware(model: ScriptedModel, agent: Agent) -> None:
+    """Ask another model than the agent's."""
+    agent.add_middleware(
+        InvokeModelStage.Input, lambda context: context.replace(model=Elsewhere(model))
+    )
+
+
+def replaced_in_ours(model: ScriptedModel, agent: Agent) -> None:
+    """The same in a middleware that stands inside of ours."""
+    agent("the first time")
+    replaced_in_a_middleware(model, agent)
+
+
+@pytest.mark.parametrize(
+    "change", [wrapped_before, replaced_in_a_hook, replaced_in_a_middleware, replaced_in_ours]
+)
+def test_tokens_are_counted_whatever_stands_for_the_model(
+    change: Callable[[ScriptedModel, Agent], None], make_agent: MakeAgent, source: str
+) -> None:
+    """A budget of three calls is three calls, also where no patched class sees them."""
+    enable(Limits(max_token_budget=45))
+    first = [says("hello")] if change is replaced_in_ours else []
+    model = ScriptedModel([*first, *[uses("search")] * 20])
+    agent = make_agent(model)
+    change(model, agent)
+    before = model.calls
+    stop = stop_of(agent("go"))
+    assert stop is not None
+    assert (stop.reason, stop.model_calls, model.calls - before) == ("max_token_budget", 3, 3)
+
+
+async def asks_a_human(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Have the last call approved by a human."""
+    if not context.tool_specs:
+        raise InterruptException(Interrupt(id="approve", name="approve"))
+    async for event in next_fn(context):
+        yield event
+
+
+async def has_a_mistake(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Fail on the last call."""
+    if not context.tool_specs:
+        raise KeyError("a mistake of the application")
+    async for event in next_fn(context):
+        yield event
+
+
+@pytest.mark.parametrize("middleware", [asks_a_human, has_a_mistake])
+def test_what_a_middleware_raises_in_the_last_call_is_its_own(
+    middleware: Any, make_agent: MakeAgent, source: str
+) -> None:
+    """A question reaches the human, and a mistake its author: neither is taken for a halt."""
+    enable(Limits(max_turns=2), action="wrap_up")
+    agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 5]))
+    agent("the first time")
+    agent.add_middleware(InvokeModelStage, middleware)
+    if middleware is has_a_mistake:
+        with pytest.raises(EventLoopException, match="a mistake"):
+            agent("go")
+    else:
+        assert agent("go").stop_reason == "interrupt"
+
+
+def test_limits_that_a_copy_is_given_are_not_its_originals(make_agent: MakeAgent) -> None:
+    """They share what was attached, and not what applies."""
+    enable(Limits(max_turns=3))
+    agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 20]))
+    agent("the first time")
+    other = copy.copy(agent)
+    LimitsPlugin(Limits(max_turns=8)).init_agent(other)
+    stop = stop_of(agent("go"))
+    assert stop is not None
+    assert stop.turns == 3
+
+
+async def yields_first(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Let whoever reads the stream do something else before the model is asked."""
+    yield InvocationNote({"noted": True})
+    async for event in next_fn(context):
+        yield event
+
+
+class InvocationNote(TypedEvent):
+    """An event of an application."""
+
+    @property
+    def is_callback_event(self) -> bool:
+        """Be passed to whoever reads the stream."""
+        return True
+
+
+def test_calls_are_the_agents_whose_stream_is_read(make_agent: MakeAgent, source: str) -> None:
+    """One task reads two streams in turns, and a middleware pauses before the model is asked."""
+    enable(Limits(max_token_budget=45))
+    models = [ScriptedModel([says("hello"), *[uses("search")] * 20]) for _ in range(2)]
+    agents = [make_agent(model, name=str(number)) for number, model in enumerate(models)]
+    for agent in agents:
+        agent("the first time")
+        agent.add_middleware(InvokeModelStage, yields_first)
+
+    async def read_in_turns() -> None:
+        streams = [aiter(agent.stream_async("go")) for agent in agents]
+        while streams:
+            for stream in tuple(streams):
+                with contextlib.suppress(StopAsyncIteration):
+                    await anext(stream)
+                    continue
+                streams.remove(stream)
+
+    asyncio.run(read_in_turns())
+    assert [model.calls for model in models] == [1 + 3] * 2
+
+
+async def ends_the_first_leg(context: Any, next_fn: Any) -> Any:
+    """Answer the first leg without the loop."""
+    if len(context.agent.messages) < 4:
+        message: Any = {"role": "assistant", "content": [{"text": "not yet"}]}
+        yield EventLoopStopEvent("end_turn", message, context.agent.event_loop_metrics, {})
+        return
+    async for event in next_fn(context):
+        yield event
+
+
+def test_a_leg_that_follows_one_without_the_loop_is_followed(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """A hook resumes what a middleware answered itself; the halt has its reason all the same."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 20]))
+    agent("the first time")
+    agent.messages.clear()
+    legs = iter([True, False])
+
+    def resume_once(event: AfterInvocationEvent) -> None:
+        if next(legs, False):
+            event.agent.messages[:] = [{"role": "user", "content": [{"text": "go"}]}] * 4
+            event.resume = "and now?"
+
+    agent.add_hook(resume_once, AfterInvocationEvent)
+    agent.add_middleware(AgentStreamStage, ends_the_first_leg)
+    assert agent("go").stop_reason == "max_turns"
+
+
+def test_events_can_be_dispatched_by_hand(make_agent: MakeAgent) -> None:
+    """Nothing of ours has to be awaited while there are no quotas."""
+    enable(Limits(max_turns=2))
+    agent = make_agent(ScriptedModel([says("done")]))
+    agent("go")
+    agent.hooks.invoke_callbacks(BeforeModelCallEvent(agent=agent, invocation_state={}))
