@@ -34,12 +34,13 @@ class StoreClient:
         """Begin with nothing known of the store."""
         self._carrier = carrier
         self._timeout = timeout
+        self._lease = LEASE_SECONDS
         self._start_afresh()
 
     def _start_afresh(self) -> None:
         # Until the store has answered, its clock is taken to show what ours does.
         self._clock_offset = time.time() - time.monotonic()
-        self.fallback = Fallback(self._now, LEASE_SECONDS)
+        self.fallback = Fallback(self._now, self._lease)
 
     @property
     def is_shared(self) -> bool:
@@ -59,7 +60,7 @@ class StoreClient:
         deadline = time.monotonic() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
-            reply = await self._ask(Reserve(ticket.id, ticket.demands, LEASE_SECONDS), deadline)
+            reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
             if reply.status != "elsewhere":
                 self.fallback.end()
                 return reply
