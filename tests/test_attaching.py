@@ -10,7 +10,7 @@ import gc
 import inspect
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import example, given
@@ -781,7 +781,8 @@ def replaced_in_a_hook(model: ScriptedModel, agent: Agent) -> None:
 def replaced_in_a_middleware(model: ScriptedModel, agent: Agent) -> None:
     """Ask another model than the agent's."""
     agent.add_middleware(
-        InvokeModelStage.Input, lambda context: context.replace(model=Elsewhere(model))
+        InvokeModelStage.Input,
+        lambda context: context.replace(model=cast("Any", Elsewhere(model))),
     )
 
 

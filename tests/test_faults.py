@@ -60,6 +60,8 @@ ENTRANCES = {
     "_follow_call",
     "_follow",
     "_judge",
+    "_let_go",
+    "note_failure",
     "let_out",
     "note_chunk",
     "on_start",

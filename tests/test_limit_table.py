@@ -92,7 +92,8 @@ def backtest_help(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=attrgetter("name"))
 def test_a_limit_is_everywhere(limit: Limit, backtest_help: str) -> None:
     """A new one that is only in the table fails here, with the names of the other places."""
-    assert list(forgotten(limit, backtest_help)) == []
+    missing = "\n".join(forgotten(limit, backtest_help))
+    assert not missing, missing
 
 
 def test_what_a_new_limit_forgets_is_named(backtest_help: str) -> None:

@@ -1,4 +1,4 @@
 """Questions to a ledger: what was spent, what was stopped, and what other limits would have done.
 
-Each module answers one of them, from rows to tables, and knows neither a database nor a screen.
+`questions` lists them: each has a module of its own, from rows to tables, which knows no screen.
 """

@@ -1,1 +1,1 @@
-"""One module per agent framework: the only parts that touch an agent."""
+"""One package per agent framework: the only parts that touch an agent. `known` lists them."""

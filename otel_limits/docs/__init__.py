@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import Final
 
 SUFFIX: Final = ".md"
+
+GENERATED: Final = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+"""Says what generates a table, which means nothing to a reader."""
 
 
 def topics() -> tuple[str, ...]:
@@ -23,4 +27,5 @@ def page(topic: str) -> str:
     # Compared with the names that exist: a topic is user input, and `../x` must not be opened.
     if topic not in topics():
         raise KeyError(topic)
-    return files(__name__).joinpath(topic + SUFFIX).read_text(encoding="utf-8")
+    text = files(__name__).joinpath(topic + SUFFIX).read_text(encoding="utf-8")
+    return GENERATED.sub("", text)

@@ -1,1 +1,1 @@
-"""Who is told what happened: each module is one observer, and none knows another."""
+"""Who is told what happened: none knows another. `OBSERVERS` in `runtime/wiring.py` lists them."""

@@ -1,1 +1,1 @@
-"""Budgets over time windows, shared by many invocations and processes."""
+"""Budgets over time windows, shared by many processes. `stores` lists where they are counted."""

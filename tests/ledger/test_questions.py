@@ -55,7 +55,8 @@ def test_a_question_and_its_options_have_help(
 @every_question
 def test_a_question_is_documented(question: Question) -> None:
     """Who reads the documentation finds the command."""
-    assert f"otel-limits audit {question.name}" in DOCUMENTATION
+    command = f"otel-limits audit {question.name}"
+    assert command in DOCUMENTATION, f"add {command} to otel_limits/docs/audit.md"
 
 
 @every_question

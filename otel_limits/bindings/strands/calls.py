@@ -16,7 +16,7 @@ from otel_limits.bindings.strands.reading import (
     provider_of,
     span_of_call,
 )
-from otel_limits.bindings.strands.stages import PASS
+from otel_limits.bindings.strands.stages import PASS, note_failure
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.calls import FOLLOWED
 from otel_limits.runs.run import Run
@@ -66,9 +66,7 @@ async def _follow(
         async for chunk in ask():
             yield chunk
         return
-    _judge(run, model_pass)
-    # Once more where a fault broke it off: a call that is not opened is not counted.
-    call = _open(run, model_pass, model, messages) or _open(run, model_pass, model, messages)
+    call = _let_go(run, model_pass, model, messages)
     answered, events = False, None
     try:
         # Only now, as a provider's own `stream` may be a function that sends at once.
@@ -87,16 +85,24 @@ async def _follow(
                 note_chunk(call, chunk)
             yield chunk
     except Exception as error:
-        if model_pass is not None:
-            model_pass.failure = error
         # Here, as a middleware may ask again before anybody else learns of the failure.
         _settle(run, call, failed=True)
+        note_failure(model_pass, error)
         raise
     finally:
         if answered or model_pass is None:  # else the stage knows whether the loop had its answer
             _settle(run, call)
         if (close := getattr(events, "aclose", None)) is not None:
             await close()
+
+
+def _let_go(
+    run: Run, model_pass: ModelPass | None, model: Any, messages: object
+) -> OpenCall | None:
+    """Judge a call, and open it."""
+    _judge(run, model_pass)
+    # Once more where a fault broke it off: a call that is not opened is not counted.
+    return _open(run, model_pass, model, messages) or _open(run, model_pass, model, messages)
 
 
 def _judge(run: Run, model_pass: ModelPass | None) -> None:

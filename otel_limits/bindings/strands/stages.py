@@ -168,6 +168,12 @@ class ModelPass:
                 )
 
 
+def note_failure(model_pass: ModelPass | None, error: Exception) -> None:
+    """Remember how a call of the loop failed, to tell it from what a middleware raises."""
+    if model_pass is not None:
+        model_pass.failure = error
+
+
 PASS: Final[contextvars.ContextVar[ModelPass | None]] = contextvars.ContextVar(
     "otel_limits_pass", default=None
 )
