@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from strands.hooks import (
     AfterInvocationEvent,
@@ -36,14 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from strands.agent.agent import Agent
+    from strands.hooks import HookEvent
 
     from otel_limits.core.policy import Policy
+
+Hooks: TypeAlias = "tuple[tuple[Any, Callable[[Any], Any], float], ...]"
+"""Types of events, what is called for each, and in which order."""
 
 # An application may register hooks beyond HookOrder.SDK_FIRST and SDK_LAST.
 FIRST: Final = -math.inf
 LAST: Final = math.inf
 
-HOOKS: Final[tuple[tuple[Any, Callable[[Any], Any], float], ...]] = (
+HOOKS: Final[Hooks] = (
     (MessageAddedEvent, message_added, FIRST),  # before a session manager stores the message
     (BeforeModelCallEvent, before_model, LAST),  # when nobody can cancel the call any more
     (BeforeToolsEvent, before_tools, LAST),
@@ -54,15 +58,15 @@ HOOKS: Final[tuple[tuple[Any, Callable[[Any], Any], float], ...]] = (
 )
 
 
-GATE_HOOKS: Final[tuple[tuple[Any, Callable[[Any], Any], float], ...]] = (
-    (BeforeModelCallEvent, ask_gate, LAST),
+GATE_HOOKS: Final[Hooks] = (
     (AfterModelCallEvent, tell_gate, FIRST),
+    (BeforeModelCallEvent, ask_gate, LAST),
 )
 """What an agent needs besides while quotas are set."""
 
 
 class Attachment:
-    """The first hook of an agent that is followed: it says that all the others are there, too.
+    """The first hook of an agent that is followed.
 
     It carries the limits that the agent was given for itself, and goes along into copies of the
     agent's hooks as itself, so that a copy keeps them. Whose event it is, every event says.
@@ -74,8 +78,6 @@ class Attachment:
         """Whom it was made for: copies share it."""
         self.own: Callable[[str], Policy] | None = None
         self.is_staged = False
-        self._missing = list(HOOKS)
-        self._waits = False
 
     @never_raises("binding")
     def __call__(self, event: BeforeInvocationEvent) -> None:
@@ -89,20 +91,6 @@ class Attachment:
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         """Go along into a copy."""
         return self
-
-    def complete(self, agent: Agent) -> None:
-        """Add the hooks that are missing: all, unless a fault broke off an earlier attempt."""
-        while self._missing:
-            event, handler, order = self._missing[-1]
-            agent.add_hook(handler, event, order=order)
-            self._missing.pop()
-
-    def wait_for_quotas(self, agent: Agent) -> None:
-        """Add the hooks that wait, once: whoever dispatches an event by hand cannot await them."""
-        if not self._waits:
-            self._waits = True
-            self._missing += GATE_HOOKS
-            self.complete(agent)
 
 
 ALL_WITH_OWN: Final[weakref.WeakSet[Attachment]] = weakref.WeakSet()
@@ -137,7 +125,7 @@ def attach(agent: Agent) -> Attachment:
     what an application has given the agent by then stands around ours.
     """
     attachment = anchor(agent)
-    attachment.complete(agent)
+    add_once(agent, HOOKS, AfterInvocationEvent(agent=agent))
     registry = middleware_registry(agent)
     if not attachment.is_staged if registry is None else registry not in STAGED:
         if AgentStreamStage is not None:
@@ -147,6 +135,19 @@ def attach(agent: Agent) -> Attachment:
         if registry is not None:
             STAGED.add(registry)
     return attachment
+
+
+def wait_for_quotas(agent: Agent) -> None:
+    """Add the hooks that wait, once: whoever dispatches an event by hand cannot await them."""
+    add_once(agent, GATE_HOOKS, BeforeModelCallEvent(agent=agent, invocation_state={}))
+
+
+def add_once(agent: Agent, hooks: Hooks, event: HookEvent) -> None:
+    """Add hooks, unless the last of them is there: a copy of a registry has what it had."""
+    there: list[Any] = list(agent.hooks.get_callbacks_for(event))
+    if hooks[-1][1] not in there:
+        for kind, handler, order in hooks:
+            agent.add_hook(handler, kind, order=order)
 
 
 def is_staged(agent: Agent) -> bool:

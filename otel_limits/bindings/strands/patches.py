@@ -112,11 +112,11 @@ class ClassPatcher:
 
     @never_raises("quotas")
     def _wait_for_quotas(self, agent: Agent) -> None:
-        from otel_limits.bindings.strands.attach import anchor
+        from otel_limits.bindings.strands.attach import wait_for_quotas
 
         host = self._host()
         if host is not None and host.runs.observers.gate is not None:
-            anchor(agent).wait_for_quotas(agent)
+            wait_for_quotas(agent)
 
     @never_raises("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
