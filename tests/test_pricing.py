@@ -15,9 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_limits.core.catalogue import LIST, Listed, brought_along, price_of
 from otel_limits.core.policy import Policy
-from otel_limits.core.pricing import LIST, Price, Prices, brought_along, price_of
-from otel_limits.core.usage import NO_USAGE, Usage
+from otel_limits.core.price import Price
+from otel_limits.core.pricing import Prices
+from otel_limits.core.terms import Sale
+from otel_limits.core.usage import NO_USAGE, Usage, measured
+from otel_limits.runs.calls import OpenCall
 from otel_limits.runs.registry import Runs
 
 if TYPE_CHECKING:
@@ -55,14 +59,15 @@ def test_cached_tokens_are_a_part_of_the_input() -> None:
     ("parts", "expected"),
     [
         ({"cache_write": Decimal(6)}, "0.005"),
-        ({"request": Decimal("0.01")}, "0.015"),
+        ({"per_request": Decimal("0.01")}, "0.015"),
         ({}, "0.005"),
         ({"input": Decimal(0), "output": Decimal(0)}, "0"),
     ],
 )
 def test_a_price_is_exact(parts: dict[str, Decimal], expected: str) -> None:
     """A thousand tokens in and out, in USD, whatever is priced on top."""
-    price = Price(**{"input": Decimal(2), "output": Decimal(3), **parts})
+    written: dict[str, Any] = {"input": Decimal(2), "output": Decimal(3), **parts}
+    price = Price(**written)
     assert price.of(Usage(input=1_000, output=1_000)) == Decimal(expected)
 
 
@@ -74,9 +79,10 @@ def test_parts_that_exceed_the_whole_have_no_price() -> None:
 def test_a_call_without_tokens_has_no_price() -> None:
     """Not even that of the request: it may have failed, and nobody knows what is billed then."""
     runs = Runs()
-    runs.prices = Prices({"gpt": Price(input=Decimal(1), output=Decimal(1), request=Decimal(1))})
-    assert runs.price_of("gpt", NO_USAGE) is None
-    assert runs.price_of("gpt", Usage(output=1)) is not None
+    fee = Price(input=Decimal(1), output=Decimal(1), per_request=Decimal(1))
+    runs.prices = Prices({"gpt": fee})
+    assert runs.quote(Sale(model="gpt", usage=NO_USAGE)).price is None
+    assert runs.quote(Sale(model="gpt", usage=Usage(output=1))).price is not None
 
 
 def test_the_decimal_context_of_the_application_does_not_matter() -> None:
@@ -94,7 +100,8 @@ def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
     run = runs.start("a", Policy())
     with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
         for _ in range(3):
-            run.calls.settle(run.calls.open("gpt", 1), Usage(input=123_457, output=1))
+            call = run.calls.open(OpenCall("gpt", 1))
+            run.calls.settle(call, measured(Usage(input=123_457, output=1)))
     assert run.tally.cost == 3 * (123_457 * GPT.input + GPT.output) / 10**6
     assert run.tally.input == 3 * 123_457
 
@@ -195,7 +202,7 @@ def test_every_listed_model_costs_what_the_package_says(
 ) -> None:
     """Tiers, times of day, cached tokens and fees per request: equal to the last digit."""
     provider, model = data.draw(st.sampled_from(every_model()))
-    price = price_of(model, usage, when)
+    price = price_of(Listed(model, provider.id, is_own=True), Sale(model="m", usage=usage), when)
     expected = model.calc_price(as_genai(genai, usage), provider, genai_request_timestamp=when)
     if price is not None:
         assert price.of(usage) == expected.total_price
@@ -296,19 +303,35 @@ def test_the_highest_tier_that_is_reached_counts() -> None:
     tiers = [Tier(start=10, price=Decimal(2)), Tier(start=20, price=Decimal(3))]
     prices = ModelPrice(input_mtok=TieredPrices(base=Decimal(1), tiers=tiers))
     info = ModelInfo(id="m", match=ClauseEquals(equals="m"), prices=prices)
-    found = [price_of(info, Usage(input=tokens), NOON) for tokens in (10, 11, 20, 21)]
+    listed = Listed(info, "x", is_own=True)
+    sales = [Sale(model="m", usage=Usage(input=tokens)) for tokens in (10, 11, 20, 21)]
+    found = [price_of(listed, sale, NOON) for sale in sales]
     assert [price and price.input for price in found] == [1, 2, 2, 3]
 
 
 @listed
 def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that makes up model ids does not fill the memory with them."""
-    monkeypatch.setattr("otel_limits.core.pricing.MODELS", 3)
+    monkeypatch.setattr("otel_limits.core.catalogue.MODELS", 3)
     prices = Prices()
     for number in range(10):
         prices.price(f"made-up-{number}", CALL)
     assert prices._catalogue is not None
-    assert len(prices._catalogue._found[1]) <= 3
+    assert list(prices._catalogue._found[1]) == [("made-up-9", "unknown")]
+
+
+@listed
+def test_a_thousand_models_are_remembered() -> None:
+    """One more begins anew."""
+    prices = Prices()
+    prices.price("made-up", CALL)
+    assert prices._catalogue is not None
+    remembered = prices._catalogue._found[1]
+    remembered.update(((f"made-up-{number}", "unknown"), None) for number in range(999))
+    prices.price("made-up-998", CALL)
+    assert len(prices._catalogue._found[1]) == 1000
+    prices.price("made-up-999", CALL)
+    assert list(prices._catalogue._found[1]) == [("made-up-999", "unknown")]
 
 
 @listed
@@ -375,7 +398,7 @@ def test_any_number_of_threads_may_ask() -> None:
 
 FORK = """
 import os, signal, sys, threading, warnings
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import Usage, measured
 from otel_limits.core.pricing import Prices
 prices = Prices()
 threading.Thread(target=prices.load).start()
@@ -415,7 +438,7 @@ def run(program: str) -> None:
 
 KEEPS_NO_LIST = """
 import gc, sys
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import Usage, measured
 from otel_limits.core.pricing import Prices
 prices = Prices()
 assert prices.price("gpt-4o", Usage(input=1)) and prices.price("o3", Usage(input=1))
@@ -441,7 +464,7 @@ def get_code(loader, name):
     compiled.append(name)
     return compile_source(loader, name)
 importlib.machinery.SourceFileLoader.get_code = get_code
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import Usage, measured
 from otel_limits.core.pricing import Prices
 for model in ("gpt-4o", "o3", "no-such-model"):
     Prices().price(model, Usage(input=1))
@@ -464,14 +487,14 @@ def test_a_list_whose_code_nobody_has_is_that_of_the_package(
 
     known = get_snapshot()
     monkeypatch.delitem(sys.modules, LIST)
-    monkeypatch.setattr("otel_limits.core.pricing._code_of_list", lambda: None)
+    monkeypatch.setattr("otel_limits.core.catalogue._code_of_list", lambda: None)
     assert brought_along() is known
 
 
 FETCHED = """
 import sys
 from genai_prices.data_snapshot import DataSnapshot, set_custom_snapshot
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import Usage, measured
 from otel_limits.core.pricing import Prices
 set_custom_snapshot(DataSnapshot([], from_auto_update=True))
 assert Prices().price("gpt-4o", Usage(input=1)) is None

@@ -7,6 +7,7 @@ import math
 import pickle
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -226,7 +227,7 @@ def test_disabled_is_off(monkeypatch: pytest.MonkeyPatch, make_agent: MakeAgent)
     assert (result.stop_reason, model.calls) == ("end_turn", 4)
 
 
-@pytest.mark.parametrize("switch_on", [enable, enable_leniently])
+@pytest.mark.parametrize("switch_on", [enable, partial(enable_leniently, "instrumentor")])
 def test_the_preset_says_what_it_sets(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -238,7 +239,9 @@ def test_the_preset_says_what_it_sets(
     switch_on()
     limits = RUNTIME.policy("anybody").limits
     assert (limits.max_iterations, limits.max_identical_tool_calls) == (7, 5)
-    assert "preset 'recommended' sets max_identical_tool_calls=5" in caplog.text
+    assert (
+        "preset 'recommended' sets max_model_calls=100, max_identical_tool_calls=5" in caplog.text
+    )
 
 
 def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

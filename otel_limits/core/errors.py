@@ -3,10 +3,12 @@
 Exception
 ├── ConfigurationError (a ValueError)
 ├── LedgerError
+│   ├── LedgerMovedError
 │   └── NewerLedgerError
 └── LimitReachedError
     ├── MaxIterationsReachedException
     ├── MaxTurnsReachedException
+    ├── MaxModelCallsReachedError
     ├── MaxTokenBudgetReachedException
     ├── MaxInputTokensReachedError
     ├── MaxOutputTokensReachedError
@@ -50,6 +52,10 @@ class LedgerError(Exception):
     """A question to the ledger cannot be answered; the sentence says why and what to do."""
 
 
+class LedgerMovedError(LedgerError):
+    """Somebody began to write a ledger while it was asked without write access: ask again."""
+
+
 class NewerLedgerError(LedgerError):
     """A newer otel-limits wrote the ledger, and this one does not understand it."""
 
@@ -91,6 +97,11 @@ class LimitReachedError(Exception):
     def __str__(self) -> str:
         """Name the agent, the limit, what it permits and what was used."""
         agent = f" by agent {self.stop.agent!r}" if self.stop else ""
+        breach = self.stop.breach if self.stop else None
+        if breach is not None and breach.note:
+            return f"{self.limit} reached{agent}: {breach.note}."
+        if breach is not None and breach.reserved:
+            return f"{self.limit} reached{agent}: {breach.amount}."
         return f"{self.limit} reached{agent}: {self.observed} of {self.cap} {self.unit} used."
 
 
@@ -118,6 +129,13 @@ class MaxTurnsReachedException(LimitReachedError):  # noqa: N818  the name users
         super().__init__(turns, max_turns)
         self.turns = turns
         self.max_turns = max_turns
+
+
+class MaxModelCallsReachedError(LimitReachedError):
+    """`max_model_calls` was reached."""
+
+    limit = "max_model_calls"
+    unit = "model calls"
 
 
 class MaxTokenBudgetReachedException(LimitReachedError):  # noqa: N818  the name users know
@@ -216,6 +234,7 @@ class KilledError(LimitReachedError):
 BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
     "max_iterations": MaxIterationsReachedException,
     "max_turns": MaxTurnsReachedException,
+    "max_model_calls": MaxModelCallsReachedError,
     "max_token_budget": MaxTokenBudgetReachedException,
     "max_input_tokens": MaxInputTokensReachedError,
     "max_output_tokens": MaxOutputTokensReachedError,

@@ -74,10 +74,18 @@ class Started:
     """What the keys chosen for audit were set to, in the baggage or on the agent."""
     at: float = field(default_factory=time.time)
     """Wall clock time, in seconds since the epoch."""
+    tree: Mapping[str, Number] = field(default_factory=dict)
+    """The caps of the budget trees that it belongs to, such as `tree_max_turns`, the tightest
+    where several trees have one."""
+    has_quotas: bool = False
+    """True while there are quotas that its model calls may have to ask."""
+    configured_action: str = "halt"
+    """What is done when a limit is reached, as it is configured, such as `ask`."""
 
     def __post_init__(self) -> None:
-        """Keep the attributes as they are now, whatever becomes of the dictionary given."""
+        """Keep both dictionaries as they are now, whatever becomes of those given."""
         object.__setattr__(self, "attributes", FrozenDict(self.attributes))
+        object.__setattr__(self, "tree", FrozenDict(self.tree))
 
     @property
     def blind(self) -> bool:
@@ -125,6 +133,14 @@ class ModelCall:
     """Where the price comes from, such as `genai-prices` or `policy`."""
     price_version: str | None = None
     """Version of that source, so that a price can be checked later."""
+    price_basis: str | None = None
+    """What the price depends on beside tokens and tier, as JSON; `None` for nothing."""
+    unpriced: str | None = None
+    """Why the price is unknown, in words."""
+    cost_is_limited: bool = False
+    """True when there is a limit on cost that an unknown price passes by."""
+    tier: str | None = None
+    """The service tier that it was billed at, such as `standard`, where it is known."""
     provider: str = "unknown"
     """Who serves the model, such as `bedrock`."""
     reported: Usage | None = None
@@ -139,6 +155,9 @@ class ModelCall:
     """Id under which shared quotas count it; `None` where none applies."""
     quota_charges: str | None = None
     """What they count, for whoever settles in the place of a killed worker."""
+    side: bool = False
+    """True when the agent's loop did not make it: a summary, a direct structured output, a model
+    that a tool asks, memory extraction, a background task. It may come after the `Stop`."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
@@ -305,6 +324,17 @@ class PolicyRead:
     """False when it was refused, so that the version before it stays in force."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enforcing:
+    """It is known whether limits are in force in this process."""
+
+    source: str
+    """By which way otel-limits was switched on first: `run`, `autoload`, `instrumentor`,
+    `provider`, `code` or `plugin`."""
+    in_force: bool
+    """False when it is switched on and cannot stop any agent."""
+
+
 Fact: TypeAlias = (
     Started
     | Cycle
@@ -321,6 +351,7 @@ Fact: TypeAlias = (
     | Dropped
     | Lag
     | PolicyRead
+    | Enforcing
 )
 
 Observer: TypeAlias = Callable[[Fact], None]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
+MAX_MODEL_CALLS_STOP_REASON: Final = "max_model_calls"
 MAX_TOKEN_BUDGET_STOP_REASON: Final = "max_token_budget"  # noqa: S105  a reason, no password
 MAX_INPUT_TOKENS_STOP_REASON: Final = "max_input_tokens"
 MAX_OUTPUT_TOKENS_STOP_REASON: Final = "max_output_tokens"
@@ -54,6 +55,10 @@ class Limit:
     """True when the call that only forces structured output is still permitted."""
     in_tree: bool = True
     """True when it makes sense for a whole budget tree."""
+    leaves_room: bool = True
+    """False when not even a last answer may pass it."""
+    binds_side_calls: bool = False
+    """True when a model call can pass it that is no turn."""
 
 
 def _whole_milliseconds(tally: Tally) -> float:
@@ -99,11 +104,22 @@ LIMITS: Final[Mapping[str, Limit]] = {
             observed=attrgetter("turns"),
         ),
         Limit(
+            name="max_model_calls",
+            reason=MAX_MODEL_CALLS_STOP_REASON,
+            unit="model calls",
+            help="Requests to a provider per invocation: retries, failures, structured output and "
+            "summaries included.",
+            observed=attrgetter("model_calls"),
+            leaves_room=False,
+            binds_side_calls=True,
+        ),
+        Limit(
             name="max_token_budget",
             reason=MAX_TOKEN_BUDGET_STOP_REASON,
             unit="tokens",
             help="Input and output tokens per invocation, every retry included.",
             observed=attrgetter("tokens"),
+            binds_side_calls=True,
         ),
         Limit(
             name="max_input_tokens",
@@ -111,6 +127,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit="input tokens",
             help="Input tokens per invocation, cached ones included.",
             observed=attrgetter("input"),
+            binds_side_calls=True,
         ),
         Limit(
             name="max_output_tokens",
@@ -118,6 +135,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit="output tokens",
             help="Output tokens per invocation.",
             observed=attrgetter("output"),
+            binds_side_calls=True,
         ),
         Limit(
             name="max_tool_calls",
@@ -146,6 +164,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="USD per invocation, by the price of each model call.",
             observed=attrgetter("cost"),
             kind=MONEY,
+            binds_side_calls=True,
         ),
         Limit(
             name="max_duration_seconds",
@@ -154,6 +173,8 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="Seconds per invocation; a response under way is cancelled, a tool is waited for.",
             observed=_whole_milliseconds,
             kind=SECONDS,
+            leaves_room=False,
+            binds_side_calls=True,
         ),
         _loop_limit(
             "max_consecutive_same_tool", "calls in a row", "Calls of one tool in a row, per leg"
@@ -228,6 +249,36 @@ class Breach:
     """The tool that the breach is about, if it is about one."""
     note: str = ""
     """Half a sentence that says it better than cap and observed value do, where there is one."""
+    reserved: Number = 0
+    """How much of `observed` is not used yet, but reserved by model calls under way."""
+
+    @property
+    def amount(self) -> str:
+        """How much was used of what is permitted, in words."""
+        if not self.reserved:
+            return f"{self.observed} of {self.cap} {self.unit} used"
+        used = self.observed - self.reserved  # type: ignore[operator]  # both are of one kind
+        return (
+            f"{self.observed} of {self.cap} {self.unit}: {used} used, {self.reserved} reserved by "
+            "model calls under way"
+        )
+
+    @property
+    def yields_to_output(self) -> bool:
+        """True when the call that only forces structured output is still permitted."""
+        return self.limit in LIMITS and LIMITS[self.limit].yields_to_output
+
+    @property
+    def leaves_room(self) -> bool:
+        """True when a last answer may pass the limit."""
+        kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
+        return kind is None or kind.leaves_room
+
+    @property
+    def binds_side_calls(self) -> bool:
+        """True when a model call that the agent's loop does not make would pass the limit."""
+        kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
+        return kind is not None and kind.binds_side_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +294,7 @@ class Limits:
 
     max_iterations: int | None = None
     max_turns: int | None = None
+    max_model_calls: int | None = None
     max_token_budget: int | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -301,17 +353,32 @@ class Limits:
 
     def levels(self, tally: Tally, prefix: str = "") -> tuple[Level, ...]:
         """How much of each cap `tally` has used."""
-        return tuple(
-            Level(prefix + limit.name, cap, limit.observed(tally)) for limit, cap in self.active
-        )
+        levels = []
+        for limit, cap in self.active:  # no comprehension, which would be a frame more
+            levels.append(Level(prefix + limit.name, cap, limit.observed(tally)))
+        return tuple(levels)
 
-    def breaches(self, tally: Tally, prefix: str = "") -> tuple[Breach, ...]:
-        """Every limit that `tally` has reached, the one that decides the stop reason first."""
+    def breaches(
+        self, tally: Tally, prefix: str = "", reserved: Tally | None = None
+    ) -> tuple[Breach, ...]:
+        """Every limit that `tally`, with what is reserved beside it, has reached."""
         breaches: tuple[Breach, ...] = ()
         for limit, cap in self.active:
-            if not limit.is_refusal and (observed := limit.observed(tally)) >= cap:
-                name = prefix + limit.name
-                breaches += (Breach(name, cap, observed, limit.reason, limit.unit),)
+            if limit.is_refusal:
+                continue
+            observed = limit.observed(tally)
+            held = 0 if reserved is None else limit.observed(reserved)
+            if observed + held >= cap:  # type: ignore[operator]  # both are of one kind
+                breaches += (
+                    Breach(
+                        prefix + limit.name,
+                        cap,
+                        observed + held,  # type: ignore[operator]
+                        limit.reason,
+                        limit.unit,
+                        reserved=held,
+                    ),
+                )
         return breaches
 
 

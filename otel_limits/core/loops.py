@@ -25,6 +25,7 @@ IDENTICAL_WINDOW: Final = 20
 PERIODS: Final = (2, 3, 4, 5)
 """Lengths of the patterns that are looked for, in calls."""
 
+# Hashes of 32 characters: some hundred kilobytes for an invocation that never ends.
 SEEN_CAPACITY: Final = 1_000
 """Results and texts that are remembered; the one not met for longest is forgotten first."""
 
@@ -89,7 +90,8 @@ class LoopState:
         self._window: deque[tuple[str, str]] = deque(maxlen=IDENTICAL_WINDOW)
         self._matches = dict.fromkeys(PERIODS, 0)
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._blamed: dict[str, str | None] = {}
+        self._blamed: dict[str, tuple[str | None, int]] = {}
+        """By limit: which tool, and the position of its call in the turn."""
 
     def leg(self) -> None:
         """A leg begins: calls in a row start again; nothing else is per leg."""
@@ -99,14 +101,15 @@ class LoopState:
 
     def turn(self, calls: Sequence[Call], text: str | None) -> None:
         """Take in one turn: its finished calls in the order of the requests, and its text."""
-        judged = [call for call in calls if not call.exempt]
+        judged = [(position, call) for position, call in enumerate(calls) if not call.exempt]
         if judged:
             self._judge_calls(judged)
         if self._adds_anything(calls, text):
             self.no_progress_turns = 0
         elif judged or not calls:
             self.no_progress_turns += 1
-        self._blamed["max_no_progress_turns"] = calls[-1].tool if calls else None
+        last = calls[-1].tool if calls else None
+        self._blamed["max_no_progress_turns"] = (last, max(len(calls) - 1, 0))
 
     def blame(self, limit: str) -> str | None:
         """The tool that brought the count of `limit` to where it is, if it was a tool.
@@ -114,17 +117,23 @@ class LoopState:
         Args:
             limit: Name of a loop limit, such as `max_identical_tool_calls`.
         """
-        return self._blamed.get(limit)
+        return self._blamed.get(limit, (None, 0))[0]
 
-    def _judge_calls(self, calls: Sequence[Call]) -> None:
-        in_a_row, identical, cycles = zip(*map(self._take, calls), strict=True)
+    def position(self, limit: str) -> int:
+        """Where among the calls of the last turn that one stands."""
+        return self._blamed.get(limit, (None, 0))[1]
+
+    def _judge_calls(self, calls: Sequence[tuple[int, Call]]) -> None:
+        counts = [self._take(call) for _, call in calls]
+        in_a_row, identical, cycles = zip(*counts, strict=True)
         self.consecutive_same_tool = self._peak("max_consecutive_same_tool", in_a_row, calls)
         self.identical_tool_calls = self._peak("max_identical_tool_calls", identical, calls)
         self.repeated_tool_cycles = self._peak("max_repeated_tool_cycles", cycles, calls)
 
-    def _peak(self, limit: str, counts: Sequence[int], calls: Sequence[Call]) -> int:
+    def _peak(self, limit: str, counts: Sequence[int], calls: Sequence[tuple[int, Call]]) -> int:
         highest = max(counts)
-        self._blamed[limit] = calls[counts.index(highest)].tool
+        position, call = calls[counts.index(highest)]
+        self._blamed[limit] = (call.tool, position)
         return highest
 
     def _take(self, call: Call) -> tuple[int, int, int]:
@@ -148,6 +157,7 @@ class LoopState:
         """
         most = 0
         for period, matches in self._matches.items():
+            # A pattern of one call is what `max_identical_tool_calls` counts.
             if matches >= period and len(set(list(self._window)[-period:])) > 1:
                 most = max(most, matches // period + 1)
         return most
@@ -161,12 +171,16 @@ class LoopState:
         keys = [fingerprint(call.tool, call.result) for call in calls]
         if text and text.strip():
             keys.append(fingerprint(text.strip()))
+        # A list and not a generator: `any` would end at the first, and the others would
+        # not be remembered.
         news = [self._is_new(key) for key in keys]
         return any(news)
 
     def _is_new(self, key: str) -> bool:
         new = key not in self._seen
         self._seen[key] = None
+        # Also when it was there: what comes again and again must not be forgotten for
+        # what came once.
         self._seen.move_to_end(key)
         if len(self._seen) > SEEN_CAPACITY:
             self._seen.popitem(last=False)
@@ -225,6 +239,7 @@ def _pieces(value: object) -> list[str]:
             pieces.append(closing)
             path.discard(id(owner))
             unfinished.pop()
+        # On the way down only: the same object twice side by side is no circle.
         elif id(child) in path:
             pieces.append("^")
         else:
@@ -255,6 +270,7 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
         if isinstance(item, (list, tuple, deque)):
             return "[", tuple(item)
         if isinstance(item, Mapping):
+            # By hash where a key is no text, as keys of several types cannot be compared.
             pairs = sorted(item.items(), key=lambda pair: _order(pair[0]))
             return "{", [each for pair in pairs for each in pair]
         return _open_rare(item)
@@ -271,6 +287,7 @@ def _open_rare(item: object) -> tuple[str, Iterable[object]]:
     if isinstance(item, (bytes, bytearray, memoryview)):
         return "(", ("bytes", bytes(item).hex())
     if isinstance(item, AbstractSet):
+        # Sets have no order, and that of strings differs from process to process.
         return "(", ("set", *sorted(map(fingerprint, item)))
     if isinstance(item, VALUES):
         return "(", (_name(item), str(item))

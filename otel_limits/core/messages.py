@@ -31,7 +31,7 @@ def why(verdict: Verdict) -> str:
     if breach.note:
         return breach.note
     tool = f" by tool {breach.subject!r}" if breach.subject else ""
-    return f"{breach.limit} reached ({breach.observed} of {breach.cap} {breach.unit} used{tool})"
+    return f"{breach.limit} reached ({breach.amount}{tool})"
 
 
 def wrap_up_note(verdict: Verdict) -> str:
@@ -108,6 +108,6 @@ def _breach(values: Mapping[str, Any]) -> Breach:
     numbers = {
         name: Decimal(each) if isinstance(each, str) else each
         for name, each in values.items()
-        if name in ("cap", "observed")
+        if name in ("cap", "observed", "reserved")
     }
     return Breach(**{**values, **numbers})

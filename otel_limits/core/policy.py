@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.core.globs import best_match
+from otel_limits.core.labels import clean
 from otel_limits.core.limits import KILLED_STOP_REASON, NO_LIMITS, STOP_REASONS, Breach, Limits
 from otel_limits.core.values import choice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from otel_limits.core.usage import Tally
 
 Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
 ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")
+
+Reached: TypeAlias = tuple[Breach, Action]
+"""A limit that was reached, and what its owner does about it."""
 
 Unmeasured = Literal["estimate", "ignore", "halt"]
 UNMEASURED: Final[tuple[Unmeasured, ...]] = ("estimate", "ignore", "halt")
@@ -41,6 +47,9 @@ class Verdict:
         """The limit that decides."""
         return self.breaches[0] if self.breaches else None
 
+
+FINAL: Final = ("halt", "raise")
+"""Actions that leave room for no further model call."""
 
 KILLED: Final = Verdict(KILLED_STOP_REASON)
 
@@ -80,31 +89,58 @@ class Policy:
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
-    def breaches(self, tally: Tally) -> tuple[Breach, ...]:
-        """Every limit that `tally` has reached, the one that decides the stop reason first.
+    def of_tree(self) -> Policy:
+        """What applies to the budget tree of whoever has this policy: its caps are the limits."""
+        return replace(self, limits=self.tree, tree=NO_LIMITS)
+
+    def breaches(
+        self, tally: Tally, reserved: Tally | None = None, prefix: str = ""
+    ) -> tuple[Breach, ...]:
+        """Every limit that `tally`, with what is reserved beside it, has reached.
 
         With `unmeasured="halt"` a call of unknown size breaches every limit on tokens, with
         `unpriced="halt"` a call of unknown price breaches that on cost.
         """
-        breaches = self.limits.breaches(tally)
+        breaches = self.limits.breaches(tally, prefix, reserved)
         if tally.unmeasured_calls and self.unmeasured == "halt":
-            breaches += self._unknown(tally, breaches, "token")
+            why = f"no usage was reported by {clean(tally.unmeasured_model)}"
+            breaches += self._unknown(tally, breaches, "token", prefix, why)
         if tally.unpriced_calls and self.unpriced == "halt":
-            breaches += self._unknown(tally, breaches, "USD")
+            why = f"no price for {clean(tally.unpriced_model)}"
+            breaches += self._unknown(tally, breaches, "USD", prefix, why)
         return breaches
 
-    def _unknown(self, tally: Tally, known: tuple[Breach, ...], unit: str) -> tuple[Breach, ...]:
+    def _unknown(
+        self, tally: Tally, known: tuple[Breach, ...], unit: str, prefix: str, why: str
+    ) -> tuple[Breach, ...]:
+        """Every other limit in this unit: what was counted is below it, and is not all."""
         named = {breach.limit for breach in known}
         return tuple(
-            Breach(kind.name, cap, kind.observed(tally), kind.reason, kind.unit)
+            Breach(
+                name,
+                cap,
+                kind.observed(tally),
+                kind.reason,
+                kind.unit,
+                note=f"{why}, so {name}={cap} cannot be kept",
+            )
             for kind, cap in self.limits.active
-            if unit in kind.unit and kind.name not in named
+            if unit in kind.unit and (name := prefix + kind.name) not in named
         )
 
 
-def verdict_of(breaches: tuple[Breach, ...]) -> Verdict | None:
-    """Decide on one stop reason; `None` when nothing was breached."""
-    if not breaches:
+def verdict_of(reached: Iterable[Reached]) -> Verdict | None:
+    """Decide on one stop reason and one action; `None` when nothing was reached.
+
+    What is only observed stands behind what acts. A last answer, or a human's extension, is of
+    use only where no other limit ends the invocation all the same.
+    """
+    ordered = sorted(
+        reached, key=lambda each: (each[1] == "observe", STOP_REASONS.index(each[0].reason))
+    )
+    if not ordered:
         return None
-    ordered = tuple(sorted(breaches, key=lambda breach: STOP_REASONS.index(breach.reason)))
-    return Verdict(ordered[0].reason, ordered)
+    actions = [action for _, action in ordered]
+    action = next((each for each in actions if each in FINAL), actions[0])
+    breaches = tuple(breach for breach, _ in ordered)
+    return Verdict(breaches[0].reason, breaches, action)

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar
 
 from otel_limits.core.frozen import FrozenDict
+from otel_limits.core.secrets import masked
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class CheckedKind(Kind[T]):
 
     def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
         advice = str(error) if isinstance(error, UnfitError) else ""
-        sentence = f"{name} must be {self.phrase}, got {written}."
+        sentence = f"{name} must be {self.phrase}, got {masked(written)}."
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
 
@@ -126,9 +127,18 @@ class MappingKind(Kind[Mapping[str, T]]):
         for part in text.split(","):
             key, equals, value = part.strip().rpartition("=")
             if not equals or not key:
-                raise ValueError(f"{name} must look like {self.example}, got {text!r}.")
-            values[key] = self.each.of_text(f'{name}["{key}"]', value)
+                raise self._misfit(name, text)
+            try:
+                values[key] = self.each.of_text(f'{name}["{key}"]', value)
+            except ValueError:
+                if masked(part) == part:
+                    raise
+                # What was put here by mistake may have a password where a number should be.
+                raise self._misfit(name, text) from None
         return FrozenDict(values)
+
+    def _misfit(self, name: str, text: str) -> ValueError:
+        return ValueError(f"{name} must look like {self.example}, got {masked(text)!r}.")
 
     def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
         """Check what code or a policy file gives; `written` is how a file has it."""
@@ -226,6 +236,7 @@ MONEY: Final = _bounded(
 PRICE: Final = _bounded(
     "USD per million tokens, 0 or more, such as 2.50", _exact, Decimal, minimum=0
 )
+FEE: Final = _bounded("USD for each, 0 or more, such as 0.01", _exact, Decimal, minimum=0)
 
 
 def count_up_to(most: int) -> CheckedKind[int]:

@@ -1,0 +1,56 @@
+"""Puts stars in the place of every secret in an address, however it is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+STARS: Final = "***"
+
+SECRET_VALUE: Final = re.compile(
+    r"(?i)([\w.-]*(?:pass|pwd|secret|token|key|auth|cred|sig)[\w.-]*\s*=\s*)"
+    r"('[^']*'?|\"[^\"]*\"?|[^&;\s'\"]+)"
+)
+"""A parameter of a URL, or of a connection string of PostgreSQL, whose value is not shown."""
+
+USER: Final = re.compile(r"[\w.+%-]*")
+"""A name that can be shown; anything else before an `@` may be a piece of a password."""
+
+HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%]*\](:\d*)?|[^:\[\]]*(:\d*)?")
+"""A host with its port. What has another thing after the colon may be a user with a password."""
+
+TOKENS: Final = ("http", "https")
+"""Schemes whose user alone may be a token."""
+
+
+def masked(text: str) -> str:
+    """Return an address as it may be shown.
+
+    Passwords have any characters here, also those that should have been escaped: everything up to
+    the last `@` belongs to user and password. Rather too much is hidden than too little.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "", text
+    credentials, at, place = rest.rpartition("@")
+    if at and (separator or ":" in credentials):
+        rest = _masked_user(credentials, scheme) + at + _masked_hosts(place)
+    elif separator:
+        rest = _masked_hosts(rest)
+    return SECRET_VALUE.sub(rf"\1{STARS}", scheme + separator + rest)
+
+
+def _masked_user(credentials: str, scheme: str) -> str:
+    """Keep the user's name where it is one."""
+    user, colon, _ = credentials.partition(":")
+    if not USER.fullmatch(user) or (scheme.lower().endswith(TOKENS) and not colon):
+        return STARS
+    return f"{user}:{STARS}" if colon else user
+
+
+def _masked_hosts(rest: str) -> str:
+    """Hide what stands for a port, and all that follows, where the `@` was forgotten."""
+    hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if all(HOST.fullmatch(host) for host in hosts.split(",")):
+        return rest
+    return f"{hosts.partition(':')[0].strip('[]')}:{STARS}"

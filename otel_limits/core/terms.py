@@ -1,0 +1,120 @@
+"""What a request asks for that its price depends on, beside the tokens that it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from otel_limits.core.usage import Usage
+
+ONE_HOUR: Final = "1h"
+FIVE_MINUTES: Final = "5m"
+
+STANDARD: Final = "standard"
+STANDARDS: Final = frozenset({"standard", "standard_only", "default", "on_demand", "none", ""})
+"""How vendors call the tier that nobody has to ask for."""
+PREFIXES: Final = ("on_demand_",)
+"""What Gemini puts before the name of a tier: `ON_DEMAND_PRIORITY`."""
+AUTOMATIC: Final = "auto"
+"""The vendor chooses the tier, and says in its answer which one it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a request asks for. What it does not say is the vendor's default."""
+
+    seller: str | None = None
+    """Who sells, where the address of the request says so."""
+    tier: str = STANDARD
+    cache_ttls: frozenset[str] = frozenset({FIVE_MINUTES})
+    """How long what it puts in a cache is to stay there: `5m`, `1h`, or both."""
+    audio_in: bool = False
+    """True when something spoken is in it, or may be."""
+    audio_out: bool = False
+    searches: bool = False
+    """True when the vendor may search the web for the model."""
+
+
+DEFAULT_TERMS: Final = Terms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sale:
+    """One model call, with everything that its price depends on."""
+
+    model: str
+    provider: str = "unknown"
+    """Who was asked, by the name of the framework's module or of the conventions."""
+    usage: Usage
+    tier: str = STANDARD
+    seller: str | None = None
+    """Who sells, where the address says something else than `provider`."""
+    opens: tuple[str, ...] = ()
+    """Why the price cannot be known: the request permits several, and no answer says which."""
+
+    @property
+    def basis(self) -> str | None:
+        """What no column of a ledger has, as JSON; `None` for nothing."""
+        parts = {name: getattr(self.usage, name) or None for name in BASIS}
+        said = {**parts, "seller": self.seller, "open": self.opens or None}
+        known = {name: value for name, value in said.items() if value is not None}
+        return json.dumps(known) if known else None
+
+
+BASIS: Final = ("input_audio", "output_audio", "web_searches")
+"""Counts that few calls have."""
+
+
+def sale_of(
+    model: str, provider: str, usage: Usage, answered_tier: str | None, terms: Terms
+) -> Sale:
+    """Put together what a request asked for and what its answer said: the answer decides."""
+    tier = named_tier(terms.tier if answered_tier is None else answered_tier)
+    opens = []
+    if usage.cache_write and usage.cache_write_1h is None:
+        if terms.cache_ttls == {ONE_HOUR}:
+            usage = replace(usage, cache_write_1h=usage.cache_write)
+        elif ONE_HOUR in terms.cache_ttls:
+            opens.append("it wrote to caches of 5 minutes and of 1 hour, and nobody says how much")
+    is_cached = usage.cache_read + usage.cache_write > 0
+    if (terms.audio_in and usage.input_audio is None) or (is_cached and usage.input_audio):
+        opens.append("it has audio, and nobody says how much of it was cached or text")
+    if terms.audio_out and usage.output_audio is None:
+        opens.append("it may have answered with audio, and nobody says how much")
+    if terms.searches and usage.web_searches is None:
+        opens.append("it may have searched the web, and nobody says how often")
+    return Sale(
+        model=model,
+        provider=provider,
+        usage=usage,
+        tier=tier,
+        seller=terms.seller,
+        opens=tuple(opens),
+    )
+
+
+def sale_in_ledger(
+    model: str, provider: str, usage: Usage, tier: str | None, basis: str | None
+) -> Sale:
+    """Put together again what a ledger has of a call."""
+    said: Mapping[str, Any] = json.loads(basis) if basis else {}
+    parts: dict[str, Any] = {name: said.get(name) for name in BASIS}
+    return Sale(
+        model=model,
+        provider=provider,
+        usage=replace(usage, **parts),
+        tier=named_tier(tier or STANDARD),
+        seller=said.get("seller"),
+        opens=tuple(said.get("open", ())),
+    )
+
+
+def named_tier(tier: str) -> str:
+    """Return the name of a tier, the same for all vendors."""
+    name = tier.lower().replace("-", "_")
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return STANDARD if name in STANDARDS else name

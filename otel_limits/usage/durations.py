@@ -1,0 +1,111 @@
+"""Reads the duration of audio and video from the header of its container."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+HEADER: Final = 1 << 20
+"""Bytes at the beginning and at the end in which a header is looked for."""
+
+MP3_RATES: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+"""Kilobits a second of MPEG 1, layer 3."""
+MP3_LOW_RATES: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+"""Those of MPEG 2 and 2.5."""
+MP3_HEADS: Final = {
+    **dict.fromkeys((b"\xff\xfa", b"\xff\xfb"), MP3_RATES),
+    **dict.fromkeys((b"\xff\xf2", b"\xff\xf3", b"\xff\xe2", b"\xff\xe3"), MP3_LOW_RATES),
+}
+DOUBLE: Final = 0x88
+"""Length of a Matroska number of 8 bytes; others have 4."""
+OPUS_RATE: Final = 48_000
+NANOSECONDS: Final = 1_000_000_000
+
+
+def seconds_of(data: bytes) -> float | None:
+    """Return the duration in seconds, or `None` for what cannot be read.
+
+    WAV, FLAC, MP3 of a constant bit rate, Ogg (Opus and Vorbis), MP4 and its kin, Matroska and
+    WebM.
+    """
+    try:
+        read = next((read for at, mark, read in CONTAINERS if data.startswith(mark, at)), None)
+        found = None if read is None else read(data)
+    except (IndexError, struct.error, ZeroDivisionError):
+        return None
+    return found if found is not None and 0 < found < float("inf") else None
+
+
+def _wav(data: bytes) -> float | None:
+    at = data.find(b"fmt ", 12, HEADER)
+    begin = data.find(b"data", 12, HEADER)
+    if at < 0 or begin < 0:
+        return None
+    (rate,) = struct.unpack_from("<I", data, at + 16)
+    (size,) = struct.unpack_from("<I", data, begin + 4)
+    return float(min(size, len(data) - begin - 8) / rate)
+
+
+def _ogg(data: bytes) -> float | None:
+    """Read which sample the last page ends with: RFC 3533, 6."""
+    last = data.rfind(b"OggS")
+    (samples,) = struct.unpack_from("<Q", data, last + 6)
+    if b"OpusHead" in data[:HEADER]:
+        return float(samples / OPUS_RATE)
+    at = data.find(b"\x01vorbis", 0, HEADER)
+    return None if at < 0 else float(samples / struct.unpack_from("<I", data, at + 12)[0])
+
+
+def _mp4(data: bytes) -> float | None:
+    """Read the movie header, which is at either end: ISO 14496-12, 8.2.2."""
+    at = data.find(b"mvhd", 0, HEADER)
+    if at < 0:
+        at = data.rfind(b"mvhd", max(0, len(data) - HEADER))
+    if at < 0:
+        return None
+    layout, offset = (">IQ", 24) if data[at + 4] == 1 else (">II", 16)
+    scale, duration = struct.unpack_from(layout, data, at + offset)
+    return float(duration / scale)
+
+
+def _matroska(data: bytes) -> float | None:
+    """Read scale and duration of the segment: RFC 9559, 5.1.2."""
+    at = data.find(b"\x44\x89", 0, HEADER)
+    if at < 0:
+        return None
+    (duration,) = struct.unpack_from(">d" if data[at + 2] == DOUBLE else ">f", data, at + 3)
+    begin = data.find(b"\x2a\xd7\xb1", 0, HEADER)
+    size = data[begin + 3] & 0x0F if begin >= 0 else 0
+    scale = int.from_bytes(data[begin + 4 : begin + 4 + size], "big") if begin >= 0 else 1_000_000
+    return float(duration * scale / NANOSECONDS)
+
+
+def _flac(data: bytes) -> float | None:
+    """Read 20 bits of sample rate, 8 of channels and depth, 36 of samples: RFC 9639, 8.2."""
+    bits = int.from_bytes(data[18:26], "big")
+    return (bits & (1 << 36) - 1) / (bits >> 44)
+
+
+def _mp3(data: bytes) -> float | None:
+    """Read the bit rate of the first frame, behind what ID3 puts before it."""
+    at = 0
+    if data[:3] == b"ID3":  # its length is written in 7 bits of each byte
+        size = 0
+        for byte in data[6:10]:
+            size = size << 7 | byte
+        at = 10 + size
+    rates = MP3_HEADS.get(data[at : at + 2])
+    return None if rates is None else (len(data) - at) * 8 / (rates[data[at + 2] >> 4] * 1_000)
+
+
+CONTAINERS: Final[tuple[tuple[int, bytes, Callable[[bytes], float | None]], ...]] = (
+    (8, b"WAVE", _wav),
+    (0, b"fLaC", _flac),
+    (0, b"OggS", _ogg),
+    (4, b"ftyp", _mp4),
+    (0, b"\x1aE\xdf\xa3", _matroska),
+    (0, b"ID3", _mp3),
+    *((0, head, _mp3) for head in MP3_HEADS),
+)
+"""What stands where in each, and what reads it."""

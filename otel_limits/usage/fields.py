@@ -1,0 +1,177 @@
+"""Under which names vendors, their clients and instrumentations report each count of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from otel_limits.usage.numbers import token_count
+
+MAX_DEPTH: Final = 4
+"""How deep a count may be nested; the deepest known one is two levels down."""
+
+SPAN_PREFIXES: Final = (
+    "gen_ai.usage.",  # OpenTelemetry semantic conventions for generative AI
+    "llm.token_count.",  # OpenInference
+    "llm.usage.",  # OpenLLMetry
+    "anthropic.usage.",  # the client library of Anthropic
+)
+"""What the names of span attributes begin with; the rest is named as vendors name it."""
+
+
+def plain(*names: str) -> tuple[str, ...]:
+    """Write names as `Fields` looks them up, once: each model call looks for all of them."""
+    return tuple(_plain(name) for name in names)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+INPUT: Final = plain(
+    "billed_units.input_tokens",  # Cohere: what is billed, beside what was processed
+    "input_tokens",  # Anthropic, OpenAI Responses, Bedrock (inputTokens), the conventions
+    "prompt_tokens",  # OpenAI Chat and all that follow it
+    "prompt_token_count",  # Gemini
+    "prompt_eval_count",  # Ollama
+    "num_prompt_tokens",  # LlamaAPI
+    "prompt",  # OpenInference
+    "tokens.input_tokens",
+)
+OUTPUT: Final = plain(
+    "billed_units.output_tokens",
+    "output_tokens",
+    "completion_tokens",
+    "candidates_token_count",
+    "eval_count",
+    "num_completion_tokens",
+    "completion",
+    "tokens.output_tokens",
+)
+TOTAL: Final = plain("total_tokens", "total_token_count", "num_total_tokens", "total")
+CACHE_READ: Final = plain(
+    "cache_read.input_tokens",
+    "cache_read_input_tokens",
+    "prompt_tokens_details.cached_tokens",
+    "prompt_token_details.cached_tokens",  # Writer
+    "input_tokens_details.cached_tokens",
+    "prompt_details.cache_read",
+    "cached_content_token_count",
+    "prompt_cache_hit_tokens",  # DeepSeek
+    "prompt_eval_cached_count",
+    "cached_tokens",
+)
+CACHE_WRITE: Final = plain(
+    "cache_creation.input_tokens",
+    "cache_write.input_tokens",
+    "cache_creation_input_tokens",
+    "cache_write_input_tokens",
+    "prompt_tokens_details.cache_write_tokens",
+    "input_tokens_details.cache_write_tokens",
+    "prompt_details.cache_write",
+)
+CACHE_WRITE_5M: Final = plain("cache_creation.ephemeral_5m_input_tokens", "cache_details.5m")
+CACHE_WRITE_1H: Final = plain("cache_creation.ephemeral_1h_input_tokens", "cache_details.1h")
+REASONING: Final = plain(
+    "reasoning.output_tokens",
+    "completion_tokens_details.reasoning_tokens",
+    "output_tokens_details.reasoning_tokens",
+    "output_tokens_details.thinking_tokens",
+    "completion_details.reasoning",
+    "details.reasoning_tokens",
+    "thoughts_token_count",
+    "reasoning_tokens",
+)
+TOOL_PROMPT: Final = plain("tool_use_prompt_token_count")
+"""Gemini's input beside its prompt."""
+INPUT_AUDIO: Final = plain(
+    "prompt_tokens_details.audio_tokens",
+    "prompt_details.audio",
+    "prompt_tokens_details.audio",
+)
+OUTPUT_AUDIO: Final = plain(
+    "completion_tokens_details.audio_tokens",
+    "completion_details.audio",
+    "candidates_tokens_details.audio",
+)
+WEB_SEARCHES: Final = plain("server_tool_use.web_search_requests")
+TIER: Final = plain("service_tier", "traffic_type", "service_tier.type")
+
+
+class Fields:
+    """What was reported, under names that are the same in whatever way they are written.
+
+    `promptTokenCount` is `prompt_token_count`, and nested names are joined by dots. A list of
+    counts by modality or by time to live has those as the last part of its names.
+    """
+
+    def __init__(self, raw: object) -> None:
+        """Take a dictionary, an object of a client library, or the attributes of a span."""
+        self._found: dict[str, Any] = {}
+        # No recursion: a runaway agent is deep in its own by the time it is answered.
+        left: list[tuple[str, Any, int]] = [("", raw, 0)]
+        while left:
+            name, value, depth = left.pop()
+            below = _below(value) if depth < MAX_DEPTH else None
+            if below is None:
+                known = self._found.get(name)
+                if value is not None and (known is None or token_count(known) is None):
+                    self._found[name] = value
+                continue
+            for key, each in below:
+                part = str(key)
+                if not depth:
+                    for prefix in SPAN_PREFIXES:
+                        part = part.removeprefix(prefix)
+                part = f"{name}.{part}" if name else part
+                left.append((part.replace("_", "").lower(), each, depth + 1))
+
+    def __contains__(self, names: Sequence[str]) -> bool:
+        """Tell whether any of these names has a value, be it readable or not."""
+        return any(name in self._found for name in names)
+
+    def count(self, names: Sequence[str]) -> int | None:
+        """Return the number of tokens under the first of `names` that has a readable one."""
+        for name in names:
+            found = self._found.get(name)
+            if found is not None and (count := token_count(found)) is not None:
+                return count
+        return None
+
+    def text(self, names: Sequence[str]) -> str | None:
+        """Return the text under the first of `names` that has some."""
+        found = (self._found.get(name) for name in names)
+        return next((text for text in found if isinstance(text, str) and text), None)
+
+
+def is_usage(name: str) -> bool:
+    """Tell whether an attribute of a span says something of usage."""
+    return name.startswith(SPAN_PREFIXES)
+
+
+def _below(value: object) -> Iterable[tuple[object, Any]] | None:
+    """Return what a container has, with its names; `None` for what is a value itself."""
+    if type(value) is dict:  # as good as always
+        return value.items()
+    if value is None or isinstance(value, (str, bytes, int, float)):
+        return None
+    if isinstance(value, (list, tuple)):
+        return _listed(value)
+    if isinstance(value, Mapping):
+        return value.items()
+    own = getattr(value, "__dict__", None)
+    if not isinstance(own, dict) or not own:
+        return None
+    # What a client library does not know, pydantic keeps beside what it knows.
+    extra = getattr(value, "__pydantic_extra__", None)
+    return {**own, **(extra if isinstance(extra, dict) else {})}.items()
+
+
+def _listed(items: Sequence[object]) -> Iterator[tuple[object, Any]]:
+    """Yield the counts of a list, as Bedrock, Gemini and LlamaAPI have them."""
+    for item in items:
+        by = {_plain(str(key)): value for key, value in _below(item) or ()}
+        count = by.get("inputtokens", by.get("tokencount", by.get("value")))
+        kind = by.get("ttl", by.get("modality", by.get("metric")))
+        if kind is not None:
+            yield getattr(kind, "value", kind), count

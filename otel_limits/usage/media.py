@@ -1,0 +1,180 @@
+"""Estimates what images, documents, audio and video cost in tokens, by each vendor's rule."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from otel_limits.usage.durations import seconds_of
+from otel_limits.usage.pages import pages_of
+from otel_limits.usage.pictures import size_of
+from otel_limits.usage.text import tokens_of_text
+
+Vendor: TypeAlias = Literal[
+    "claude", "gemini", "gemini-3", "nova", "nova-2", "openai-patches", "openai-tiles", "other"
+]
+
+CLAUDE_EDGE: Final = 1568
+CLAUDE_TOKENS: Final = 1_600
+"""An image is made smaller until its long edge and its tokens are at most these:
+platform.claude.com, "Vision". Models from 4.7 on take more, see `CLAUDE_LARGE`."""
+CLAUDE_LARGE: Final = (2576, 4_784)
+CLAUDE_PATCH: Final = 28
+
+PATCH: Final = 32
+MAX_PATCHES: Final = 1_536
+"""platform.openai.com, "Images and vision": of models that count patches."""
+FACTORS: Final = (("nano", 2.46), ("o4-mini", 1.72), ("mini", 1.62))
+"""Tokens for each patch, by a part of the model's name; other models have 1.2."""
+
+TILES: Final = (("gpt-4o-mini", 2833, 5667), ("gpt-5", 70, 140), ("o1", 75, 150), ("o3", 75, 150))
+"""Tokens of an image and of each of its tiles of 512 pixels; other models have 85 and 170."""
+TILE: Final = 512
+TILED_BOX: Final = 2048
+TILED_SIDE: Final = 768
+
+GEMINI_SMALL: Final = 384
+GEMINI_TILE: Final = 768
+GEMINI_TOKENS: Final = 258
+"""ai.google.dev, "Understand and count tokens": up to 384 pixels one tile, else tiles of 768."""
+GEMINI_3_TOKENS: Final = 1_120
+"""The same for Gemini 3, at its default resolution, whatever the size."""
+
+NOVA_PIXELS: Final = 630
+"""Pixels for a token: about 800, 1,300 and 2,600 tokens for 900x450, 900x900 and 1300x1300 in the
+Amazon Nova user guide."""
+NOVA_2_TOKENS: Final = 230
+"""Billed for every image: Amazon Nova 2 user guide."""
+
+FLAT_SIZE: Final = (1_024, 1_024)
+"""Assumed of an image whose size cannot be read, or that is only linked to."""
+FLAT_SECONDS: Final = 60.0
+"""Assumed of audio and video whose duration cannot be read."""
+FLAT_DOCUMENT: Final = 3_000
+"""Tokens assumed of an office document, and of one that is only linked to."""
+
+PAGE: Final[dict[Vendor, int]] = {"claude": 2_300, "gemini": 258, "gemini-3": 560}
+PAGE_OF_OTHERS: Final = 1_400
+"""Tokens of a page of a PDF: its text, and a picture of it. Measured for Claude (JOHNISKING,
+pdf-token-cost); Google documents its own."""
+PAGE_AS_TEXT: Final = 600
+"""Of a page of which only the text is read: Bedrock's Converse without citations."""
+
+AUDIO: Final[dict[Vendor, float]] = {"openai-tiles": 10.0, "openai-patches": 10.0}
+AUDIO_OF_OTHERS: Final = 32.0
+"""Tokens for a second: ai.google.dev, "Audio understanding"; OpenAI's is 10."""
+VIDEO: Final = 263.0
+"""Tokens for a second, its sound not counted: ai.google.dev, "Video understanding"."""
+
+TEXTS: Final = frozenset({"csv", "html", "md", "txt"})
+
+OPENAI_CLASSES: Final = ("openai", "openai_responses")
+OPENAI: Final = re.compile(r"\b(gpt-\d|o[134]\b|o[134]-|chatgpt|computer-use)")
+BY_PATCHES: Final = re.compile(r"(gpt-(4\.1|5)[\w.]*-(mini|nano))|o4-mini|gpt-5\.[2-9]|gpt-[6-9]")
+LARGE_CLAUDE: Final = re.compile(r"claude-[a-z]+-(4-[7-9]|[5-9])(\D|$)")
+
+
+class Recipient(NamedTuple):
+    """Who is asked: vendors count the same picture differently."""
+
+    provider: str
+    """The module of the framework that talks to the vendor."""
+    model: str
+    """In small letters."""
+    vendor: Vendor
+    """Whose rule holds."""
+
+
+@functools.lru_cache(256)
+def recipient(provider: str, model: str) -> Recipient:
+    """Say whose rule holds, by the name of the model, or else by the provider."""
+    model = model.lower()
+    rules: tuple[tuple[Vendor, bool], ...] = (
+        ("claude", "claude" in model or provider == "anthropic"),
+        ("gemini-3", "gemini-3" in model),
+        ("gemini", "gemini" in model or provider == "gemini"),
+        ("nova-2", "nova-2" in model),
+        ("nova", "nova" in model),
+        ("openai-patches", BY_PATCHES.search(model) is not None),
+        ("openai-tiles", OPENAI.search(model) is not None or provider in OPENAI_CLASSES),
+    )
+    return Recipient(provider, model, next((rule for rule, holds in rules if holds), "other"))
+
+
+def tokens_of_image(data: bytes | None, to: Recipient) -> int:
+    """Tokens of an image, by the size that its header says."""
+    width, height = (size_of(data) if data is not None else None) or FLAT_SIZE
+    vendor, model = to.vendor, to.model
+    if vendor in ("gemini-3", "nova-2"):
+        return GEMINI_3_TOKENS if vendor == "gemini-3" else NOVA_2_TOKENS
+    if vendor == "gemini":
+        return _gemini(width, height)
+    if vendor == "nova":
+        return math.ceil(width * height / NOVA_PIXELS)
+    if vendor == "openai-tiles":
+        return _tiles(width, height, model)
+    if vendor == "openai-patches":
+        return _patches(width, height, model)
+    return _claude(width, height, large=LARGE_CLAUDE.search(model) is not None)
+
+
+def _gemini(width: int, height: int) -> int:
+    if max(width, height) <= GEMINI_SMALL:
+        return GEMINI_TOKENS
+    return GEMINI_TOKENS * math.ceil(width / GEMINI_TILE) * math.ceil(height / GEMINI_TILE)
+
+
+def _tiles(width: int, height: int, model: str) -> int:
+    scale = min(1, TILED_BOX / max(width, height))
+    scale = min(scale, TILED_SIDE / min(width, height))
+    number = math.ceil(width * scale / TILE) * math.ceil(height * scale / TILE)
+    base, each = next((tokens for name, *tokens in TILES if name in model), (85, 170))
+    return base + each * number
+
+
+def _patches(width: int, height: int, model: str) -> int:
+    number = math.ceil(width / PATCH) * math.ceil(height / PATCH)
+    factor = next((factor for name, factor in FACTORS if name in model), 1.2)
+    return math.ceil(min(number, MAX_PATCHES) * factor)
+
+
+def _claude(width: int, height: int, *, large: bool) -> int:
+    edge, most = CLAUDE_LARGE if large else (CLAUDE_EDGE, CLAUDE_TOKENS)
+    scale = min(1, edge / max(width, height))
+    patches = [math.ceil(side * scale / CLAUDE_PATCH) for side in (width, height)]
+    return min(most, math.prod(patches))
+
+
+def tokens_of_document(data: bytes | None, kind: str, to: Recipient, *, cited: bool) -> int:
+    """Tokens of a document: a PDF by its pages, text as text, anything else a flat figure.
+
+    Args:
+        data: Its content, `None` where it is only linked to.
+        kind: Its format, such as `pdf`.
+        to: Who reads it.
+        cited: The model is asked to cite it: Bedrock then has it look at the pages.
+    """
+    if data is None:
+        return FLAT_DOCUMENT
+    if kind in TEXTS:
+        return tokens_of_text(data.decode(errors="replace"))
+    if kind != "pdf":
+        return FLAT_DOCUMENT
+    page = PAGE.get(to.vendor, PAGE_OF_OTHERS)
+    return pages_of(data) * (PAGE_AS_TEXT if to.provider == "bedrock" and not cited else page)
+
+
+def tokens_of_audio(data: bytes | None, to: Recipient) -> int:
+    """Tokens of audio, by the duration that its container says."""
+    return math.ceil(_seconds(data) * AUDIO.get(to.vendor, AUDIO_OF_OTHERS))
+
+
+def tokens_of_video(data: bytes | None, to: Recipient) -> int:  # noqa: ARG001  as for the others
+    """Tokens of a video, by the duration that its container says."""
+    return math.ceil(_seconds(data) * VIDEO)
+
+
+def _seconds(data: bytes | None) -> float:
+    return (seconds_of(data) if data is not None else None) or FLAT_SECONDS

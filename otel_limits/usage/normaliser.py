@@ -1,0 +1,170 @@
+"""The one place that says what a call used: raw usage of any vendor in, one kind of record out.
+
+Live streams, spans and imported files all pass it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from otel_limits.core.usage import NOTHING_REPORTED, Sure, Usage, UsageRecord
+from otel_limits.usage import fields
+from otel_limits.usage.fields import Fields
+from otel_limits.usage.rules import Rule, rule_of_provider, rule_of_span
+
+HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
+"""Where a response has its usage; Ollama's has it in itself."""
+
+
+def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
+    """Read the usage of one response.
+
+    Args:
+        raw: What the vendor or its client says: a dictionary or an object of the client library.
+        provider: The module of the framework that talks to the vendor, such as `bedrock`.
+    """
+    return _record(Fields(raw), rule_of_provider(provider))
+
+
+def record_of_response(response: object, provider: str = "unknown") -> UsageRecord:
+    """Read the usage that is within a whole response, of a client library or as JSON."""
+    for name in HOLDERS:
+        held = (
+            response.get(name) if isinstance(response, Mapping) else getattr(response, name, None)
+        )
+        if held is not None:
+            return record_of_usage(held, provider)
+    return record_of_usage(response, provider)
+
+
+def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecord:
+    """Read the usage that a span has in its attributes.
+
+    Args:
+        attributes: Those of the span; what is not about usage is passed over.
+        scope: The instrumentation scope that the span is of.
+    """
+    told = {name: value for name, value in attributes.items() if fields.is_usage(name)}
+    return _record(Fields(told), rule_of_span(scope, told)) if told else NOTHING_REPORTED
+
+
+def completed(record: UsageRecord, input_estimate: int, output_estimate: int) -> Usage:
+    """Put estimates in the place of what the vendor did not say.
+
+    It is at least what is readable, and at least the vendor's total.
+
+    Args:
+        record: What it said.
+        input_estimate: Tokens that the request has, about.
+        output_estimate: Tokens that were streamed, about.
+    """
+    known = record.usage
+    if record.sure == "measured":
+        return known
+    sent = known.input if record.has_input else max(known.input, input_estimate)
+    output = known.output if record.has_output else max(known.output, output_estimate)
+    rest = max(0, (record.total or 0) - sent - output)
+    # Nobody knows where the rest belongs: to what is missing, and rather to the longer part.
+    if record.has_input:
+        return _changed(known, sent, output + rest)
+    return _changed(known, sent + rest, output)
+
+
+def _changed(usage: Usage, sent: int, output: int) -> Usage:
+    return Usage(
+        input=sent,
+        output=output,
+        cache_read=usage.cache_read,
+        cache_write=usage.cache_write,
+        cache_write_1h=usage.cache_write_1h,
+        reasoning=usage.reasoning,
+        input_audio=usage.input_audio,
+        output_audio=usage.output_audio,
+        web_searches=usage.web_searches,
+    )
+
+
+CANDIDATES: Final = fields.plain("candidates_token_count")
+ANY_USAGE: Final = (*fields.INPUT, *fields.OUTPUT, *fields.TOTAL)
+
+
+def _record(found: Fields, rule: Rule) -> UsageRecord:
+    if ANY_USAGE not in found:
+        return NOTHING_REPORTED
+    sent, output = found.count(fields.INPUT), found.count(fields.OUTPUT)
+    total = found.count(fields.TOTAL)
+    read, written = found.count(fields.CACHE_READ) or 0, _written(found)
+    reported = Usage(input=sent or 0, output=output or 0, cache_read=read, cache_write=written)
+    if rule.zeros_are_made_up and not (sent or output or total):
+        return UsageRecord(reported=reported, total=total)
+    cached = read + written
+    tool_prompt = found.count(fields.TOOL_PROMPT) or 0
+    outside = _is_outside(rule, sent, output, total, cached)
+    beside = tool_prompt + (cached if outside else 0)
+    thoughts = found.count(fields.REASONING)
+    sent = None if sent is None else sent + beside
+    if output is not None and _is_beside_candidates(found):
+        output += thoughts or 0
+    sure: Sure
+    sent, output, sure = _settled(rule, sent, output, total, cached if outside else 0)
+    return UsageRecord(
+        usage=Usage(
+            input=sent or 0,
+            output=output or 0,
+            cache_read=read,
+            cache_write=written,
+            cache_write_1h=found.count(fields.CACHE_WRITE_1H),
+            reasoning=thoughts,
+            input_audio=found.count(fields.INPUT_AUDIO),
+            output_audio=found.count(fields.OUTPUT_AUDIO),
+            web_searches=found.count(fields.WEB_SEARCHES),
+        ),
+        sure=sure,
+        has_input=sent is not None,
+        has_output=output is not None,
+        total=total,
+        reported=reported,
+        tier=found.text(fields.TIER),
+    )
+
+
+def _written(found: Fields) -> int:
+    """Tokens put in a cache: the vendor's sum, or that of its parts where it sends no sum."""
+    by_ttl = [found.count(names) or 0 for names in (fields.CACHE_WRITE_5M, fields.CACHE_WRITE_1H)]
+    return max(found.count(fields.CACHE_WRITE) or 0, sum(by_ttl))
+
+
+def _is_beside_candidates(found: Fields) -> bool:
+    """Tell Gemini's own usage, whose thoughts are beside its candidates."""
+    return CANDIDATES in found
+
+
+def _is_outside(
+    rule: Rule, sent: int | None, output: int | None, total: int | None, cached: int
+) -> bool:
+    """Tell whether the cached tokens have to be added to the input."""
+    if sent is None or not cached:
+        return False
+    if cached > sent:  # a part cannot be more than the whole, whatever the rule
+        return True
+    if rule.cached != "by total":
+        return rule.cached == "outside"
+    return output is not None and sent + output + cached == total
+
+
+def _settled(
+    rule: Rule, sent: int | None, output: int | None, total: int | None, outside: int
+) -> tuple[int | None, int | None, Sure]:
+    """Let the total decide what it can: a part that is missing, or reasoning that is in no part."""
+    if total is None:
+        return sent, output, "measured" if None not in (sent, output) else "partial"
+    if sent is None and output is None:
+        return None, None, "partial"
+    if sent is None or output is None:
+        rest = total - (sent or 0) - (output or 0)
+        if rest <= 0 or (outside and rule.total_omits_cache):
+            return sent, output, "partial"
+        return (rest if sent is None else sent), (rest if output is None else output), "measured"
+    is_short = total > sent + output or (rule.total_is_final and total >= sent)
+    return sent, (total - sent if is_short else output), "measured"

@@ -1,0 +1,32 @@
+"""Reads a number of tokens, whatever a vendor or a client library puts in its place."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import SupportsIndex, cast
+
+from otel_limits.core.usage import MAX_TOKENS
+
+
+def token_count(value: object) -> int | None:
+    """Return a number of tokens, or `None` for anything that is none.
+
+    Whole floats and the integers of numpy are numbers. Truth values, text, NaN, infinities, what
+    is negative and what is more than `MAX_TOKENS` are not.
+    """
+    if type(value) is int:  # as good as always
+        count = value
+    elif value is None or isinstance(value, bool):
+        return None
+    elif isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        number = float(value)
+        if not number.is_integer():
+            return None
+        count = int(number)
+    else:
+        try:
+            count = operator.index(cast("SupportsIndex", value))
+        except TypeError:
+            return None
+    return count if 0 <= count <= MAX_TOKENS else None

@@ -1,0 +1,219 @@
+"""Settings are read whatever they say: a sentence per mistake, and every other one in force."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits import ConfigurationError, enable
+from otel_limits.cli import main
+from otel_limits.core.values import CheckedKind
+from otel_limits.settings import environment as config
+from otel_limits.settings.table import SETTINGS, Setting
+from otel_limits.testing import ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeAgent
+
+HOMELESS = "No home directory."
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a user whom the machine does not know."""
+
+    def home() -> Path:
+        raise RuntimeError(HOMELESS)
+
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+
+
+def switched_on(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that OpenTelemetry's way of loading switches on."""
+    start = "from otel_limits.runtime.enable import enable_leniently as e; e('instrumentor')\n"
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", start + program],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+READ = """
+from otel_limits.runtime.runtime import RUNTIME
+print(RUNTIME.is_on, RUNTIME.policy("any").limits.max_turns)
+"""
+
+
+def test_a_ledger_of_an_unknown_user_leaves_limits_in_force() -> None:
+    """It is one sentence, and everything else that is set holds."""
+    done = switched_on(READ, OTEL_LIMITS_LEDGER="~nosuchuser/l.db", OTEL_LIMITS_MAX_TURNS="3")
+    assert done.stdout == "True 3\n"
+    assert "OTEL_LIMITS_LEDGER is '~nosuchuser/l.db'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_strict_ends_a_process_with_such_a_ledger() -> None:
+    """Status 2 and the sentence, no traceback."""
+    done = switched_on(READ, OTEL_LIMITS_LEDGER="~nosuchuser/l.db", OTEL_LIMITS_STRICT="true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["check", "audit spend", "run -- true"])
+def test_no_command_shows_a_traceback(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends with a sentence."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", "~nosuchuser/l.db")
+    assert main(command.split()) != 0
+    assert "OTEL_LIMITS_LEDGER is '~nosuchuser/l.db'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_whole_path_needs_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a ledger lies is known without one."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "l.db"))
+    reading = config.read()
+    assert reading.mistakes == ()
+    assert reading.settings.ledger is not None
+    assert reading.settings.ledger.spills[0] == tmp_path / "l.db"
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_question_without_home_or_ledger_is_answered_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It says what to set."""
+    assert main(["audit", "spend"]) == 2
+    assert "There is no home directory for a ledger." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError, RecursionError, MemoryError])
+def test_an_error_that_nobody_foresaw_is_one_mistake(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other setting is in force, and the message quotes nothing of the value."""
+
+    def fail(_text: object) -> Any:
+        raise error("hunter2")
+
+    broken = Setting(name="preset", kind=CheckedKind(phrase="x", check=fail, parse=fail), help="")
+    changed = tuple(broken if each.name == "preset" else each for each in SETTINGS)
+    monkeypatch.setattr(config, "SETTINGS", changed)
+    monkeypatch.setenv("OTEL_LIMITS_PRESET", "hunter2")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    reading = config.read()
+    assert reading.mistakes == (f"OTEL_LIMITS_PRESET cannot be read ({error.__name__}).",)
+    assert reading.settings.policy.limits.max_turns == 3
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_not_ours_is_refused_with_a_question(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In code, and by `check`."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURN", "3")
+    sentence = (
+        "OTEL_LIMITS_MAX_TURN is not a setting of otel-limits. Did you mean OTEL_LIMITS_MAX_TURNS?"
+    )
+    with pytest.raises(ConfigurationError, match="Did you mean OTEL_LIMITS_MAX_TURNS"):
+        enable()
+    assert main(["check"]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+NEAR = {
+    "OTEL_LIMIT_MAX_TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "OTELLIMITS_MAX_TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "OTEL_LIMTS_MAX_TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "OTEL_LMITS_MAX_TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "otel_limits_max_turns": "OTEL_LIMITS_MAX_TURNS",
+    "OTEL-LIMITS-MAX-TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "O_TEL_LIMITS_MAX_TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "_OTEL_LIMITS_MAX_TURNS": "OTEL_LIMITS_MAX_TURNS",
+    "OTLE_LIMITS_STRICT": "OTEL_LIMITS_STRICT",
+    "OTEL_LIMIT_MAX_TURN": "OTEL_LIMITS_MAX_TURNS",
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_prefix_that_is_almost_ours_is_asked_about(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    warnings_logged: Any,
+) -> None:
+    """One warning where it is switched on; `check` says the same and ends with status 1."""
+    monkeypatch.setenv(name, "3")
+    sentence = (
+        f"{name} is not a setting of otel-limits, which begin with OTEL_LIMITS_. "
+        f"Did you mean {NEAR[name]}?"
+    )
+    enable()
+    assert [each for each in warnings_logged() if name in each] == [f"otel-limits: {sentence}"]
+    assert main(["check"]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OTEL_SDK_DISABLED",
+        "OTEL_ATTRIBUTE_COUNT_LIMIT",
+        "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT",
+        "OTEL_METRICS_EXPORTER",
+        "OTEL_LOG_LEVEL",
+        "LIMITS_MAX_TURNS",
+        "LIMIT_ACTION",
+        "RATE_LIMITS_POLICY",
+        "HOTEL_LIMITS_SINGLES",
+        "ULIMIT_STRICT",
+        "DELIMITER",
+    ],
+)
+def test_what_others_set_is_not_asked_about(name: str) -> None:
+    """Of no name that OpenTelemetry or somebody else has."""
+    assert config.near_misses({name: "3"}) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_METRICS",
+        "PORT",
+        "PORT_9464_TCP",
+        "PORT_9464_TCP_PROTO",
+        "PORT_9464_TCP_PORT",
+        "PORT_9464_TCP_ADDR",
+        "PORT_53_UDP_ADDR",
+    ],
+)
+def test_what_kubernetes_injects_is_none_of_ours(name: str) -> None:
+    """Beside a Service that is named otel-limits every container has these."""
+    reading = config.read({f"OTEL_LIMITS_{name}": "tcp://10.0.0.11:9464"})
+    assert (reading.mistakes, reading.warnings) == ((), ())
+
+
+def test_limits_hold_beside_such_a_service(
+    monkeypatch: pytest.MonkeyPatch, make_agent: MakeAgent
+) -> None:
+    """Nothing is refused."""
+    monkeypatch.setenv("OTEL_LIMITS_PORT", "tcp://10.0.0.11:9464")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    enable()
+    model = ScriptedModel([uses("search")] * 5 + [says("done")])
+    assert make_agent(model)("go").stop_reason == "max_turns"
+    assert model.calls == 3

@@ -1,0 +1,308 @@
+"""What the usage of every vendor means, and what is made of one that is only half readable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_limits.core.usage import MAX_TOKENS, Usage
+from otel_limits.usage.normaliser import (
+    completed,
+    record_of_response,
+    record_of_span,
+    record_of_usage,
+)
+
+OPENAI = {
+    "prompt_tokens": 100,
+    "completion_tokens": 20,
+    "total_tokens": 120,
+    "prompt_tokens_details": {"cached_tokens": 60, "audio_tokens": 5},
+    "completion_tokens_details": {"reasoning_tokens": 8, "audio_tokens": 2},
+}
+CASES: dict[str, tuple[str, Any, Usage]] = {
+    "OpenAI": (
+        "openai",
+        OPENAI,
+        Usage(input=100, output=20, cache_read=60, reasoning=8, input_audio=5, output_audio=2),
+    ),
+    "xAI, reasoning outside": (
+        "openai",
+        {
+            "prompt_tokens": 10_120,
+            "completion_tokens": 1_499,
+            "total_tokens": 14_428,
+            "prompt_tokens_details": {"cached_tokens": 128},
+            "completion_tokens_details": {"reasoning_tokens": 2_809},
+        },
+        Usage(input=10_120, output=4_308, cache_read=128, reasoning=2_809),
+    ),
+    "Anthropic": (
+        "anthropic",
+        {
+            "input_tokens": 50,
+            "output_tokens": 30,
+            "cache_read_input_tokens": 2_000,
+            "cache_creation_input_tokens": 10_000,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": 4_000,
+                "ephemeral_1h_input_tokens": 6_000,
+            },
+            "server_tool_use": {"web_search_requests": 3},
+        },
+        Usage(
+            input=12_050,
+            output=30,
+            cache_read=2_000,
+            cache_write=10_000,
+            cache_write_1h=6_000,
+            web_searches=3,
+        ),
+    ),
+    "Bedrock": (
+        "bedrock",
+        {
+            "inputTokens": 50,
+            "outputTokens": 30,
+            "totalTokens": 80,
+            "cacheReadInputTokens": 2_000,
+            "cacheWriteInputTokens": 10_000,
+            "cacheDetails": [
+                {"ttl": "5m", "inputTokens": 4_000},
+                {"ttl": "1h", "inputTokens": 6_000},
+            ],
+        },
+        Usage(input=12_050, output=30, cache_read=2_000, cache_write=10_000, cache_write_1h=6_000),
+    ),
+    "Gemini": (
+        "gemini",
+        {
+            "promptTokenCount": 100,
+            "toolUsePromptTokenCount": 7,
+            "candidatesTokenCount": 20,
+            "thoughtsTokenCount": 30,
+            "cachedContentTokenCount": 40,
+            "totalTokenCount": 157,
+            "promptTokensDetails": [
+                {"modality": "TEXT", "tokenCount": 90},
+                {"modality": "AUDIO", "tokenCount": 10},
+            ],
+        },
+        Usage(input=107, output=50, cache_read=40, reasoning=30, input_audio=10),
+    ),
+    "Gemini, thoughts within": (
+        "gemini",
+        {
+            "prompt_token_count": 100,
+            "candidates_token_count": 50,
+            "thoughts_token_count": 30,
+            "total_token_count": 150,
+        },
+        Usage(input=100, output=50, reasoning=30),
+    ),
+    "DeepSeek": (
+        "openai",
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 20,
+            "total_tokens": 120,
+            "prompt_cache_hit_tokens": 64,
+            "prompt_cache_miss_tokens": 36,
+        },
+        Usage(input=100, output=20, cache_read=64),
+    ),
+    "Ollama": (
+        "ollama",
+        {"prompt_eval_count": 11, "eval_count": 3, "prompt_eval_cached_count": 5},
+        Usage(input=11, output=3, cache_read=5),
+    ),
+    "LlamaAPI": (
+        "llamaapi",
+        [
+            {"metric": "num_prompt_tokens", "value": 11.0, "unit": "tokens"},
+            {"metric": "num_completion_tokens", "value": 3.0, "unit": "tokens"},
+            {"metric": "num_total_tokens", "value": 14.0, "unit": "tokens"},
+        ],
+        Usage(input=11, output=3),
+    ),
+    "Cohere": (
+        "litellm",
+        {
+            "billed_units": {"input_tokens": 9, "output_tokens": 4},
+            "tokens": {"input_tokens": 75, "output_tokens": 6},
+        },
+        Usage(input=9, output=4),
+    ),
+    "Writer": (
+        "writer",
+        {
+            "prompt_tokens": 9,
+            "completion_tokens": 4,
+            "total_tokens": 13,
+            "prompt_token_details": {"cached_tokens": 2},
+        },
+        Usage(input=9, output=4, cache_read=2),
+    ),
+    "a class of its own, cached outside": (
+        "MyModel",
+        {"inputTokens": 10, "outputTokens": 5, "totalTokens": 20, "cacheReadInputTokens": 5},
+        Usage(input=15, output=5, cache_read=5),
+    ),
+    "a class of its own, cached inside": (
+        "MyModel",
+        {"inputTokens": 10, "outputTokens": 5, "totalTokens": 15, "cacheReadInputTokens": 5},
+        Usage(input=10, output=5, cache_read=5),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_usage_of_a_vendor(case: str) -> None:
+    """Each counts in its own way; what comes out is always counted in ours."""
+    provider, raw, expected = CASES[case]
+    record = record_of_usage(raw, provider)
+    assert (record.sure, record.usage) == ("measured", expected)
+
+
+def test_a_whole_response() -> None:
+    """The usage is found where a vendor's response has it."""
+    assert record_of_response({"usage": OPENAI}, "openai").usage.total == 120
+    assert record_of_response({"prompt_eval_count": 3, "eval_count": 2}, "ollama").usage.total == 5
+    assert record_of_response({"choices": []}, "openai").sure == "missing"
+
+
+SPANS: dict[str, tuple[str, dict[str, Any], Usage]] = {
+    "the conventions": (
+        "pydantic-ai",
+        {
+            "gen_ai.usage.input_tokens": 100,
+            "gen_ai.usage.output_tokens": 20,
+            "gen_ai.usage.cache_read.input_tokens": 60,
+            "gen_ai.usage.cache_creation.input_tokens": 30,
+            "gen_ai.usage.details.reasoning_tokens": 7,
+        },
+        Usage(input=100, output=20, cache_read=60, cache_write=30, reasoning=7),
+    ),
+    "OpenInference": (
+        "openinference.instrumentation.openai",
+        {
+            "llm.token_count.prompt": 100,
+            "llm.token_count.completion": 20,
+            "llm.token_count.total": 120,
+            "llm.token_count.prompt_details.cache_read": 60,
+        },
+        Usage(input=100, output=20, cache_read=60),
+    ),
+    "OpenLLMetry of old": (
+        "opentelemetry.instrumentation.openai",
+        {
+            "gen_ai.usage.prompt_tokens": 100,
+            "gen_ai.usage.completion_tokens": 20,
+            "llm.usage.total_tokens": 120,
+        },
+        Usage(input=100, output=20),
+    ),
+    "botocore": (
+        "opentelemetry.instrumentation.botocore.bedrock-runtime",
+        {
+            "gen_ai.usage.input_tokens": 50,
+            "gen_ai.usage.output_tokens": 20,
+            "gen_ai.usage.cache_read.input_tokens": 40,
+        },
+        Usage(input=90, output=20, cache_read=40),
+    ),
+    "Strands 1.30 with Bedrock": (
+        "strands.telemetry.tracer",
+        {
+            "gen_ai.usage.input_tokens": 50,
+            "gen_ai.usage.output_tokens": 30,
+            "gen_ai.usage.total_tokens": 12_080,
+            "gen_ai.usage.cache_read_input_tokens": 2_000,
+            "gen_ai.usage.cache_write_input_tokens": 10_000,
+        },
+        Usage(input=12_050, output=30, cache_read=2_000, cache_write=10_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPANS)
+def test_the_usage_of_a_span(case: str) -> None:
+    """Instrumentations count in their own ways as well."""
+    scope, attributes, expected = SPANS[case]
+    record = record_of_span({**attributes, "input.value": "{}"}, scope)
+    assert (record.sure, record.usage) == ("measured", expected)
+
+
+UNREADABLE = [None, -1, "12", True, float("nan"), float("inf"), -float("inf"), 10**30, 2.5, b"1"]
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_what_is_no_number_of_tokens_never_counts(value: object) -> None:
+    """Text, NaN, infinities, negative and absurd numbers are as good as missing."""
+    record = record_of_usage({"inputTokens": 10, "outputTokens": value, "totalTokens": value})
+    assert (record.sure, record.has_input, record.has_output) == ("partial", True, False)
+    assert completed(record, 99, 7) == Usage(input=10, output=7)
+
+
+@pytest.mark.parametrize("value", [np.int64(12), np.uint8(12), 12.0, np.float32(12)])
+def test_numbers_of_other_kinds_are_numbers(value: Any) -> None:
+    """A client library may count with numpy, or in floats."""
+    record = record_of_usage({"inputTokens": value, "outputTokens": value})
+    assert record.usage == Usage(input=12, output=12)
+    assert type(record.usage.input) is int
+
+
+@pytest.mark.parametrize("raw", [{"inputTokens": 90}, {"outputTokens": 10}])
+def test_the_total_settles_what_is_missing(raw: dict[str, int]) -> None:
+    """A call of which only one part is missing is measured all the same."""
+    record = record_of_usage({**raw, "totalTokens": 100})
+    assert (record.sure, record.usage) == ("measured", Usage(input=90, output=10))
+
+
+def test_a_total_alone_is_at_least_what_counts() -> None:
+    """Where estimates are less than the vendor's total, the total counts."""
+    record = record_of_usage({"totalTokens": 5_000})
+    assert (record.sure, completed(record, 20, 3)) == ("partial", Usage(input=4_997, output=3))
+    assert completed(record, 6_000, 3).total == 6_003
+
+
+def test_zeros_that_a_client_made_up_are_no_usage() -> None:
+    """Writer's model class says 0 where the vendor said nothing; another vendor means it."""
+    zeros = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+    assert record_of_usage(zeros, "writer").sure == "missing"
+    assert record_of_usage(zeros, "openai").sure == "measured"
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [*OPENAI, "inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens"]
+        ),
+        ANYTHING,
+    ),
+    st.sampled_from(["openai", "bedrock", "gemini", "writer", "unknown"]),
+)
+def test_whatever_is_reported_becomes_whole_numbers(raw: dict[str, Any], provider: str) -> None:
+    """Nothing that a vendor sends is an exception, or anything but a number of tokens."""
+    record = record_of_usage(raw, provider)
+    counted = completed(record, 10, 5)
+    for usage in (record.usage, counted, record.reported or Usage()):
+        for count in (usage.input, usage.output, usage.cache_read, usage.cache_write):
+            assert type(count) is int
+            assert 0 <= count <= 3 * MAX_TOKENS
+    assert counted.total >= (record.total or 0)

@@ -1,0 +1,1 @@
+"""Vendors' wire formats from a server on loopback, read by Strands' real model classes."""

@@ -1,0 +1,82 @@
+"""A server on loopback that answers every request with what a test has laid down."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Reply:
+    """One answer."""
+
+    chunks: list[bytes]
+    """The body, in the parts in which it is sent."""
+    content_type: str = "text/event-stream"
+    status: int = 200
+    breaks_off: bool = False
+    """True when the connection is dropped before the body is complete."""
+
+
+@dataclass
+class Vendor:
+    """What is answered next, and what was asked."""
+
+    url: str
+    replies: list[Reply] = field(default_factory=list)
+    """In order; the last one is repeated."""
+    requests: list[bytes] = field(default_factory=list)
+
+    def next_reply(self) -> Reply:
+        """Take the next answer."""
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+@contextmanager
+def serving() -> Iterator[Vendor]:
+    """Serve until the end of the block."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    vendor = Vendor(f"http://127.0.0.1:{server.server_address[1]}")
+    Handler.vendor = vendor
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield vendor
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    protocol_version = "HTTP/1.1"
+    vendor: Vendor
+
+    def do_POST(self) -> None:
+        """Send the reply in chunks, as a model does."""
+        self.vendor.requests.append(self.rfile.read(int(self.headers.get("content-length", 0))))
+        reply = self.vendor.next_reply()
+        self.send_response(reply.status)
+        self.send_header("content-type", reply.content_type)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for chunk in reply.chunks:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            self.wfile.flush()
+        if reply.breaks_off:
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        """Stay quiet."""
