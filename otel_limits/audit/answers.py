@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["text", "id", "count", "money", "share", "time", "seconds"]
+Kind: TypeAlias = Literal[
+    "text", "sentence", "date", "id", "count", "money", "share", "time", "seconds", "number"
+]
 """How a value is written: `money` is a `Decimal` in USD, `share` a part of 1, `time` microseconds
-since the epoch, `id` something to copy. Any value can be `None`: it is not known."""
+since the epoch, `id` something to copy. Where there is little room, a `text` is a name that may be
+shortened, and a `sentence` is wrapped. Any value can be `None`: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,8 @@ class Column:
     name: str
     title: str
     kind: Kind = "text"
+    is_key: bool = False
+    """It stands in every layout: by this a row is known, or for this the question was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,5 +95,7 @@ class Answer:
     """An answer that is not a table, such as a policy file."""
     status: int = 0
     """Exit status of the command that asked."""
+    complete: str = ""
+    """Whether the ledger has everything that the answer counts, in one line."""
     totals: Sequence[tuple[str, Kind, Any]] = field(default=())
     """The few numbers that matter most, with their titles."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timezone, tzinfo
 from typing import Final, TypeVar
 
 from otel_limits.core.values import (
     DURATION,
+    DURATION_TEXT,
     MONEY,
     SHARE,
     TIME,
@@ -41,13 +43,31 @@ def to_microseconds(when: datetime) -> int:
     return round(when.timestamp() * MICROSECONDS)
 
 
-def instant(text: str) -> int:
-    """Read a time, as microseconds since the epoch.
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A time as an auditor wrote it; without an offset it is one of the zone that is asked in."""
+
+    when: datetime
+    is_local: bool
+
+    def microseconds(self, zone: tzinfo) -> int:
+        """Whole microseconds since the epoch."""
+        when = self.when
+        if self.is_local:
+            when = when.replace(tzinfo=zone).astimezone(timezone.utc)
+        return to_microseconds(when)
+
+
+def instant(text: str) -> Instant:
+    """Read a time.
 
     Raises:
         ArgumentTypeError: It is not one.
     """
-    return to_microseconds(argument(TIME)(text))
+    when = argument(TIME)(text)
+    written = text.strip().replace("Z", "+00:00")
+    is_age = DURATION_TEXT.fullmatch(written) is not None
+    return Instant(when, is_local=not is_age and datetime.fromisoformat(written).tzinfo is None)
 
 
 def _condition(text: str) -> tuple[str, str]:
@@ -69,6 +89,24 @@ def _identity(text: str) -> str:
     return text
 
 
+def _percentile(text: str) -> float:
+    """Read 99, 99% or 0.99: nobody wants to keep less than one in a hundred."""
+    number = float(text.strip().removesuffix("%"))
+    share = number / 100 if "%" in text or number > 1 else number
+    if not 0 < share <= 1:
+        raise UnfitError
+    return share
+
+
+PRICES: Final = ("present", "former")
+
+
+def _prices(text: str) -> str:
+    if text not in PRICES:
+        raise UnfitError
+    return text
+
+
 CONDITION: Final = CheckedKind[tuple[str, str]](
     phrase="a condition such as tenant.id=acme or agent=res*", check=_condition, parse=str
 )
@@ -83,10 +121,19 @@ IDENTITY: Final = CheckedKind[str](
     parse=str.lower,
 )
 
+PERCENTILE: Final = CheckedKind[float](
+    phrase="a percentile above 0 and up to 100, such as 99, 99% or 0.99",
+    check=_percentile,
+    parse=str,
+)
+WHICH_PRICES: Final = CheckedKind[str](phrase="present or former", check=_prices, parse=str)
+
 duration = argument(DURATION)
 condition = argument(CONDITION)
 properties = argument(PROPERTIES)
 cap = argument(WHOLE_NUMBER)
 usd = argument(MONEY)
 share = argument(SHARE)
+percentile = argument(PERCENTILE)
 identity = argument(IDENTITY)
+prices = argument(WHICH_PRICES)

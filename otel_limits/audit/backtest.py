@@ -16,9 +16,10 @@ from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.charts import turns_chart
 from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
+from otel_limits.audit.survival import interval
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.rows import PICODOLLARS, known_cost
+from otel_limits.ledger.rows import HALTED, PICODOLLARS, known_cost
 
 SUCCESSES: Final = frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
 
@@ -40,6 +41,7 @@ class TriedLimit:
 LIMITS: Final[Mapping[str, TriedLimit]] = {
     MAX_ITERATIONS: TriedLimit(total="turns"),
     "max_turns": TriedLimit(total="turns"),
+    "max_model_calls": TriedLimit(total="model_calls"),
     "max_token_budget": TriedLimit(total="tokens"),
     "max_input_tokens": TriedLimit(total="input_tokens"),
     "max_output_tokens": TriedLimit(total="output_tokens"),
@@ -101,10 +103,44 @@ class Outcome:
     tokens: int = 0
     halted: int = 0
     cut_successes: int = 0
+    halted_in_record: int = 0
+    cut_halted: int = 0
+    """Those of `halted_in_record` that the caps would have halted, too."""
     saved_tokens: int = 0
     saved_pico: int = 0
     saved_unpriced: int = 0
     cuts: list[tuple[Any, Cut]] = field(default_factory=list)
+
+    @property
+    def unknown(self) -> int:
+        """Invocations that were halted before the caps could have done anything."""
+        return self.halted_in_record - self.cut_halted
+
+
+OUTCOMES: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("invocations", "Invocations", "count"),
+    Column("halted", "Would be halted", "count", is_key=True),
+    Column("cut_successes", "Successful ones cut", "count"),
+    Column("unknown", "Not known", "count"),
+    Column("halted_share_low", "Share halted from", "share"),
+    Column("halted_share_high", "to", "share"),
+    Column("saved_tokens", "Tokens saved", "count"),
+    Column("saved_share", "Of all tokens", "share"),
+    Column("saved_usd", "Money saved", "money"),
+)
+
+CUTS: Final = (
+    Column("trace_id", "Trace", "id", is_key=True),
+    Column("agent", "Agent", is_key=True),
+    Column("reason", "Ended"),
+    Column("successful", "Successful"),
+    Column("limit", "Limit", is_key=True),
+    Column("turn", "Halted after turn", "count"),
+    Column("turns", "Turns it had", "count"),
+    Column("saved_tokens", "Tokens saved", "count"),
+    Column("saved_usd", "Money saved", "money"),
+)
 
 
 def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
@@ -126,7 +162,7 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
         identity: replay(group, checks) for identity, group in inquiry.work.through(calls, count)
     }
     outcomes = {
-        row.agent: Outcome(invocations=row.invocations, tokens=int(row.tokens))
+        row.agent: Outcome(row.invocations, int(row.tokens), halted_in_record=row.halted)
         for row in queries.totals_by_agent(connection, selection)
     }
     for row in queries.invocations(connection, selection, totals):
@@ -157,12 +193,12 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | Non
     """
     first: tuple[str, int] | None = None
     leg_is_over = all_is_over = False
-    sent = received = spent = saved_tokens = saved_pico = unpriced = 0
+    made = sent = received = spent = saved_tokens = saved_pico = unpriced = 0
     for number, (turn, iteration, more_sent, more_received, pico) in enumerate(calls, start=1):
         if not all_is_over:
             turns, iterations = (turn or number) - 1, (iteration or number) - 1
             leg_is_over = leg_is_over and iterations > 0
-            used = (iterations, turns, sent + received, sent, received, spent)
+            used = (iterations, turns, made, sent + received, sent, received, spent)
             limit = None if leg_is_over else first_reached(checks, used)
             if limit is not None:
                 first = first or (limit, turns)
@@ -172,6 +208,7 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | Non
             saved_pico += pico or 0
             unpriced += pico is None and more_sent + more_received > 0
         else:
+            made += 1
             sent, received, spent = sent + more_sent, received + more_received, spent + (pico or 0)
     return None if first is None else Cut(*first, saved_tokens, saved_pico, unpriced)
 
@@ -191,6 +228,7 @@ def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
     """Note what the caps would have done to an invocation of an agent."""
     outcome.halted += 1
     outcome.cut_successes += is_success(row)
+    outcome.cut_halted += row.action in HALTED
     outcome.saved_tokens += cut.tokens
     outcome.saved_pico += cut.pico
     outcome.saved_unpriced += cut.unpriced
@@ -213,13 +251,15 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
     """One row per agent, the largest saving first."""
     figures = sorted(
         ((agent, *_figures(outcome)) for agent, outcome in outcomes.items()),
-        key=lambda row: (-(row[6] or 0), -row[4], row[0]),
+        key=lambda row: (-(row[-1] or 0), -row[-3], row[0]),
     )
     total = Outcome()
     for outcome in outcomes.values():
         total.invocations += outcome.invocations
         total.halted += outcome.halted
         total.cut_successes += outcome.cut_successes
+        total.halted_in_record += outcome.halted_in_record
+        total.cut_halted += outcome.cut_halted
         total.tokens += outcome.tokens
         total.saved_tokens += outcome.saved_tokens
         total.saved_pico += outcome.saved_pico
@@ -227,28 +267,26 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
     return Table(
         name="backtest",
         title=title,
-        columns=(
-            Column("agent", "Agent"),
-            Column("invocations", "Invocations", "count"),
-            Column("halted", "Would be halted", "count"),
-            Column("cut_successes", "Successful ones cut", "count"),
-            Column("saved_tokens", "Tokens saved", "count"),
-            Column("saved_share", "Of all tokens", "share"),
-            Column("saved_usd", "Money saved", "money"),
-        ),
+        columns=OUTCOMES,
         rows=figures,
         total=("total", *_figures(total)),
         note="Money is that of the calls with a known price. An invocation that a limit halted in "
-        "the record has no calls beyond it: what it would have done under a higher limit is not "
-        "known.",
+        "the record has no calls beyond it: whether these limits would have halted it later is not "
+        "known. The share of invocations that they halt is a 95 % interval, in which those that "
+        "are not known are halted or not.",
     )
 
 
 def _figures(outcome: Outcome) -> tuple[Any, ...]:
+    low, _ = interval(outcome.halted / (outcome.invocations or 1), outcome.invocations)
+    most = (outcome.halted + outcome.unknown) / (outcome.invocations or 1)
     return (
         outcome.invocations,
         outcome.halted,
         outcome.cut_successes,
+        outcome.unknown,
+        low,
+        interval(most, outcome.invocations)[1],
         outcome.saved_tokens,
         outcome.saved_tokens / outcome.tokens if outcome.tokens else None,
         known_cost(outcome.saved_pico, outcome.saved_unpriced),
@@ -261,17 +299,7 @@ def cuts_table(outcomes: dict[str, Outcome]) -> Table:
     return Table(
         name="cuts",
         title="Largest savings",
-        columns=(
-            Column("trace_id", "Trace", "id"),
-            Column("agent", "Agent"),
-            Column("reason", "Ended"),
-            Column("successful", "Successful"),
-            Column("limit", "Limit"),
-            Column("turn", "Halted after turn", "count"),
-            Column("turns", "Turns it had", "count"),
-            Column("saved_tokens", "Tokens saved", "count"),
-            Column("saved_usd", "Money saved", "money"),
-        ),
+        columns=CUTS,
         rows=[
             (
                 row.trace_id or row.id,
@@ -293,6 +321,7 @@ BACKTEST: Final = Question(
     name="backtest",
     help="What other limits would have halted, and what that would have saved.",
     answer=backtest,
+    tables={"backtest": OUTCOMES, "cuts": CUTS},
     options=[
         Option(
             f"--{name.replace('_', '-')}",

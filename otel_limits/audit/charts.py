@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answers import Chart, ChartSeries, Kind, Mark
@@ -34,29 +34,31 @@ def overview(inquiry: Inquiry) -> list[Chart]:
         return []
     connection, selection = inquiry.connection, inquiry.selection
     return [
-        *spend_charts(spending.spend(connection, ("day", "agent", "model"), selection)),
+        *spend_charts(
+            spending.spend(connection, ("day", "agent", "model"), selection), selection.zone
+        ),
         stops_chart(queries.stops(connection, selection)),
         turns_chart(queries.invocations(connection, selection)),
     ]
 
 
-def spend_charts(rows: Rows) -> list[Chart]:
+def spend_charts(rows: Rows, zone: tzinfo) -> list[Chart]:
     """Spend per day by agent, and in all by agent and by model; in tokens where no price is known.
 
     `rows` are grouped by at least day, agent and model.
     """
     rows = list(rows)
-    days = fold(rows, ("day", "agent"))
+    days = fold(rows, ("day", "agent"), zone)
     agents, models = fold(rows, ("agent",)), fold(rows, ("model",))
     kind: Kind = "money" if any(sums.has_price for sums in days.values()) else "count"
     return [
-        over_time(days, leading(agents, kind), kind),
+        over_time(days, leading(agents, kind), kind, f"day ({zone})"),
         by_name("agents", "Spend by agent", agents, kind),
         by_name("models", "Spend by model", models, kind),
     ]
 
 
-def over_time(days: Groups, agents: Sequence[str], kind: Kind) -> Chart:
+def over_time(days: Groups, agents: Sequence[str], kind: Kind, axis: str) -> Chart:
     """One column per day, every day between the first and the last, coloured by agent.
 
     `agents` have a colour each; the last of them may be `OTHERS`.
@@ -75,7 +77,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: Kind) -> Chart:
         series=[ChartSeries(name, values[name]) for name in agents],
         kind=kind,
         wide=True,
-        axis="day (UTC)",
+        axis=axis,
         note=f"{unpriced:,} tokens have no known price and are not in here." if unpriced else "",
     )
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 UNKNOWN: Final = "–"  # noqa: RUF001  a dash, as tables have it
 CENTS: Final = Decimal("0.01")
-NUMBERS: Final = ("count", "money", "share", "seconds")
+NUMBERS: Final = ("count", "money", "share", "seconds", "number")
 """Kinds of values that stand under each other by their last digit."""
 UNFINISHED: Final = "(unfinished)"
 """Stands for the reason of an invocation of which no end was recorded."""
@@ -29,8 +29,8 @@ def written(value: Any, kind: Kind) -> str:
         return f"{value:.1%}"
     if kind == "time":
         return f"{time_of(value):%Y-%m-%d %H:%M:%S}"
-    if kind == "seconds":
-        return f"{value:,.1f} s"
+    if kind in ("seconds", "number"):
+        return f"{value:,.1f}" + (" s" if kind == "seconds" else "")
     return f"{value:,}" if kind == "count" and value != "" else str(value)
 
 

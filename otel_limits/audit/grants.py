@@ -9,14 +9,14 @@ from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.question import WINDOW, Inquiry, Question
 
 COLUMNS: Final = (
-    Column("at", "Time", "time"),
-    Column("quota", "Quota"),
-    Column("key", "Key"),
-    Column("change", "Change"),
+    Column("at", "Time", "time", is_key=True),
+    Column("quota", "Quota", is_key=True),
+    Column("key", "Key", is_key=True),
+    Column("change", "Change", is_key=True),
     Column("amount", "Amount"),
     Column("unit", "Unit"),
     Column("until", "Until", "time"),
-    Column("by", "By"),
+    Column("by", "By", is_key=True),
 )
 
 
@@ -46,5 +46,6 @@ GRANTS: Final = Question(
     name="grants",
     help="What people changed in quotas: who, when, how much, and until when.",
     answer=grants,
+    tables={"grants": COLUMNS},
     selection=WINDOW,
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import asking
@@ -14,8 +14,10 @@ from otel_limits.ledger.words import OWN_NAMES
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.audit.answers import Answer
+    from otel_limits.audit.answers import Answer, Column
     from otel_limits.core.work import Work
+    from otel_limits.ledger.address import Address
+    from otel_limits.ledger.reading import Waiting
     from otel_limits.ledger.selection import Selection
 
 
@@ -77,6 +79,8 @@ class Question:
     options: Sequence[Option] = ()
     selection: Sequence[Option] = SELECTION
     """Options that choose which part of the ledger is asked."""
+    tables: Mapping[str, Sequence[Column]] = field(default_factory=dict)
+    """Columns of each table of the answer; those to group by come before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,9 @@ class Inquiry:
     connection: Connection
     ledger: str
     """Its address, without a password."""
+    address: Address
+    waiting: Waiting
+    """What is not in it yet, and is seen all the same."""
     selection: Selection
     work: Work
     has_charts: bool
@@ -100,6 +107,8 @@ class Inquiry:
         if self.selection.until_us is not None:
             parts.append(f"until {written(self.selection.until_us, 'time')} UTC")
         parts += [f"{name} = {value}" for name, value in self.selection.where]
+        if str(self.selection.zone) != "UTC":
+            parts.append(f"days of {self.selection.zone}")
         return ", ".join(parts)
 
     def require_known(self, by: Iterable[str] = ()) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from otel_limits.audit.anomalies import ANOMALIES
 from otel_limits.audit.backtest import BACKTEST
 from otel_limits.audit.grants import GRANTS
 from otel_limits.audit.reconcile import RECONCILE
@@ -16,5 +17,6 @@ from otel_limits.audit.show import SHOW
 from otel_limits.audit.spend import SPEND
 from otel_limits.audit.stops import STOPS
 from otel_limits.audit.suggest import SUGGEST
+from otel_limits.audit.verify import VERIFY
 
-QUESTIONS: Final = (SPEND, STOPS, SHOW, RECONCILE, BACKTEST, SUGGEST, GRANTS)
+QUESTIONS: Final = (SPEND, STOPS, SHOW, RECONCILE, BACKTEST, SUGGEST, ANOMALIES, GRANTS, VERIFY)

@@ -14,6 +14,7 @@ from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
 from otel_limits.audit.sums import Sums, fold
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
+from otel_limits.core.secrets import masked
 from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.ledger.rows import MICROSECONDS
 
@@ -41,6 +42,17 @@ MEASURES: Final = (
     Measure("model calls", "otel_limits_model_calls_total", "calls"),
     Measure("input tokens", 'otel_limits_tokens_total{type="input"}', "input"),
     Measure("output tokens", 'otel_limits_tokens_total{type="output"}', "output"),
+)
+
+COMPARED: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("model", "Model", is_key=True),
+    Column("measure", "Counted", is_key=True),
+    Column("ledger", "Ledger", "count"),
+    Column("prometheus", "Prometheus", "count"),
+    Column("difference", "Difference", "count", is_key=True),
+    Column("difference_share", "Of the ledger", "share"),
+    Column("accepted", "Within tolerance", is_key=True),
 )
 
 
@@ -72,7 +84,8 @@ def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
     return Answer(
         question="reconcile",
         title="Ledger and Prometheus",
-        about=f"{replace(inquiry, selection=window).about}, against {prometheus}",
+        about=f"{replace(inquiry, selection=window).about}, against {masked(prometheus)}, "
+        f"within {tolerance:.2%} of the ledger",
         tables=[table],
         status=int(any(row[-1] == "no" for row in table.rows)),
     )
@@ -98,16 +111,7 @@ def comparison(
     return Table(
         name="reconcile",
         title="Ledger and Prometheus",
-        columns=(
-            Column("agent", "Agent"),
-            Column("model", "Model"),
-            Column("measure", "Counted"),
-            Column("ledger", "Ledger", "count"),
-            Column("prometheus", "Prometheus", "count"),
-            Column("difference", "Difference", "count"),
-            Column("difference_share", "Of the ledger", "share"),
-            Column("accepted", "Within tolerance"),
-        ),
+        columns=COMPARED,
         rows=rows,
         note="Prometheus knows the time of a scrape, not of a call: at both ends of the window up "
         "to one scrape interval can be counted on the other side. What was not scraped before a "
@@ -186,13 +190,15 @@ RECONCILE: Final = Question(
     name="reconcile",
     help="The ledger against Prometheus counters; exit status 1 above the tolerance.",
     answer=reconcile,
+    tables={"reconcile": COMPARED},
     options=(
         Option("--prometheus", "URL", str, "such as http://localhost:9090", is_required=True),
         Option(
             "--tolerance",
             "SHARE",
             asking.share,
-            "difference that is still accepted, as a share of the ledger (default: 1%)",
+            "difference that is still accepted, as a share of the ledger: 0.01 or 1%; the answer "
+            "says what it was taken for (default: 1%)",
             default=0.01,
         ),
     ),

@@ -22,11 +22,12 @@ HALTS: Final[Mapping[str, str]] = {
 }
 
 COLUMNS: Final = (
-    Column("agent", "Agent"),
+    Column("agent", "Agent", is_key=True),
     Column("reason", "Ended"),
     Column("halt", "Halt"),
     Column("turns", "Turns", "count"),
     Column("calls", "Calls", "count"),
+    Column("side_calls", "Side calls", "count"),
     Column("tokens", "Tokens", "count"),
     Column("branch_tokens", "Tokens of the branch", "count"),
     Column("branch_cost_usd", "Cost of the branch", "money"),
@@ -46,6 +47,7 @@ class Branch:
     row: Any
     own: Sums = field(default_factory=Sums)
     whole: Sums = field(default_factory=Sums)
+    side_calls: int = 0
     tools: list[str] = field(default_factory=list)
     children: list[Branch] = field(default_factory=list)
 
@@ -66,6 +68,7 @@ def show(inquiry: Inquiry, identity: str) -> Answer:
         invocations,
         queries.calls_of(inquiry.connection, ids),
         queries.tools_of(inquiry.connection, ids),
+        queries.side_calls_of(inquiry.connection, ids),
     )
     return Answer(
         question="show",
@@ -75,7 +78,12 @@ def show(inquiry: Inquiry, identity: str) -> Answer:
     )
 
 
-def grow(invocations: Sequence[Any], calls: Iterable[Any], tools: Iterable[Any]) -> list[Branch]:
+def grow(
+    invocations: Sequence[Any],
+    calls: Iterable[Any],
+    tools: Iterable[Any],
+    side_calls: Iterable[Any],
+) -> list[Branch]:
     """Build the trees; an invocation whose parent is not recorded stands at the top."""
     branches = {row.id: Branch(row) for row in invocations}
     for invocation_id, _model, *sums in calls:
@@ -83,6 +91,8 @@ def grow(invocations: Sequence[Any], calls: Iterable[Any], tools: Iterable[Any])
     for row in tools:
         failed = "" if row.status == "success" else f" {row.status}"
         branches[row.invocation_id].tools.append(f"{row.calls} {row.tool}{failed}")
+    for row in side_calls:
+        branches[row.invocation_id].side_calls = row.calls
     tops: list[Branch] = []
     for branch in branches.values():
         parent = branches.get(branch.row.parent_id)
@@ -108,7 +118,8 @@ def tree_table(tops: Sequence[Branch]) -> Table:
         columns=COLUMNS,
         rows=[row for _, row in rows],
         levels=[level for level, _ in rows],
-        note="A branch is an invocation with everything that it started.",
+        note="A branch is an invocation with everything that it started. Side calls are those of "
+        "its calls that the agent's loop did not make, such as summaries.",
     )
 
 
@@ -138,6 +149,7 @@ def _row(branch: Branch) -> tuple[Any, ...]:
         halt_of(row),
         row.turns,
         branch.own.calls,
+        branch.side_calls,
         branch.own.tokens,
         branch.whole.tokens,
         branch.whole.cost,
@@ -154,6 +166,7 @@ SHOW: Final = Question(
     name="show",
     help="One budget tree, with tokens and money per branch, and where it was halted.",
     answer=show,
+    tables={"tree": COLUMNS},
     options=(
         Option(
             "identity",

@@ -31,16 +31,29 @@ class Ended:
 
 
 COLUMNS: Final = (
-    Column("reason", "Reason"),
-    Column("agent", "Agent"),
-    Column("action", "Action"),
-    Column("invocations", "Invocations", "count"),
+    Column("reason", "Reason", is_key=True),
+    Column("agent", "Agent", is_key=True),
+    Column("action", "Action", is_key=True),
+    Column("invocations", "Invocations", "count", is_key=True),
     Column("synthetic_halts", "Synthetic halts", "count"),
     Column("zero_token_calls", "Zero-token calls", "count"),
     Column("unmeasured_calls", "Unmeasured calls", "count"),
     Column("tokens", "Tokens", "count"),
     Column("cost_usd", "Cost", "money"),
     Column("unpriced_calls", "Unpriced calls", "count"),
+)
+
+COSTLIEST: Final = (
+    Column("trace_id", "Trace", "id", is_key=True),
+    Column("agent", "Agent", is_key=True),
+    Column("started", "Started", "time"),
+    Column("reason", "Reason", is_key=True),
+    Column("limit", "Limit"),
+    Column("cap", "Cap"),
+    Column("observed", "Observed"),
+    Column("turns", "Turns", "count"),
+    Column("tokens", "Tokens", "count"),
+    Column("cost_usd", "Cost", "money", is_key=True),
 )
 
 
@@ -121,18 +134,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
     return Table(
         name="costliest_halted",
         title="Most expensive halted invocations",
-        columns=(
-            Column("trace_id", "Trace", "id"),
-            Column("agent", "Agent"),
-            Column("started", "Started", "time"),
-            Column("reason", "Reason"),
-            Column("limit", "Limit"),
-            Column("cap", "Cap"),
-            Column("observed", "Observed"),
-            Column("turns", "Turns", "count"),
-            Column("tokens", "Tokens", "count"),
-            Column("cost_usd", "Cost", "money"),
-        ),
+        columns=COSTLIEST,
         rows=[
             (
                 row.trace_id or row.id,
@@ -156,6 +158,7 @@ STOPS: Final = Question(
     name="stops",
     help="How invocations ended, and the halted ones that had cost most.",
     answer=stops,
+    tables={"stops": COLUMNS, "costliest_halted": COSTLIEST},
     options=(
         Option("--top", "N", asking.cap, "halted invocations to list (default: 10)", default=10),
     ),

@@ -1,11 +1,11 @@
-"""The question `suggest`: limits from what the successful invocations of each agent needed."""
+"""The question `suggest`: limits from what the invocations of each agent needed."""
 
 from __future__ import annotations
 
 import glob
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,6 +13,8 @@ from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer
 from otel_limits.audit.backtest import is_success
 from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
+from otel_limits.audit.survival import Estimate, percentile
+from otel_limits.ledger.rows import HALTED
 
 ROUND_TO: Final = 2
 """Digits of a suggested number of tokens: more would claim a precision that is not there."""
@@ -20,10 +22,12 @@ ROUND_TO: Final = 2
 
 @dataclass(slots=True)
 class Needs:
-    """What the successful invocations of one agent used."""
+    """What the invocations of one agent used: the successful ones, and those that were halted."""
 
     turns: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    halted_turns: list[int] = field(default_factory=list)
+    halted_tokens: list[int] = field(default_factory=list)
 
 
 def suggest(inquiry: Inquiry, percentile: float, head_room: float, enough: int) -> Answer:
@@ -39,19 +43,18 @@ def suggest(inquiry: Inquiry, percentile: float, head_room: float, enough: int) 
 
 
 def collect(rows: Iterable[Any]) -> dict[str, Needs]:
-    """Gather what successful invocations used, by agent."""
+    """Gather what successful invocations used, and how far the halted ones came, by agent."""
     needs: dict[str, Needs] = {}
     for row in rows:
+        each = needs.setdefault(row.agent, Needs())
+        tokens = row.input_tokens + row.output_tokens
         if is_success(row):
-            each = needs.setdefault(row.agent, Needs())
             each.turns.append(row.turns)
-            each.tokens.append(row.input_tokens + row.output_tokens)
-    return needs
-
-
-def quantile(values: Sequence[int], share: float) -> int:
-    """The smallest value that at least `share` of all values do not exceed."""
-    return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
+            each.tokens.append(tokens)
+        elif row.action in HALTED:
+            each.halted_turns.append(row.turns)
+            each.halted_tokens.append(tokens)
+    return {agent: each for agent, each in needs.items() if each.turns or each.halted_turns}
 
 
 def with_room(value: int, head_room: float, digits: int | None = None) -> int:
@@ -69,8 +72,8 @@ def policy_file(
     """Write a policy file with limits for each agent that succeeded often enough."""
     lines = [
         f"# Suggested by otel-limits from {about}:",
-        f"# {share:.0%} of an agent's successful invocations kept within these, less the",
-        f"# {head_room:.0%} of head-room.",
+        f"# {100 * share:g}% of an agent's invocations need no more than these, less the",
+        f"# {head_room:.0%} of head-room. A halted invocation needed at least what it had.",
     ]
     lines += [
         f"# {json.dumps(agent)}: {len(each.turns)} successful invocations are too few, {enough} "
@@ -84,30 +87,57 @@ def policy_file(
         if len(each.turns) >= enough
         for line in _entry(agent, each, share, head_room)
     ]
-    lines += ["agents:", *agents] if agents else ["agents: {}"]
+    # Lines of comments alone would leave nothing where YAML wants a mapping.
+    has_entry = any(not line.lstrip().startswith("#") for line in agents)
+    lines += ["agents:", *agents] if has_entry else ["agents: {}", *agents]
     return "\n".join(lines) + "\n"
 
 
-def _entry(agent: str, needs: Needs, share: float, head_room: float) -> list[str]:
-    turns = with_room(quantile(needs.turns, share), head_room)
-    tokens = with_room(quantile(needs.tokens, share), head_room, ROUND_TO)
-    seen = f"{len(needs.turns)} invocations, up to {max(needs.turns)} turns and {max(needs.tokens)}"
-    return [
-        f"  {json.dumps(glob.escape(agent))}:  # from {seen} tokens",
-        f"    limits: {{max_turns: {turns}, max_token_budget: {tokens}}}",
-    ]
+def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator[str]:
+    turns = percentile(needs.turns, needs.halted_turns, share)
+    tokens = percentile(needs.tokens, needs.halted_tokens, share)
+    if turns.value is None or tokens.value is None:
+        yield from _unknown(agent, needs, share)
+        return
+    seen = f"{len(needs.turns):,} invocations"
+    if needs.halted_turns:
+        seen += f" and {len(needs.halted_turns):,} that were halted"
+    caps = (
+        f"max_turns: {with_room(turns.value, head_room)}, "
+        f"max_token_budget: {with_room(tokens.value, head_room, ROUND_TO)}"
+    )
+    yield f"  {json.dumps(glob.escape(agent))}:  # from {seen}"
+    yield f"    # {_interval(turns)} turns, {_interval(tokens)} tokens"
+    yield f"    limits: {{{caps}}}"
+
+
+def _unknown(agent: str, needs: Needs, share: float) -> Iterator[str]:
+    """Why there is no limit: a cap that was too low says nothing about one that is enough."""
+    halted, all_ = len(needs.halted_turns), len(needs.turns) + len(needs.halted_turns)
+    yield f"  # {json.dumps(agent)}: {halted:,} of {all_:,} invocations were halted, so that nobody"
+    yield (
+        f"  # knows what {100 * share:g}% need: more than {max(needs.halted_turns):,} turns or "
+        f"{max(needs.halted_tokens):,} tokens."
+    )
+    yield "  # Let them go on for a while with a higher cap, or with the action observe."
+
+
+def _interval(estimate: Estimate) -> str:
+    high = "more than was seen" if estimate.high is None else f"{estimate.high:,}"
+    return f"{estimate.value:,} (95 % interval: {estimate.low:,} to {high})"
 
 
 SUGGEST: Final = Question(
     name="suggest",
-    help="A policy file with limits from what successful invocations needed.",
+    help="A policy file with limits from what invocations needed.",
     answer=suggest,
     options=(
         Option(
             "--percentile",
-            "SHARE",
-            asking.share,
-            "share of the successful invocations to keep (default: 99%)",
+            "PERCENT",
+            asking.percentile,
+            "share of the invocations for which the limits are to be enough, as 99, 99% or 0.99 "
+            "(default: 99)",
             default=0.99,
         ),
         Option("--head-room", "SHARE", asking.share, "added on top (default: 20%)", default=0.2),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
+from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, label
 from otel_limits.ledger.rows import dollars
 
-EPOCH: Final = date(1970, 1, 1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DATES: Final = ("hour", "day", "week", "month")
 """Properties that stand in the order of time."""
 
@@ -52,8 +53,12 @@ class Sums:
 
     @property
     def cached_share(self) -> float | None:
-        """The part of the input that came from a cache."""
-        return self.cached / self.input if self.input else None
+        """The part of the input that came from a cache.
+
+        Never above 1: what was imported by a version that took the cached part for a part beside
+        the input says more than the whole.
+        """
+        return min(1.0, self.cached / self.input) if self.input else None
 
     def merge(self, part: Sums) -> None:
         """Add what was summed elsewhere."""
@@ -66,24 +71,23 @@ Groups: TypeAlias = dict[tuple[Any, ...], Sums]
 Rows: TypeAlias = Iterable[tuple[Mapping[str, Any], Sequence[Any]]]
 
 
-def fold(rows: Rows, by: Sequence[str]) -> Groups:
-    """Add up groups that may be finer than `by`."""
+def fold(rows: Rows, by: Sequence[str], zone: tzinfo = timezone.utc) -> Groups:
+    """Add up groups that may be finer than `by`; `zone` is that of their days."""
     groups: Groups = {}
     for keys, sums in rows:
-        key = tuple(property_of(keys, name) for name in by)
+        key = tuple(property_of(keys, name, zone) for name in by)
         groups.setdefault(key, Sums()).add(sums)
     return groups
 
 
-def property_of(keys: Mapping[str, Any], name: str) -> Any:
-    """One property of a group of calls, days and hours as text in UTC."""
-    if name == "hour":
-        start = datetime.fromtimestamp(int(keys["hour"]) * 3600, timezone.utc)
-        return f"{start:%Y-%m-%d %H}:00"
-    if name not in ("day", "week", "month"):
+def property_of(keys: Mapping[str, Any], name: str, zone: tzinfo) -> Any:
+    """One property of a group of calls, hours, days, weeks and months as text."""
+    if name not in PERIODS:
         return keys[name]
-    day = EPOCH + timedelta(days=int(keys["day"]))
-    if name == "week":
-        year, week, _ = day.isocalendar()
-        return f"{year}-W{week:02}"
-    return f"{day:%Y-%m}" if name == "month" else day.isoformat()
+    if QUARTER in keys:
+        local = datetime.fromtimestamp(int(keys[QUARTER]) * QUARTER_SECONDS, zone)
+    elif name == "hour":
+        local = datetime.fromtimestamp(int(keys["hour"]) * 3600, timezone.utc)
+    else:
+        local = EPOCH + timedelta(days=int(keys["day"]))
+    return label(name, local)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+from otel_limits.core.secrets import masked
+from otel_limits.ledger.files import temporary_directory
+
 SQLITE: Final = "sqlite:///"
 POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
-SECRET_QUERY: Final = re.compile(r"(?i)(password|passfile)=[^&]*")
+NAMING: Final = ("user=", "host=", "hostaddr=", "port=", "dbname=", "service=")
+"""Parameters of a PostgreSQL address that name the database; the others say how to talk to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -26,35 +30,32 @@ class Address:
     """For SQLAlchemy, password included."""
     file: Path | None
     """The SQLite file, `None` for a server."""
+    name: str
+    """The whole address without a password: what its spill files say they belong to."""
     spills: tuple[Path, ...]
     """Beginnings of the paths of its spill files, in the order in which they are tried."""
+    former_spills: tuple[Path, ...] = ()
+    """The same as earlier versions named them, where the name was no other ledger's."""
+    group: int | None = None
+    """Of those who may read its files besides their owner."""
 
     def __str__(self) -> str:
         """The address as a user may see it."""
-        return str(self.file) if self.file is not None else without_password(self.url)
+        return masked(self.url if self.file is None else str(self.file))
 
     def __repr__(self) -> str:
         """The same, recognisable."""
         return f"Address({self})"
 
 
-def without_password(url: str) -> str:
-    """Return `url` with stars in the place of its password."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    if ":" in user:
-        user = user.partition(":")[0] + ":***"
-    query = SECRET_QUERY.sub(r"\1=***", parts.query)
-    return urlunsplit((parts.scheme, f"{user}{at}{host}", parts.path, query, ""))
-
-
-def parse(name: str, text: str, data_directory: Path) -> Address:
+def parse(name: str, text: str, data_directory: Path | None) -> Address:
     """Read an address.
 
     Args:
         name: What it is called in errors.
         text: A path, `sqlite:///PATH` or `postgresql://…`.
-        data_directory: Where the rows of a server wait while it cannot be reached.
+        data_directory: Where the rows of a server wait while it cannot be reached; `None` where
+            nobody knows, as a user may have no home directory.
 
     Raises:
         ValueError: It is not such an address, or the driver of its server is not installed.
@@ -65,7 +66,7 @@ def parse(name: str, text: str, data_directory: Path) -> Address:
     if scheme not in POSTGRESQL:
         raise ValueError(
             f"{name} must be a path, sqlite:///PATH or postgresql://HOST/DATABASE, got "
-            f"{without_password(text)!r}."
+            f"{masked(text)!r}."
         )
     if importlib.util.find_spec("psycopg") is None:
         raise ValueError(
@@ -73,15 +74,69 @@ def parse(name: str, text: str, data_directory: Path) -> Address:
             f"Run: pip install 'otel-limits[postgres]'"
         )
     url = "postgresql+psycopg" + text[len(scheme) :]
-    digest = hashlib.blake2s(url.encode(), digest_size=6).hexdigest()
-    return Address(url=url, file=None, spills=(data_directory / f"ledger-{digest}",))
+    _require_readable(name, url)
+    full = server_name(url)
+    return Address(
+        url=url,
+        file=None,
+        name=full,
+        spills=_places(full, data_directory),
+        former_spills=()
+        if data_directory is None
+        else (data_directory / f"ledger-{_digest(url)}",),
+    )
 
 
-def _file(name: str, text: str, data_directory: Path) -> Address:
+def _require_readable(name: str, url: str) -> None:
+    """Refuse what the client cannot read, whose own words would quote pieces of a password."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        is_readable = "@" not in (make_url(url).host or "") and bool(server_name(url))
+    except (ArgumentError, ValueError):
+        is_readable = False
+    if not is_readable:
+        raise ValueError(
+            f"{name} is not a URL that SQLAlchemy can read: {masked(url)!r}. The port must be a "
+            "number, and in a password write %2F for /, %3F for ?, %23 for # and %40 for @."
+        )
+
+
+def _file(name: str, text: str, data_directory: Path | None) -> Address:
     path = text.removeprefix(SQLITE)
     if not path or path.startswith("sqlite:") or ":memory:" in path or "?" in path:
         raise ValueError(
-            f"{name} must name a file, got {text!r}. A ledger in memory would be lost."
+            f"{name} must name a file, got {masked(text)!r}. A ledger in memory would be lost."
         )
-    file = Path(path).expanduser().absolute()
-    return Address(url=f"{SQLITE}{file}", file=file, spills=(file, data_directory / file.name))
+    try:
+        file = Path(path).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # no such user, or a directory that is gone
+        raise ValueError(f"{name} is {masked(text)!r}: {error} Give the whole path.") from None
+    full = os.path.realpath(file)
+    places = (file, *_places(full, data_directory))
+    return Address(url=f"{SQLITE}{file}", file=file, name=full, spills=places)
+
+
+def server_name(url: str) -> str:
+    """Name a database of a server by user, host, port and database: a password may change."""
+    # Not by `urlsplit` alone: a password may have any characters here.
+    credentials, _, place = url.partition("://")[2].rpartition("@")
+    user, parts = credentials.partition(":")[0], urlsplit(f"postgresql://{place}")
+    query = "&".join(sorted(each for each in parts.query.split("&") if each.startswith(NAMING)))
+    return urlunsplit(("postgresql", f"{user}@{parts.netloc}", parts.path, query, ""))
+
+
+def database_of(name: str) -> str:
+    """What is left of a server's name without user and host: the database."""
+    return urlsplit(name).path
+
+
+def _places(full: str, data_directory: Path | None) -> tuple[Path, ...]:
+    """Where rows wait that cannot be kept beside the ledger: no two ledgers share a name there."""
+    directories = (data_directory, temporary_directory())
+    return tuple(each / f"ledger-{_digest(full)}" for each in directories if each is not None)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()

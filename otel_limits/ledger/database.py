@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
-from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.rows import ENDING, Row, Rows
+from otel_limits.ledger import files
+from otel_limits.ledger.rows import ENDING, RECOUNTS, Row, Rows
 from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     METADATA,
     MODEL_CALL_TABLE,
     TABLES,
-    UPGRADES,
-    Upgrade,
-    migrate,
-    version_of,
+    TOOL_CALL_TABLE,
 )
+from otel_limits.ledger.totals import recount
+from otel_limits.ledger.upgrades import UPGRADES, Upgrade, migrate, version_of
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
@@ -40,8 +39,8 @@ SERVER_SECONDS: Final = 10
 WRITES: Final = "otel_limits_writes"
 """Execution option of a connection that is going to write."""
 
-COLLISION_MICROSECONDS: Final = 60_000_000
-"""Two calls with one span id that are further apart than this are two calls."""
+NUMBERED: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE)
+"""Tables whose rows an invocation counts."""
 
 DIALECTS: Final = "sqlalchemy.dialects"
 """Each takes a twentieth of a second to import: only the one that a ledger needs is."""
@@ -63,12 +62,12 @@ class Database:
 
     def __init__(self, address: Address, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
         """Open nothing yet; but import what opening needs, before any fork can fall into that."""
+        # A child that is forked while another thread imports waits for an import lock
+        # that nobody holds.
         importlib.import_module(f"{DIALECTS}.{'sqlite' if address.file else 'postgresql'}")
         if address.file is None:
             importlib.import_module("psycopg")
         self.address = address
-        self.collisions = 0
-        """Calls whose span id another call already had, and that were stored without it."""
         self._upgrades = upgrades
         self._engine: sa.Engine | None = None
         self._identity: tuple[int, int] | None = None
@@ -101,11 +100,14 @@ class Database:
         changed = {}
         with self.changing() as connection:
             for table in TABLES:
+                # Table by table and not row by row: a statement for many rows takes a fraction
+                # of the time.
                 chosen = [row for name, row in rows if name == table.name]
                 if table is INVOCATION_TABLE:
                     chosen = latest(chosen)
                 if chosen:
-                    changed[table.name] = insert(connection, table, chosen, self)
+                    changed[table.name] = insert(connection, table, chosen)
+            recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
         return changed
 
     @contextlib.contextmanager
@@ -130,20 +132,18 @@ class Database:
                 engine.dispose()
                 raise
             self._engine = engine
+            self._share()
             self._identity = self._file_identity()
         return self._engine
 
-    def require_existing(self) -> None:
-        """Refuse a question to a ledger that does not exist: opening it would make an empty one.
-
-        Raises:
-            LedgerError: It does not exist.
-        """
-        if self.address.file is not None and not self.address.file.exists():
-            raise LedgerError(
-                f"There is no ledger at {self.address}. Name one with --ledger or "
-                f"OTEL_LIMITS_LEDGER."
-            )
+    def _share(self) -> None:
+        """Let the group read what SQLite keeps beside its file: it takes over only the mode."""
+        file, group = self.address.file, self.address.group
+        if file is None or group is None:
+            return
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                files.share(file.with_name(file.name + suffix), group)
 
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
@@ -167,21 +167,27 @@ class Database:
         try:
             status = os.stat(self.address.file)  # noqa: PTH116  on the path of every commit
         except OSError:
+            # Like no file there is, so that a file that is gone counts as another one.
             return (0, 0)
         return (status.st_dev, status.st_ino)
 
 
 def latest(rows: list[Row]) -> list[Row]:
-    """Keep one row per invocation, its last: beginning and end often come together."""
-    return list({row["id"]: row for row in rows}.values())
+    """Keep one row per invocation, that of its end: beginning and end often come together."""
+    kept: dict[str, Row] = {}
+    for row in rows:
+        before = kept.get(row["id"])
+        if before is None or before["ended_us"] is None:
+            kept[row["id"]] = row
+    return list(kept.values())
 
 
-def insert(connection: sa.Connection, table: sa.Table, rows: list[Row], database: Database) -> int:
+def insert(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     """Insert the rows that are not there yet; an invocation that has ended ends its row."""
     inserted = execute(connection, table, rows)
-    if table is MODEL_CALL_TABLE and inserted < len(rows):
-        again = collisions(connection, rows)
-        database.collisions += len(again)
+    if table in NUMBERED and inserted < len(rows):
+        # Only where some were not inserted, which is rare: it asks for each row by itself.
+        again = namesakes(connection, table, rows)
         if again:
             inserted += execute(connection, table, again)
     return inserted
@@ -209,6 +215,7 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
         statement = values.on_conflict_do_update(
             index_elements=["id"],
             set_={column: values.excluded[column] for column in ENDING},
+            # Only once: an end that is there already is the true one, whoever brings another.
             where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
         )
     else:
@@ -216,32 +223,36 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     return cast("SQLCompiler", statement.compile(dialect=dialect))
 
 
-def collisions(connection: sa.Connection, rows: list[Row]) -> list[Row]:
-    """Find calls that only look like replays, and free them of their span id.
+def namesakes(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> list[Row]:
+    """Find live rows that only look like replays, and free them of their number.
 
-    An application that seeds `random` makes the same span ids in every run. Such a call belongs to
-    another invocation and another time than the one that has its id; a replay, a second observer
-    or an import does not.
+    A replay is the same row again. One with the number of another and a time of its own is not: it
+    is kept, and an audit tells of it.
     """
-    calls = MODEL_CALL_TABLE.c
-    query = sa.select(calls.invocation_id, calls.at_us).where(
-        calls.trace_id == sa.bindparam("trace"), calls.span_id == sa.bindparam("span")
+    numbered = [row for row in rows if row["number"] is not None]
+    query = sa.select(table.c.at_us).where(
+        table.c.invocation_id == sa.bindparam("invocation"), table.c.number == sa.bindparam("place")
     )
-    again = []
-    for row in rows:
-        if row["span_id"] is None:
+    unnumbered = sa.select(sa.func.count()).where(
+        table.c.invocation_id == sa.bindparam("invocation"),
+        table.c.number.is_(None),
+        table.c.at_us == sa.bindparam("time"),
+    )
+    again: dict[tuple[str, int], Row] = {}
+    for row in numbered:
+        place = {"invocation": row["invocation_id"], "place": row["number"]}
+        if connection.execute(query, place).scalar() == row["at_us"]:
             continue
-        ids = {"trace": row["trace_id"], "span": row["span_id"]}
-        found = connection.execute(query, ids).first()
-        if found is None or found.invocation_id == row["invocation_id"]:
-            continue
-        if abs(found.at_us - row["at_us"]) > COLLISION_MICROSECONDS:
-            again.append({**row, "span_id": None})
-    return again
+        there = {"invocation": row["invocation_id"], "time": row["at_us"]}
+        if not connection.execute(unnumbered, there).scalar():
+            again[row["invocation_id"], row["at_us"]] = {**row, "number": None}
+    return list(again.values())
 
 
 def complete(table_name: str, row: Row) -> Row:
     """Give a row that another version wrote exactly the columns that this one has."""
+    if table_name == RECOUNTS:
+        return row
     return {column: row.get(column) for column in insertable_columns(METADATA.tables[table_name])}
 
 
@@ -273,17 +284,21 @@ def make_engine(address: Address) -> sa.Engine:
             max_overflow=0,
             connect_args={"connect_timeout": SERVER_SECONDS, "application_name": "otel-limits"},
         )
-    address.file.parent.mkdir(parents=True, exist_ok=True)
+    file = address.file
+    files.make_directory(file.parent, address.group)
+    with contextlib.suppress(FileExistsError):
+        files.create(file, address.group).close()
     engine = sa.create_engine(
-        address.url,
+        "sqlite://",  # an address would be read, and a path can hold anything
         hide_parameters=True,
         poolclass=sa.pool.QueuePool,
         pool_size=1,
-        connect_args={
-            "timeout": BUSY_SECONDS,
-            "check_same_thread": False,
-            "isolation_level": None,  # the driver's own transactions begin too late
-        },
+        creator=lambda: sqlite3.connect(
+            file,
+            timeout=BUSY_SECONDS,
+            check_same_thread=False,
+            isolation_level=None,  # the driver's own transactions begin too late
+        ),
     )
     sa.event.listen(engine, "connect", _set_up_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
@@ -311,6 +326,8 @@ def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     writes = connection.get_execution_options().get(WRITES)
+    # A transaction that begins by reading and then writes is refused at once by SQLite when another
+    # one wrote in between; IMMEDIATE waits for its turn instead, for as long as `timeout` says.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -320,6 +337,7 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
     # With a write-ahead log only FULL brings each commit to the disk. NORMAL, the default of some
     # builds, keeps the file whole in a power failure, but forgets the last commits.
     connection.execute("PRAGMA synchronous = FULL")
+    # 64 MiB: the log is cut back to it after one transaction that was bigger, such as an import.
     connection.execute("PRAGMA journal_size_limit = 67108864")
     # As in PostgreSQL: a pattern means the same in either database.
     connection.execute("PRAGMA case_sensitive_like = ON")

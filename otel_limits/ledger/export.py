@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.labels import inert
 from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Selection, Source, audit_keys
@@ -31,6 +32,7 @@ TABLES: Final = {
 LEFT_OUT: Final = ("day",)
 """Columns that follow from others."""
 
+# An export of years must not be held in memory as a whole.
 PORTION: Final = 10_000
 
 
@@ -80,7 +82,7 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
 def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
     """The columns of a table, and one per audit key."""
     own = [
-        field_of(column)
+        field_of(column, source)
         for column in table.columns
         if column.name not in LEFT_OUT and column is not table.autoincrement_column
     ]
@@ -89,8 +91,13 @@ def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Expo
     return own + audited
 
 
-def field_of(column: Any) -> ExportedColumn:
-    """How a column is written: times and money under a name without the unit they are stored in."""
+def field_of(column: Any, source: Source) -> ExportedColumn:
+    """How a column is written: times and money under a name without the unit they are stored in.
+
+    What a call leaves to its invocation is written in full.
+    """
+    if column.name in ("trace_id", "root_id"):
+        return ExportedColumn(column.name, "text", source.column(column.name.removesuffix("_id")))
     if column.name in ("at_us", "started_us", "ended_us"):
         return ExportedColumn(column.name.removesuffix("_us"), "time", column)
     if column.name == "price_pico":
@@ -115,9 +122,11 @@ def write_csv(
 ) -> None:
     """Write comma-separated values; what is not known is empty."""
     with _opened(output) as file:
+        # Not the `\r\n` of RFC 4180, which tools of Unix take for a part of the last column.
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields])
-        writer.writerows(map(value_of, fields, row) for row in rows)
+        for row in rows:
+            writer.writerow([inert(value_of(*pair)) for pair in zip(fields, row, strict=True)])
 
 
 def write_json_lines(
@@ -151,6 +160,7 @@ def write_parquet(
         "integer": pa.int64(),
         "boolean": pa.bool_(),
         "time": pa.timestamp("us", tz="UTC"),
+        # Twelve digits, as what is stored are picodollars; 38 is the most that 128 bits hold.
         "money": pa.decimal128(38, 12),
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])

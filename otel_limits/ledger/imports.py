@@ -8,19 +8,19 @@ recorded itself is left as it is.
 from __future__ import annotations
 
 import gzip
+import zlib
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.usage import Usage
+from otel_limits.core.price import OF_NO_CALL
+from otel_limits.core.terms import DEFAULT_TERMS, sale_of
 from otel_limits.ledger.otlp import (
-    AGENT_NAME,
     AGENT_SPANS,
-    PROVIDERS,
     SESSIONS,
     TOOL_NAME,
     TOOL_STATUS,
@@ -31,9 +31,11 @@ from otel_limits.ledger.otlp import (
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
     ENDING,
+    FORMER_PRICE,
     INVOCATIONS,
     MICROSECONDS,
     MODEL_CALLS,
+    SAME_CALL_MICROSECONDS,
     TOOL_CALLS,
     Row,
     attribute_rows,
@@ -42,20 +44,25 @@ from otel_limits.ledger.rows import (
     portions,
     tokens,
 )
-from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
+from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
+from otel_limits.ledger.totals import sum_up
 from otel_limits.otel import semconv
-from otel_limits.otel.processor import usage_of
+from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
+from otel_limits.usage.normaliser import record_of_span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
+    from otel_limits.core.usage import UsageRecord
     from otel_limits.core.work import Work
     from otel_limits.ledger.database import Database
 
 PORTION: Final = 2_000
+SHOWN: Final = 20
+"""Bad lines that are named; all are counted."""
+SHOWN_CHARACTERS: Final = 200
 NO_AGENT: Final = "(no agent)"
-TOKEN_COLUMNS: Final = tuple(tokens(None))
 
 RUNS: Final = INVOCATION_TABLE.c
 CALLS: Final = MODEL_CALL_TABLE.c
@@ -69,17 +76,33 @@ class Imported:
     invocations: int = 0
     tools: int = 0
     known_calls: int = 0
-    unreadable_lines: int = 0
+    spans: int = 0
+    """Spans of any kind that were read."""
+    bad: list[str] = field(default_factory=list)
+    """Where a line could not be read, and why."""
+
+    @property
+    def has_no_call(self) -> bool:
+        """True for spans of which none is a model call: they are not what was meant."""
+        return self.spans > 0 and not (self.calls or self.known_calls)
 
     def __str__(self) -> str:
         """In words."""
+        if self.has_no_call:
+            return (
+                f"There is no model call among the {self.spans:,} spans. A model call is known by "
+                f"gen_ai.operation.name, openinference.span.kind or llm.request.type, or by a "
+                f"model's name beside its usage; metrics and logs have none."
+            )
         others = f"{self.invocations:,} invocations and {self.tools:,} tool calls."
         parts = [f"Imported {self.calls:,} model calls, {others}"]
         if self.known_calls:
             parts.append(f"{self.known_calls:,} model calls were in the ledger already.")
-        if self.unreadable_lines:
-            parts.append(f"{self.unreadable_lines:,} lines are not OTLP JSON and were left out.")
-        return " ".join(parts)
+        if not self.bad:
+            return " ".join(parts)
+        parts.append(f"{len(self.bad):,} lines are not OTLP JSON and were left out:")
+        more = [f"and {len(self.bad) - SHOWN:,} more"] if len(self.bad) > SHOWN else []
+        return "\n  ".join([" ".join(parts), *self.bad[:SHOWN], *more])
 
 
 @dataclass(slots=True)
@@ -88,11 +111,21 @@ class Traces:
 
     parents: dict[Key, Key | None] = field(default_factory=dict)
     spans: dict[Key, Span] = field(default_factory=dict)
-    unreadable_lines: int = 0
+    bad: list[str] = field(default_factory=list)
+    """Where a line could not be read, and why."""
+
+    def times(self) -> dict[Key, int]:
+        """When invocations began, and model calls ended: what a ledger has of both."""
+        return {
+            key: span.start_us if span.is_agent else span.end_us
+            for key, span in self.spans.items()
+            if span.is_agent or span.is_model_call
+        }
 
     def above(self, span: Span) -> Iterator[Span]:
         """The spans above one that become rows, the nearest first."""
         seen = {span.key}
+        # Files may be broken: a span that is its own ancestor must not be followed for ever.
         key = span.parent
         while key is not None and key not in seen:
             seen.add(key)
@@ -113,8 +146,14 @@ class Traces:
                 if around is not None and around.is_model_call:
                     outer[span.key] = around.key
                     within.setdefault(around.key, []).append(span)
+        responses: set[tuple[str, str]] = set()
         for span in self.spans.values():
             if span.is_model_call and self._counts(span, outer, within):
+                # Two instrumentations beside each other show one call under the id of its response.
+                response = (span.trace_id, span.first(RESPONSE_IDS) or "")
+                if response[1] and response in responses:
+                    continue
+                responses.add(response)
                 yield span, [each for each in self.above(span) if each.is_agent]
 
     def _counts(self, span: Span, outer: dict[Key, Key], within: dict[Key, list[Span]]) -> bool:
@@ -145,8 +184,8 @@ def import_files(
     traces = Traces()
     for path in files:
         _read(Path(path), keys, traces, work)
-    recorded = _recorded(database, (span.key for span in traces.spans.values() if span.is_agent))
-    done = Imported(unreadable_lines=traces.unreadable_lines)
+    recorded = _recorded(database, traces.times())
+    done = Imported(bad=traces.bad, spans=len(traces.parents))
     touched: set[str] = set()
     # In portions, each a transaction of its own: a live process that records waits for one at most.
     for portion in portions(_rows(traces, recorded, keys, prices, done), PORTION):
@@ -157,50 +196,65 @@ def import_files(
         done.invocations += changed.get(INVOCATIONS, 0)
         done.tools += changed.get(TOOL_CALLS, 0)
         touched.update(row["id"] for table, row in portion if table == INVOCATIONS)
-    _sum_up(database, sorted(touched))
+    ids = sorted(touched)
+    for start in range(0, len(ids), PORTION):
+        with database.changing() as connection:
+            sum_up(connection, ids[start : start + PORTION])
     return done
 
 
 def _read(path: Path, keys: Sequence[str], traces: Traces, work: Work) -> None:
+    """Read a file; what cannot be read of it costs nothing else."""
     try:
-        with _opened(path) as file:
-            for line in work.through(file):
-                _take(line, keys, traces)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise LedgerError(f"{path} cannot be read: {reason}.") from None
+        file = _opened(path)
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
+    number = 0
+    with file:
+        try:
+            for number, line in enumerate(work.through(file), start=1):
+                _take(line, keys, traces, f"{path}, line {number}")
+        except (OSError, EOFError, zlib.error) as error:
+            traces.bad.append(f"{path}, from line {number + 1} on: {error}")
 
 
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _take(line: str, keys: Sequence[str], traces: Traces) -> None:
+def _take(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
     if not line.strip():
         return
     try:
-        for span in spans_in(line, keys):
+        for span in list(spans_in(line.decode(), keys)):  # all of a line, or nothing
+            # Of every span: what becomes a row may hang under others that do not.
             traces.parents[span.key] = span.parent
             if span.is_agent or span.is_model_call or span.is_tool:
                 traces.spans[span.key] = span
-    except ValueError:
-        traces.unreadable_lines += 1
+    except ValueError as error:  # text that is not UTF-8 too
+        traces.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
 
 
-def _recorded(database: Database, keys: Iterable[Key]) -> set[Key]:
-    """Which invocations the ledger has seen itself."""
+def _recorded(database: Database, wanted: Mapping[Key, int]) -> set[Key]:
+    """Which invocations and model calls the ledger has seen itself, of some with their times."""
     found: set[Key] = set()
-    wanted = set(keys)
     traces = sorted({trace_id for trace_id, _ in wanted})
     with database.reading() as connection:
+        # SQLite permits 32,766 parameters in a statement, PostgreSQL 65,535.
         for start in range(0, len(traces), PORTION):
-            statement = sa.select(RUNS.trace_id, RUNS.span_id).where(
-                RUNS.trace_id.in_(traces[start : start + PORTION]), RUNS.source == "live"
+            in_part = RUNS.trace_id.in_(traces[start : start + PORTION]) & (RUNS.source == "live")
+            runs = sa.select(RUNS.trace_id, RUNS.span_id, RUNS.started_us).where(in_part)
+            calls = (
+                sa.select(RUNS.trace_id, CALLS.span_id, CALLS.at_us)
+                .join(INVOCATION_TABLE, RUNS.id == CALLS.invocation_id)
+                .where(in_part)
             )
-            found.update((row.trace_id, row.span_id) for row in connection.execute(statement))
-    return found & wanted
+            for statement in (runs, calls):
+                for trace_id, span_id, at_us in connection.execute(statement):
+                    at = wanted.get((trace_id, span_id))
+                    if at is not None and abs(at - at_us) <= SAME_CALL_MICROSECONDS:
+                        found.add((trace_id, span_id))
+    return found
 
 
 def _rows(
@@ -217,9 +271,11 @@ def _rows(
             if not around or around[0].key not in recorded:
                 yield TOOL_CALLS, _tool_row(span, around)
     for span, around in traces.calls():
-        if around and around[0].key in recorded:
+        if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
         else:
+            if not around:
+                yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, around, prices)
 
 
@@ -235,7 +291,7 @@ def _owner(span: Span, around: Sequence[Span]) -> Row:
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "invocation_id": _id(around[0]) if around else span.trace_id,
-        "root_id": _id(around[-1]) if around else span.trace_id,
+        "root_id": _id(around[-1]) if len(around) > 1 else None,
         "number": None,
         "agent": _agent_name(around[0]) if around else NO_AGENT,
         "source": "import",
@@ -243,8 +299,8 @@ def _owner(span: Span, around: Sequence[Span]) -> Row:
 
 
 def _agent_name(span: Span) -> str:
-    known = span.attributes.get(AGENT_NAME)
-    if isinstance(known, str):
+    known = span.first(AGENT_NAMES)
+    if known is not None:
         return name(known)
     prefix = next((each for each in AGENT_SPANS if span.name.startswith(each)), "")
     return name(span.name.removeprefix(prefix).strip() or NO_AGENT)
@@ -277,44 +333,67 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
     }
 
 
+def _trace_row(span: Span) -> Row:
+    """The row that calls without an agent belong to: every question adds up invocations."""
+    return {
+        **dict.fromkeys(ENDING),
+        **dict.fromkeys(("parent_id", "session_id", "span_id", "limits")),
+        "id": span.trace_id,
+        "root_id": span.trace_id,
+        "agent": NO_AGENT,
+        "trace_id": span.trace_id,
+        "source": "import",
+        "blind": False,
+        "started_us": span.start_us,
+        "ended_us": span.end_us,
+        "reason": "unknown",
+        "action": "none",
+    }
+
+
 def _text(value: object) -> str | None:
     return None if value is None else name(str(value))
 
 
 def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
-    usage = usage_of(span.attributes)
-    model = str(span.attributes.get(semconv.REQUEST_MODEL) or "unknown")
+    record = record_of_span(span.attributes, span.scope)
+    usage = record.usage
+    model, provider = model_of(span.attributes), provider_of(span.attributes)
+    tier = tier_of(span.attributes, record.tier)
+    sale = sale_of(model, provider, usage, tier, DEFAULT_TERMS)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
-    price = prices.price(model, usage, when) if usage is not None and usage.total else None
+    quote = prices.quote(sale, when) if usage.total else OF_NO_CALL
     return {
         **_owner(span, around),
         "at_us": span.end_us,
         "duration_us": span.end_us - span.start_us,
         "model": name(model),
-        "provider": name(span.first(PROVIDERS) or "unknown"),
+        "provider": name(provider),
         "turn": None,
         "iteration": None,
-        **tokens(usage or Usage()),
-        **tokens(usage, "reported_"),
-        "reported_total_tokens": None,
-        "state": _state(span, usage),
+        **tokens(usage),
+        **tokens(record.reported, "reported_"),
+        "reported_total_tokens": record.total,
+        "state": _state(span, record),
         "estimated": False,
-        "price_pico": picodollars(price),
-        "price_source": prices.source if price is not None else None,
-        "price_version": prices.version if price is not None else None,
-        **dict.fromkeys(("quota_operation", "quota_charges")),
+        "price_pico": picodollars(quote.price),
+        "price_source": quote.source,
+        "price_version": quote.version,
+        "price_basis": sale.basis,
+        "tier": name(sale.tier),
+        "cache_write_1h_tokens": usage.cache_write_1h,
+        **dict.fromkeys(("quota_operation", "quota_charges", "side", *FORMER_PRICE)),
     }
 
 
-def _state(span: Span, usage: Usage | None) -> str:
-    if usage is not None and usage.total:
+def _state(span: Span, record: UsageRecord) -> str:
+    if record.sure == "measured" and record.usage.total:
         return "measured"
     return "failed" if span.is_error else "unmeasured"
 
 
 def _has_tokens(span: Span) -> bool:
-    usage = usage_of(span.attributes)
-    return usage is not None and usage.total > 0
+    return record_of_span(span.attributes, span.scope).usage.total > 0
 
 
 def _tool_row(span: Span, around: Sequence[Span]) -> Row:
@@ -328,29 +407,3 @@ def _tool_row(span: Span, around: Sequence[Span]) -> Row:
         "status": "error" if failed else "success",
         "fingerprint": None,
     }
-
-
-def _sum_up(database: Database, ids: Sequence[str]) -> None:
-    """Write the totals of imported invocations, from their calls: files may come one by one."""
-    of_run = CALLS.invocation_id == RUNS.id
-    answered = sa.case((CALLS.state != "failed", 1), else_=0)
-    is_unpriced = CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)
-    summed: dict[str, Any] = {
-        "turns": answered,
-        "cycles": answered,
-        "model_calls": 1,
-        **{column: CALLS[column] for column in (*TOKEN_COLUMNS, "price_pico")},
-        "unpriced_calls": sa.case((is_unpriced, 1), else_=0),
-    }
-    values = {
-        column: sa.select(sa.func.coalesce(sa.func.sum(each), 0)).where(of_run).scalar_subquery()
-        for column, each in summed.items()
-    }
-    tools = TOOL_CALL_TABLE.c
-    values["tool_calls"] = (
-        sa.select(sa.func.count()).where(tools.invocation_id == RUNS.id).scalar_subquery()
-    )
-    for start in range(0, len(ids), PORTION):
-        chosen = RUNS.id.in_(ids[start : start + PORTION])
-        with database.changing() as connection:
-            connection.execute(INVOCATION_TABLE.update().where(chosen).values(values))

@@ -11,42 +11,37 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.otel import semconv
+from otel_limits.otel import kinds, semconv
+from otel_limits.otel.kinds import OPERATION, first_text, kind_of
+from otel_limits.usage.fields import is_usage
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
+# Whole numbers are apart, as protobuf's JSON writes them as text.
+LAST_MICROSECOND: Final = 253_402_300_800_000_000
+"""The year 10000 begins."""
 SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
+# OTLP JSON has numbers for enums; exporters built on protobuf's own JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 
 SCOPES: Final = frozenset(framework.spans.scope for framework in FRAMEWORKS)
 AGENT_SPANS: Final = tuple(framework.spans.agent for framework in FRAMEWORKS)
 """How the names of their spans of invocations begin."""
-INVOKE_AGENT: Final = "invoke_agent"
 EXECUTE_TOOL: Final = "execute_tool"
-"""Operations as the conventions name them."""
+"""An operation as the conventions name it."""
 
-AGENT_NAME: Final = "gen_ai.agent.name"
-OPERATION: Final = "gen_ai.operation.name"
 TOOL_NAME: Final = "gen_ai.tool.name"
 TOOL_STATUS: Final = "gen_ai.tool.status"
-PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system")
 SESSIONS: Final = ("session.id", "gen_ai.conversation.id")
 CHOICE_EVENT: Final = "gen_ai.choice"
 FINISH_REASON: Final = "finish_reason"
 
 KEPT: Final = frozenset(
     {
-        AGENT_NAME,
-        OPERATION,
+        *kinds.KEPT,
         TOOL_NAME,
         TOOL_STATUS,
-        *PROVIDERS,
         *SESSIONS,
-        semconv.REQUEST_MODEL,
-        *semconv.INPUT_TOKENS,
-        *semconv.OUTPUT_TOKENS,
-        *semconv.CACHE_READ_TOKENS,
-        *semconv.CACHE_WRITE_TOKENS,
         semconv.STOP_REASON,
         semconv.STOP_ACTION,
         semconv.LIMIT_NAME,
@@ -54,7 +49,8 @@ KEPT: Final = frozenset(
         semconv.LIMIT_CONSUMED,
     }
 )
-"""Attributes that are looked at. Prompts, arguments and results are in others."""
+"""Attributes that are looked at, with those about usage. Prompts, arguments and results are in
+others."""
 
 Key = tuple[str, str]
 """Trace id and span id."""
@@ -68,8 +64,8 @@ class Span:
     span_id: str
     parent_id: str | None
     name: str
-    is_of_framework: bool
-    """False for the spans of other instrumentations, which may show the same tool call again."""
+    scope: str
+    """The instrumentation that made it."""
     start_us: int
     end_us: int
     is_error: bool
@@ -87,15 +83,20 @@ class Span:
         return (self.trace_id, self.parent_id) if self.parent_id is not None else None
 
     @property
+    def is_of_framework(self) -> bool:
+        """False for the spans of other instrumentations, which may show a tool call again."""
+        return self.scope in SCOPES
+
+    @property
     def is_agent(self) -> bool:
         """Tell whether it is an invocation."""
-        operation = self.attributes.get(OPERATION)
-        return operation == INVOKE_AGENT or self.name.startswith(AGENT_SPANS)
+        is_named = self.name.startswith(AGENT_SPANS)
+        return is_named or kind_of(self.attributes, self.name) == "agent"
 
     @property
     def is_model_call(self) -> bool:
         """Tell whether it is a request to a provider, whoever saw it."""
-        return not self.is_agent and self.name.startswith(semconv.MODEL_CALL_PREFIXES)
+        return not self.is_agent and kind_of(self.attributes, self.name) == "model call"
 
     @property
     def is_tool(self) -> bool:
@@ -104,8 +105,7 @@ class Span:
 
     def first(self, names: Sequence[str]) -> str | None:
         """The first of some attributes that is text."""
-        found = (self.attributes.get(name) for name in names)
-        return next((value for value in found if isinstance(value, str)), None)
+        return first_text(self.attributes, names)
 
 
 def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
@@ -122,27 +122,38 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
     try:
         for resource in json.loads(line).get("resourceSpans", ()):
             for scope in resource.get("scopeSpans", ()):
-                is_of_framework = scope.get("scope", {}).get("name") in SCOPES
+                name = str(scope.get("scope", {}).get("name", ""))
                 for span in scope.get("spans", ()):
-                    yield _span(span, wanted, is_of_framework=is_of_framework)
-    except (AttributeError, KeyError, TypeError, binascii.Error) as error:
+                    yield _span(span, wanted, name)
+    except (
+        ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
+    ) as error:  # fmt: skip
         raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
 
 
-def _span(span: Mapping[str, Any], wanted: frozenset[str], *, is_of_framework: bool) -> Span:
+def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
+    # Some exporters write an empty text for a span without a parent.
     parent = span.get("parentSpanId") or None
     return Span(
         trace_id=_identity(span["traceId"], TRACE_BYTES),
         span_id=_identity(span["spanId"], SPAN_BYTES),
         parent_id=_identity(parent, SPAN_BYTES) if parent else None,
         name=str(span.get("name", "")),
-        is_of_framework=is_of_framework,
-        start_us=int(span["startTimeUnixNano"]) // 1_000,
-        end_us=int(span["endTimeUnixNano"]) // 1_000,
+        scope=scope,
+        start_us=_time(span["startTimeUnixNano"]),
+        end_us=_time(span["endTimeUnixNano"]),
         is_error=span.get("status", {}).get("code") in ERROR_CODES,
         attributes=_attributes(span.get("attributes", ()), wanted),
         finish_reason=_finish_reason(span.get("events", ())),
     )
+
+
+def _time(nanoseconds: Any) -> int:
+    """A time in microseconds: OTLP has none before 1970, and a ledger none after 9999."""
+    found = int(nanoseconds) // 1_000
+    if not 0 <= found < LAST_MICROSECOND:
+        raise ValueError(f"{nanoseconds!r} is not a time in nanoseconds since 1970.")
+    return found
 
 
 def _identity(text: str, size: int) -> str:
@@ -156,7 +167,11 @@ def _identity(text: str, size: int) -> str:
 
 
 def _attributes(listed: Sequence[Mapping[str, Any]], wanted: frozenset[str]) -> dict[str, Any]:
-    return {each["key"]: _scalar(each["value"]) for each in listed if each["key"] in wanted}
+    return {
+        each["key"]: _scalar(each["value"])
+        for each in listed
+        if each["key"] in wanted or is_usage(each["key"])
+    }
 
 
 def _scalar(value: Mapping[str, Any]) -> Any:

@@ -33,6 +33,7 @@ class PendingRows:
         self.is_wanted = False
         self.is_stuck = False
         self.lost = 0
+        # Kept until they are durable: whoever spills while the database hangs writes these, too.
         self._in_flight: Rows = []
         self._added = 0
         self._durable = 0
@@ -43,6 +44,7 @@ class PendingRows:
             was_empty = not self.waiting
             self.waiting.extend(rows)
             self._added += len(rows)
+            # Not for each row: waking the thread costs more than adding to the list.
             if was_empty or len(self.waiting) >= enough:
                 self.changed.notify_all()
             return len(self.waiting)
@@ -77,6 +79,7 @@ class PendingRows:
     def written(self, mark: int) -> None:
         """Note that the rows up to `mark` are durable."""
         with self.changed:
+            # A spill may have overtaken the write of older rows, whose mark is lower.
             self._durable = max(self._durable, mark)
             self.changed.notify_all()
 
@@ -97,6 +100,7 @@ class PendingRows:
                 self.changed.wait_for(lambda: self._durable >= added, seconds)
             if self._durable >= added:
                 return True
+            # From here on nobody waits in vain again: one agent has paid for what all have learned.
             self.is_stuck = True
             return False
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.database import Database, DatabaseError
+from otel_limits.ledger.database import DatabaseError
+from otel_limits.ledger.reading import asking
 from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, QUOTA_CHANGE_TABLE
 from otel_limits.ledger.selection import CALLS, RUNS, TOOLS, Selection, Source
-from otel_limits.ledger.spending import SUMS
+from otel_limits.ledger.spending import SUMS, columns_for
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -35,15 +36,33 @@ def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
 def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Invocations by agent, reason and action, with their tokens and picodollars."""
     keys = (RUNS.agent, RUNS.reason, RUNS.action)
+    has_ended = RUNS.ended_us.is_not(None)
     statement = _of_runs(
         selection,
         *keys,
         sa.func.count().label("invocations"),
-        sa.func.sum(TOKENS).label("tokens"),
-        sa.func.sum(RUNS.price_pico).label("price_pico"),
-        sa.func.sum(RUNS.unpriced_calls).label("unpriced_calls"),
+        sa.func.sum(TOKENS).filter(has_ended).label("tokens"),
+        sa.func.sum(RUNS.price_pico).filter(has_ended).label("price_pico"),
+        sa.func.sum(RUNS.unpriced_calls).filter(has_ended).label("unpriced_calls"),
     ).group_by(*keys)
     yield from connection.execute(statement)
+    # A row says what its invocation used once that has ended; until then its calls do.
+    tokens = CALLS.input_tokens + CALLS.output_tokens
+    is_unpriced = CALLS.price_pico.is_(None) & (tokens > 0)
+    unfinished = (
+        _of_runs(
+            selection,
+            *keys,
+            sa.literal_column("0").label("invocations"),
+            sa.func.sum(tokens).label("tokens"),
+            sa.func.sum(CALLS.price_pico).label("price_pico"),
+            sa.func.count().filter(is_unpriced).label("unpriced_calls"),
+        )
+        .join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
+        .where(RUNS.ended_us.is_(None))
+        .group_by(*keys)
+    )
+    yield from connection.execute(unfinished)
 
 
 def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
@@ -77,6 +96,8 @@ def tree(connection: sa.Connection, identity: str) -> list[Any]:
 
     `identity` is the beginning of a trace id or of an invocation id, both hexadecimal.
     """
+    # The first letter beyond the hexadecimal ones: a range uses the index, and `LIKE` does not in a
+    # PostgreSQL database whose collation is that of a language.
     beyond = identity + "g"
     roots = sa.select(RUNS.root_id).where(
         sa.or_(RUNS.trace_id.between(identity, beyond), RUNS.id.between(identity, beyond))
@@ -99,6 +120,16 @@ def calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     yield from connection.execute(statement)
 
 
+def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """How many side calls each of some invocations has; those that have none are left out."""
+    statement = (
+        sa.select(CALLS.invocation_id, sa.func.count().label("calls"))
+        .where(CALLS.invocation_id.in_(ids), CALLS.side)
+        .group_by(CALLS.invocation_id)
+    )
+    yield from connection.execute(statement)
+
+
 def tools_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     """Tool calls of some invocations, by invocation, tool and status."""
     keys = (TOOLS.invocation_id, TOOLS.tool, TOOLS.status)
@@ -115,9 +146,15 @@ def tools_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
 
 
 def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Invocations and tokens of every agent."""
+    """Invocations of every agent, their tokens, and how many were halted."""
     count, tokens = sa.func.count(), sa.func.coalesce(sa.func.sum(TOKENS), 0)
-    columns = (RUNS.agent, count.label("invocations"), tokens.label("tokens"))
+    halted = count.filter(RUNS.action.in_(HALTED))
+    columns = (
+        RUNS.agent,
+        count.label("invocations"),
+        tokens.label("tokens"),
+        halted.label("halted"),
+    )
     yield from connection.execute(_of_runs(selection, *columns).group_by(RUNS.agent))
 
 
@@ -175,6 +212,7 @@ def calls_in_order(
         Invocation, turn, iteration, input tokens, output tokens and picodollars of a call. No
         more, since the columns are what takes the time.
     """
+    # Two queries: an order by whichever of the two is there could not use the index on numbers.
     for belongs, place in (
         (CALLS.number.is_not(None), CALLS.number),
         (CALLS.number.is_(None), CALLS.at_us),
@@ -201,6 +239,23 @@ def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[
         yield from portion
 
 
+# --- anomalies ------------------------------------------------------------------------------------
+
+
+def turns_by_day(
+    connection: sa.Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Properties and day of invocations that have ended, how many they are, and their turns."""
+    source = Source(INVOCATION_TABLE)
+    names = columns_for((*by, "day"), selection.zone)
+    columns = [source.column(name) for name in names]
+    labelled = (column.label(f"k{n}") for n, column in enumerate(columns))
+    sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.turns), 0))
+    statement = source.select(selection, *labelled, *sums).where(RUNS.ended_us.is_not(None))
+    for *keys, invocations, turns in connection.execute(statement.group_by(*columns)):
+        yield dict(zip(names, keys, strict=True)), invocations, turns
+
+
 # --- quotas ---------------------------------------------------------------------------------------
 
 
@@ -214,11 +269,11 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
         .where(CALLS.quota_operation.in_(operations))
         .order_by(CALLS.number)  # of old rows that share one the last has the sum
     )
-    database = Database(address)
-    with contextlib.closing(database), contextlib.suppress(LedgerError, DatabaseError, OSError):
-        database.require_existing()
-        with database.reading() as connection:
-            return {each[0]: each[1] for each in connection.execute(statement)}.items()
+    with (
+        contextlib.suppress(LedgerError, DatabaseError, OSError),
+        asking(address) as (connection, _),
+    ):
+        return {each[0]: each[1] for each in connection.execute(statement)}.items()
     return ()
 
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
+    DAY_MICROSECONDS,
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
@@ -23,12 +24,15 @@ RUNS: Final = INVOCATION_TABLE.c
 PORTION: Final = 500
 """Invocations per transaction: whoever records meanwhile waits for no more than that."""
 
+SMALL_PORTION: Final = 50
+"""The same while an application records: its own rows wait for a few milliseconds."""
+
 FREE_PAGES: Final = 2_000
 """Pages of an SQLite file that are given back at once."""
 
 
-def prune(database: Database, before_us: int) -> Iterator[int]:
-    """Delete budget trees of which nothing is younger than `before_us`.
+def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterator[int]:
+    """Delete budget trees of which nothing is younger than `before_us`, `portion` by `portion`.
 
     Yields:
         Invocations deleted, portion by portion.
@@ -36,26 +40,44 @@ def prune(database: Database, before_us: int) -> Iterator[int]:
     # Calls go with their invocations. Those of an invocation that was never recorded come after.
     while True:
         with database.changing() as connection:
-            ids = _oldest(connection, before_us)
+            ids = _oldest(connection, before_us, portion)
             _delete(connection, ids)
         if not ids:
             break
         yield len(ids)
-    while _delete_orphans(database, before_us):
+    while _delete_orphans(database, before_us, portion):
         yield 0
     with database.changing() as connection:
         connection.execute(
             QUOTA_CHANGE_TABLE.delete().where(QUOTA_CHANGE_TABLE.c.at_us < before_us)
         )
     if database.address.file is not None:
-        _shrink(database)
+        yield from _shrink(database)
 
 
-def _oldest(connection: sa.Connection, before_us: int) -> list[str]:
+def rebuild(database: Database) -> None:
+    """Give the space back of a file that cannot shrink, as one restored from a dump, by a copy.
+
+    Who records meanwhile waits in spill files.
+    """
+    if database.address.file is None:
+        return
+    driver: Any
+    with database.reading() as connection:
+        driver = connection.connection.driver_connection
+        can_shrink = driver.execute("PRAGMA auto_vacuum").fetchone()[0]
+        if not can_shrink and driver.execute("PRAGMA freelist_count").fetchone()[0]:
+            connection.rollback()  # it cannot be done within a transaction
+            driver.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            driver.execute("VACUUM")
+
+
+def _oldest(connection: sa.Connection, before_us: int, portion: int) -> list[str]:
     younger = INVOCATION_TABLE.alias()
+    # By their end: a tree that began before the border may still be at work behind it.
     last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
     has_younger = sa.exists().where(younger.c.root_id == RUNS.root_id, last_seen >= before_us)
-    statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(PORTION)
+    statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
     return list(connection.scalars(statement))
 
 
@@ -65,22 +87,28 @@ def _delete(connection: sa.Connection, ids: list[str]) -> None:
     connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
 
 
-def _delete_orphans(database: Database, before_us: int) -> int:
+def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
     """Delete a portion of the old calls whose invocation was never recorded."""
     gone = 0
     with database.changing() as connection:
         for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
             has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
-            old = sa.select(table.c.id).where(table.c.at_us < before_us, ~has_owner).limit(PORTION)
+            is_old = table.c.at_us < before_us
+            if "day" in table.c:  # which an index begins with
+                is_old &= table.c.day <= before_us // DAY_MICROSECONDS
+            old = sa.select(table.c.id).where(is_old, ~has_owner).limit(portion)
+            # By a subquery, as `DELETE … LIMIT` is not there in PostgreSQL, nor in most
+            # builds of SQLite.
             result = connection.execute(table.delete().where(table.c.id.in_(old)))
             gone += result.rowcount
     return gone
 
 
-def _shrink(database: Database) -> None:
+def _shrink(database: Database) -> Iterator[int]:
     """Give free pages back to the file system, a few per transaction."""
     left = _vacuum(database)
     while left:
+        yield 0
         before, left = left, _vacuum(database)
         if left >= before:
             return  # a file that was made without the means to shrink
@@ -90,5 +118,7 @@ def _vacuum(database: Database) -> int:
     """Give back a portion; returns the free pages that are left."""
     with database.changing() as connection:
         driver: Any = connection.connection.driver_connection
+        # Past SQLAlchemy and read to its end: the pragma gives back a page for each row
+        # that is fetched.
         driver.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
         return int(driver.execute("PRAGMA freelist_count").fetchone()[0])

@@ -23,11 +23,14 @@ Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]
 """Pairs of a table's name and a row of it."""
 
+# Prefixed, as the tables may stand in a database that the application uses itself.
 INVOCATIONS: Final = "otel_limits_invocations"
 MODEL_CALLS: Final = "otel_limits_model_calls"
 TOOL_CALLS: Final = "otel_limits_tool_calls"
 ATTRIBUTES: Final = "otel_limits_attributes"
 QUOTA_CHANGES: Final = "otel_limits_quota_changes"
+RECOUNTS: Final = "recount"
+"""Not a table: rows of it name invocations whose totals are to be those of their calls."""
 
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
 STATES: Final[tuple[State, ...]] = ("measured", "zero", "unmeasured", "estimated", "failed")
@@ -36,6 +39,10 @@ HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions by which a limit ended an invocation."""
 UNKNOWN_SIZE: Final = ("unmeasured", "estimated")
 """States of a call whose provider reported no usage."""
+
+SAME_CALL_MICROSECONDS: Final = 60_000_000
+"""An imported span with the ids of a recorded call that is further away in time than this is
+another one: an application that seeds `random` makes the same ids in every run."""
 
 MAX_NAME: Final = 256
 MICROSECONDS: Final = 1_000_000
@@ -77,6 +84,19 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
         "started_us": microseconds(started.at),
         **_ending(stop),
     }
+
+
+def called_row(fact: ModelCall) -> Row:
+    """The row of an invocation of which nothing but a call was seen."""
+    started = Started(
+        invocation=fact.invocation, limits=Limits(), action="none", unsampled=False, at=fact.at
+    )
+    return invocation_row(started, None)
+
+
+def recount(fact: ModelCall) -> tuple[str, Row]:
+    """Have the totals of an invocation that has ended brought up to date with its calls."""
+    return (RECOUNTS, {"id": fact.invocation.id})
 
 
 def stopped_row(stop: Stop) -> Row:
@@ -136,11 +156,11 @@ def model_call_row(fact: ModelCall) -> Row:
     return {
         "at_us": microseconds(fact.at),
         "duration_us": _duration(fact.seconds),
-        "trace_id": invocation.trace_id,
+        "trace_id": None,  # that of its invocation
         "span_id": fact.span_id,
         "invocation_id": invocation.id,
         "number": fact.number,
-        "root_id": invocation.root_id,
+        "root_id": _other_root(invocation),
         "agent": name(invocation.agent),
         "model": name(fact.model),
         "provider": name(fact.provider),
@@ -156,8 +176,22 @@ def model_call_row(fact: ModelCall) -> Row:
         "price_version": fact.price_version,
         "quota_operation": fact.quota_operation,
         "quota_charges": fact.quota_charges,
+        "side": fact.side,
+        "tier": None if fact.tier is None else name(fact.tier),
+        "cache_write_1h_tokens": _bounded(fact.usage.cache_write_1h),
+        "price_basis": fact.price_basis,
+        **dict.fromkeys(FORMER_PRICE),
         "source": "live",
     }
+
+
+FORMER_PRICE: Final = ("former_price_pico", "former_price_source", "former_price_version")
+"""What a call cost before it was priced again."""
+
+
+def _other_root(invocation: Invocation) -> str | None:
+    """The root of the tree, unless it is the invocation itself: half of all ids are that."""
+    return None if invocation.root_id == invocation.id else invocation.root_id
 
 
 def tool_call_row(fact: ToolCall) -> Row:
@@ -165,11 +199,11 @@ def tool_call_row(fact: ToolCall) -> Row:
     return {
         "at_us": microseconds(fact.at),
         "duration_us": _duration(fact.seconds),
-        "trace_id": fact.invocation.trace_id,
+        "trace_id": None,  # that of its invocation
         "span_id": None,
         "invocation_id": fact.invocation.id,
         "number": fact.number,
-        "root_id": fact.invocation.root_id,
+        "root_id": _other_root(fact.invocation),
         "agent": name(fact.invocation.agent),
         "tool": name(fact.tool),
         "status": fact.status,
@@ -202,6 +236,8 @@ def tokens(usage: Usage | None, prefix: str = "") -> Row:
 
 
 def _bounded(count: int | None) -> int | None:
+    # SQLite's driver raises OverflowError beyond 64 bits and PostgreSQL refuses the row, and one
+    # absurd number must not cost the whole batch.
     return None if count is None else min(count, MAX_INTEGER)
 
 
@@ -231,6 +267,7 @@ def name(value: str) -> str:
 
 def microseconds(seconds: float) -> int:
     """Whole microseconds since the epoch: what times are stored in."""
+    # A float of today's seconds still resolves a quarter of a microsecond.
     return round(seconds * MICROSECONDS)
 
 
@@ -247,6 +284,7 @@ def _duration(seconds: float | None) -> int | None:
 
 def picodollars(price: Decimal | None) -> int | None:
     """Whole picodollars, or `None` for a price that is unknown or none at all."""
+    # A price list may be wrong, or an application's own: what is no amount of money is unknown.
     if price is None or not price.is_finite() or price < 0:
         return None
     whole = int(EXACT.multiply(price, PICODOLLARS).to_integral_value(ROUND_HALF_EVEN, EXACT))

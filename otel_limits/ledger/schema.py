@@ -1,16 +1,11 @@
-"""The tables of a ledger, and what leads from each version of them to the next.
-
-A ledger is upgraded in place, by the first program that opens it and knows more than it holds.
-"""
+"""The tables of a ledger, as this version has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.errors import NewerLedgerError
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
     INVOCATIONS,
@@ -28,9 +23,6 @@ KEY: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 TEXT: Final = sa.Text()
 
 DAY_MICROSECONDS: Final = 24 * 60 * 60 * 1_000_000
-
-LOCK_KEY: Final = 6_835_226_430_014
-"""Of the advisory lock under which one process migrates a PostgreSQL database."""
 
 VERSIONS: Final = sa.Table("otel_limits_schema", METADATA, sa.Column("version", BIG))
 
@@ -77,7 +69,7 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("span_id", TEXT),
     sa.Column("invocation_id", TEXT, nullable=False),
     sa.Column("number", BIG),
-    sa.Column("root_id", TEXT, nullable=False),
+    sa.Column("root_id", TEXT),
     sa.Column("agent", TEXT, nullable=False),
     sa.Column("model", TEXT, nullable=False),
     sa.Column("provider", TEXT, nullable=False),
@@ -100,9 +92,17 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("source", TEXT, nullable=False),
     sa.Column("quota_operation", TEXT),
     sa.Column("quota_charges", TEXT),
-    sa.UniqueConstraint("trace_id", "span_id"),
+    sa.Column("side", sa.Boolean),
+    sa.Column("tier", TEXT),
+    sa.Column("cache_write_1h_tokens", BIG),
+    sa.Column("price_basis", TEXT),
+    sa.Column("former_price_pico", BIG),
+    sa.Column("former_price_source", TEXT),
+    sa.Column("former_price_version", TEXT),
     sa.UniqueConstraint("invocation_id", "number"),
 )
+"""A call is told from every other by its invocation and its number in it. `root_id` is empty where
+the invocation is the root itself, `number` in what was imported."""
 
 SPEND_INDEX: Final = sa.Index(
     "ix_otel_limits_model_calls_sums",
@@ -113,9 +113,20 @@ SPEND_INDEX: Final = sa.Index(
     MODEL_CALL_TABLE.c.input_tokens,
     MODEL_CALL_TABLE.c.output_tokens,
     MODEL_CALL_TABLE.c.cache_read_tokens,
+    MODEL_CALL_TABLE.c.cache_write_tokens,
     MODEL_CALL_TABLE.c.price_pico,
 )
 """What is spent by day, agent and model is answered from this alone, without a sort."""
+
+PROOF_INDEX: Final = sa.Index(
+    "ix_otel_limits_model_calls_proof",
+    MODEL_CALL_TABLE.c.invocation_id,
+    MODEL_CALL_TABLE.c.number,
+    MODEL_CALL_TABLE.c.input_tokens,
+    MODEL_CALL_TABLE.c.output_tokens,
+    MODEL_CALL_TABLE.c.price_pico,
+)
+"""The calls of each invocation add up to its totals: read from this alone, in its order."""
 
 IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
     [sa.literal_column(f"'{state}'") for state in UNKNOWN_SIZE]
@@ -133,9 +144,25 @@ PARTIAL_INDEXES: Final = (
     ON otel_limits_model_calls (quota_operation)
     WHERE quota_operation IS NOT NULL
     """,
+    """
+    CREATE UNIQUE INDEX ix_otel_limits_model_calls_imported
+    ON otel_limits_model_calls (trace_id, span_id)
+    WHERE source = 'import'
+    """,
+    """
+    CREATE UNIQUE INDEX ix_otel_limits_tool_calls_imported
+    ON otel_limits_tool_calls (trace_id, span_id)
+    WHERE source = 'import'
+    """,
+    """
+    CREATE INDEX ix_otel_limits_invocations_open
+    ON otel_limits_invocations (started_us)
+    WHERE ended_us IS NULL
+    """,
 )
-"""The few calls without a measured size, so that nobody looks at the state of all others; and those
-whose workers could be killed before they had settled them.
+"""The few calls without a measured size, so that nobody looks at the state of all others; those
+whose workers could be killed before they had settled them; what was imported, which only the ids of
+its spans tell apart; and invocations without an end.
 
 They are text since SQLAlchemy imports every dialect that its own partial indexes name.
 """
@@ -150,13 +177,12 @@ TOOL_CALL_TABLE: Final = sa.Table(
     sa.Column("span_id", TEXT),
     sa.Column("invocation_id", TEXT, nullable=False),
     sa.Column("number", BIG),
-    sa.Column("root_id", TEXT, nullable=False),
+    sa.Column("root_id", TEXT),
     sa.Column("agent", TEXT, nullable=False),
     sa.Column("tool", TEXT, nullable=False),
     sa.Column("status", TEXT, nullable=False),
     sa.Column("fingerprint", TEXT),
     sa.Column("source", TEXT, nullable=False),
-    sa.UniqueConstraint("trace_id", "span_id"),
     sa.UniqueConstraint("invocation_id", "number"),
 )
 
@@ -193,66 +219,3 @@ TABLES: Final = (
     TOOL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
 )
-
-Upgrade = Callable[[sa.Connection], None]
-
-
-def _index_unknown_sizes(connection: sa.Connection) -> None:
-    """To version 2: what is unmeasured has an index of its own, and left the one on spending."""
-    of_calls = "ON otel_limits_model_calls (day, agent, model, at_us"
-    sums = "input_tokens, output_tokens, cache_read_tokens, price_pico"
-    unknown = "state IN ('unmeasured', 'estimated')"
-    for statement in (
-        "DROP INDEX IF EXISTS ix_otel_limits_model_calls_spend",
-        f"CREATE INDEX ix_otel_limits_model_calls_sums {of_calls}, {sums})",
-        f"CREATE INDEX ix_otel_limits_model_calls_unknown_size {of_calls}) WHERE {unknown}",
-    ):
-        connection.execute(sa.text(statement))
-
-
-def _keep_settlements(connection: sa.Connection) -> None:
-    """To version 3: a call has with it what quotas count of it."""
-    on_it = "ON otel_limits_model_calls (quota_operation) WHERE quota_operation IS NOT NULL"
-    for statement in (
-        "ALTER TABLE otel_limits_model_calls ADD COLUMN quota_operation TEXT",
-        "ALTER TABLE otel_limits_model_calls ADD COLUMN quota_charges TEXT",
-        f"CREATE INDEX ix_otel_limits_model_calls_quota_operation {on_it}",
-    ):
-        connection.execute(sa.text(statement))
-
-
-UPGRADES: Final[tuple[Upgrade, ...]] = (_index_unknown_sizes, _keep_settlements)
-"""The n-th leads from version n to n + 1; one that was ever released is never changed."""
-
-
-def migrate(connection: sa.Connection, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
-    """Bring the tables to the version of this program, in the caller's transaction.
-
-    Raises:
-        NewerLedgerError: They are of a later version.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
-        # What waits for its turn gives up in time; an index over years of calls is worth waiting.
-        connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
-    # Looked up under the lock: whoever had it may have upgraded the tables just now.
-    found, wanted = version_of(connection), len(upgrades) + 1
-    if found > wanted:
-        raise NewerLedgerError(found, wanted)
-    if found == wanted:
-        return
-    # New tables are made as they are now; the upgrades are only for what an older program made.
-    if found == 0:
-        METADATA.create_all(connection, checkfirst=False)
-    else:
-        for upgrade in upgrades[found - 1 :]:
-            upgrade(connection)
-        connection.execute(VERSIONS.delete())
-    connection.execute(VERSIONS.insert().values(version=wanted))
-
-
-def version_of(connection: sa.Connection) -> int:
-    """The version of the tables, 0 where there are none."""
-    if not sa.inspect(connection).has_table(VERSIONS.name):
-        return 0
-    return int(connection.execute(sa.select(VERSIONS.c.version)).scalar_one())

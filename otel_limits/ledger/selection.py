@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timezone, tzinfo
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, span
+from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     DAY_MICROSECONDS,
@@ -35,6 +39,8 @@ class Selection:
     where: tuple[tuple[str, str], ...] = ()
     """Names and values; one name can stand there several times, for any of its values. In a value,
     `*` stands for any characters."""
+    zone: tzinfo = timezone.utc
+    """Whose hours, days, weeks and months are meant."""
 
 
 class Source:
@@ -51,6 +57,8 @@ class Source:
 
     def column(self, name: str) -> sa.ColumnElement[Any]:
         """The column that an auditor calls `name`: one of ours, or an audit key."""
+        if name == QUARTER:
+            return self._time // (QUARTER_SECONDS * MICROSECONDS)
         if name not in OWN_NAMES:
             return self._attribute(name)
         if name == "hour":
@@ -60,30 +68,49 @@ class Source:
         if name in NAMED_RUNS:
             self._join_invocations()
             return NAMED_RUNS[name]
+        return self._identity(name) if name in IDENTITIES else self._own(name)
+
+    def _identity(self, name: str) -> sa.ColumnElement[Any]:
         if name == "invocation":
             return self._owner
-        column = self._base.c.get(f"{name}_id" if name in ("trace", "root") else name)
+        if name == "root":
+            return sa.func.coalesce(self._base.c.root_id, self._owner)
+        if self._base is INVOCATION_TABLE:
+            return RUNS.trace_id
+        self._join_invocations()  # calls that were recorded live leave it to their invocation
+        return sa.func.coalesce(self._base.c.trace_id, RUNS.trace_id)
+
+    def _own(self, name: str) -> sa.ColumnElement[Any]:
+        column = self._base.c.get(name)
         if column is None:
             raise LedgerError(f"What this question counts has no {name}.")
-        return column
+        return IS_SIDE if column is CALLS.side else column
 
     def conditions(self, selection: Selection) -> list[sa.ColumnElement[bool]]:
         """What restricts the rows to a selection; it may join further tables."""
         wanted: dict[str, list[sa.ColumnElement[bool]]] = {}
         for name, value in selection.where:
-            wanted.setdefault(name, []).append(matches(self.column(name), value))
+            if name in PERIODS:
+                condition = sa.and_(*self._within(*span(name, value, selection.zone)))
+            else:
+                condition = matches(self.column(name), value)
+            wanted.setdefault(name, []).append(condition)
         conditions = [sa.or_(*alternatives) for alternatives in wanted.values()]
+        return [*conditions, *self._within(selection.since_us, selection.until_us)]
+
+    def _within(
+        self, since_us: int | None, until_us: int | None
+    ) -> Iterator[sa.ColumnElement[bool]]:
         # The index on spending begins with the day: with the time alone it would be read in whole.
         on_calls = self._base is MODEL_CALL_TABLE
-        if selection.since_us is not None:
-            conditions.append(self._time >= selection.since_us)
+        if since_us is not None:
+            yield self._time >= since_us
             if on_calls:
-                conditions.append(CALLS.day >= selection.since_us // DAY_MICROSECONDS)
-        if selection.until_us is not None:
-            conditions.append(self._time < selection.until_us)
+                yield CALLS.day >= since_us // DAY_MICROSECONDS
+        if until_us is not None:
+            yield self._time < until_us
             if on_calls:
-                conditions.append(CALLS.day <= selection.until_us // DAY_MICROSECONDS)
-        return conditions
+                yield CALLS.day <= until_us // DAY_MICROSECONDS
 
     def select(self, selection: Selection, *columns: Any) -> sa.Select[Any]:
         """Select columns of the rows of a selection; those of `column` have to be asked first."""
@@ -109,12 +136,18 @@ class Source:
         return self._attributes[key]
 
 
+IDENTITIES: Final = ("invocation", "root", "trace")
+
 NAMED_RUNS: Final[dict[str, sa.ColumnElement[Any]]] = {
     "session": RUNS.session_id,
     "reason": RUNS.reason,
     "action": RUNS.action,
     "limit": RUNS.breach_limit,
 }
+
+
+IS_SIDE: Final[sa.ColumnElement[Any]] = sa.case((CALLS.side, "yes"), (~CALLS.side, "no"))
+"""As text, as an auditor writes it; nobody knows it of calls of before version 4."""
 
 
 def matches(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[bool]:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timezone, tzinfo
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from otel_limits.ledger.calendar import PERIODS, QUARTER
+from otel_limits.ledger.reading import OVERLAID
+from otel_limits.ledger.repricing import FORMER_PICO
 from otel_limits.ledger.rows import UNKNOWN_SIZE
 from otel_limits.ledger.schema import DAY_MICROSECONDS, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import CALLS, DAYS, Selection, Source
@@ -22,18 +26,27 @@ FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
 BY_INDEX: Final = ["day", "agent", "model"]
 """What those indexes begin with."""
 
-SUMS_OF_ALL: Final = (
-    sa.func.count(),
-    sa.func.sum(CALLS.input_tokens),
-    sa.func.sum(CALLS.output_tokens),
-    sa.func.sum(CALLS.cache_read_tokens),
-    sa.func.sum(CALLS.price_pico),
-    # Filters, since SQLite takes a fifth longer to sum cases.
-    sa.func.coalesce(
-        sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(CALLS.price_pico.is_(None)), 0
-    ),
-)
-SUMS: Final = (*SUMS_OF_ALL, sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE)))
+
+def _sums(pico: sa.ColumnElement[Any]) -> tuple[sa.ColumnElement[Any], ...]:
+    """What is summed of calls; `pico` is their price."""
+    return (
+        sa.func.count(),
+        sa.func.sum(CALLS.input_tokens),
+        sa.func.sum(CALLS.output_tokens),
+        sa.func.sum(CALLS.cache_read_tokens),
+        sa.func.sum(pico),
+        # Filters, since SQLite takes a fifth longer to sum cases.
+        sa.func.coalesce(
+            sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(pico.is_(None)), 0
+        ),
+    )
+
+
+UNMEASURED: Final = sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE))
+SUMS_OF_ALL: Final = _sums(CALLS.price_pico)
+SUMS: Final = (*SUMS_OF_ALL, UNMEASURED)
+FORMER_SUMS: Final = (*_sums(FORMER_PICO), UNMEASURED)
+"""The same by the prices with which calls were recorded."""
 
 NOTHING: Final[sa.ColumnElement[int]] = sa.literal_column("0")
 SUMS_OF_NONE: Final = (NOTHING, NOTHING, NOTHING, NOTHING, sa.null(), NOTHING)
@@ -47,37 +60,43 @@ FIRST_AND_LAST_DAY: Final = sa.select(
 
 
 def spend(
-    connection: sa.Connection, by: Sequence[str], selection: Selection
+    connection: sa.Connection, by: Sequence[str], selection: Selection, *, former: bool = False
 ) -> Iterator[tuple[dict[str, Any], tuple[Any, ...]]]:
     """Sums of model calls, finer than `by` where that is quicker.
 
+    With `former` they cost what they did when they were recorded.
+
     Yields:
-        The properties of a group, `day` as days and `hour` as hours since the epoch; and its calls,
+        The properties of a group, `day` as days and `hour` as hours since the epoch, or `QUARTER`
+        instead where days are not those of UTC; and its calls,
         input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls. A group
         can come in several parts.
     """
     named = {*by, *(name for name, _ in selection.where)}
     rows: Iterable[Sequence[Any]]
-    if named <= FROM_INDEX:
-        names = BY_INDEX
-        rows = _from_indexes(connection, selection)
+    if named <= FROM_INDEX and not former:
+        names = ["agent", "model", *columns_for(by, selection.zone)]
+        names = list(dict.fromkeys(names)) if QUARTER in names else BY_INDEX
+        rows = _from_indexes(connection, names, selection)
     else:
-        names = columns_for(by)
-        rows = connection.execute(_grouped(names, selection, SUMS))
+        names = columns_for(by, selection.zone)
+        rows = connection.execute(_grouped(names, selection, FORMER_SUMS if former else SUMS))
     for row in rows:
         keys = dict(zip(names, row[: len(names)], strict=True))
         yield keys, tuple(row[len(names) :])
 
 
-def _from_indexes(connection: sa.Connection, selection: Selection) -> Iterator[Sequence[Any]]:
+def _from_indexes(
+    connection: sa.Connection, names: Sequence[str], selection: Selection
+) -> Iterator[Sequence[Any]]:
     """Ask for the earlier and the later days at once: SQLite uses one core for a question."""
     earlier, later = _halves(connection, selection)
     if later is None:
-        yield from connection.execute(from_indexes(earlier))
+        yield from connection.execute(from_indexes(names, earlier))
         return
     with ThreadPoolExecutor(max_workers=1) as thread:
-        rest = thread.submit(_apart, connection.engine, from_indexes(later))
-        yield from connection.execute(from_indexes(earlier))
+        rest = thread.submit(_apart, connection.engine, from_indexes(names, later))
+        yield from connection.execute(from_indexes(names, earlier))
         yield from rest.result()
 
 
@@ -89,7 +108,8 @@ def _apart(engine: sa.Engine, statement: sa.Executable) -> Sequence[Sequence[Any
 
 def _halves(connection: sa.Connection, selection: Selection) -> tuple[Selection, Selection | None]:
     """Split a selection in the middle of its days; what cannot be split has no second half."""
-    if connection.dialect.name != "sqlite":
+    # What waits in spill files is seen by the connection that is asked, and by no other.
+    if connection.dialect.name != "sqlite" or OVERLAID in connection.info:
         return selection, None
     first, last = connection.execute(FIRST_AND_LAST_DAY).one()
     if first is None:
@@ -102,13 +122,13 @@ def _halves(connection: sa.Connection, selection: Selection) -> tuple[Selection,
     return replace(selection, until_us=middle), replace(selection, since_us=middle)
 
 
-def from_indexes(selection: Selection) -> sa.CompoundSelect[Any]:
+def from_indexes(names: Sequence[str], selection: Selection) -> sa.CompoundSelect[Any]:
     """Sum all calls, and count those without a measured size, each from an index of its own.
 
     One statement, so that both see the same calls.
     """
-    calls = _grouped(BY_INDEX, selection, (*SUMS_OF_ALL, NOTHING))
-    unknown = _grouped(BY_INDEX, selection, (*SUMS_OF_NONE, sa.func.count()))
+    calls = _grouped(names, selection, (*SUMS_OF_ALL, NOTHING))
+    unknown = _grouped(names, selection, (*SUMS_OF_NONE, sa.func.count()))
     return sa.union_all(calls, unknown.where(IS_OF_UNKNOWN_SIZE))
 
 
@@ -119,6 +139,8 @@ def _grouped(names: Sequence[str], selection: Selection, sums: Sequence[Any]) ->
     return source.select(selection, *labelled).group_by(*columns)
 
 
-def columns_for(by: Sequence[str]) -> list[str]:
-    """The columns to group by for `by`: weeks and months are made of days."""
+def columns_for(by: Sequence[str], zone: tzinfo) -> list[str]:
+    """The columns to group by for `by`: weeks and months are made of days, or of quarters."""
+    if zone is not timezone.utc:
+        return list(dict.fromkeys(QUARTER if name in PERIODS else name for name in by))
     return list(dict.fromkeys("day" if name in DAYS else name for name in by))

@@ -1,13 +1,15 @@
 """Append-only files that hold rows while the database of a ledger cannot take them.
 
 A row is durable as soon as it stands in one of them. Each process has a file of its own, so that
-appending needs no agreement with others, and nobody deletes a file that may still grow.
+appending needs no agreement with others, and nobody deletes a file that may still grow. Its first
+line names the ledger, and no other one takes its rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import importlib
 import importlib.util
 import json
 import logging
@@ -15,10 +17,15 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from otel_limits.ledger import files
+from otel_limits.ledger.address import database_of
 from otel_limits.ledger.database import Database, complete
+from otel_limits.ledger.rows import RECOUNTS
+from otel_limits.ledger.schema import METADATA
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -32,6 +39,8 @@ logger = logging.getLogger("otel_limits")
 SUFFIX: Final = ".jsonl"
 MARK: Final = ".spill-"
 ATTEMPTS: Final = 5
+OWNER: Final = "otel_limits_ledger"
+"""What the first line of a spill file calls the ledger that it belongs to."""
 
 
 class SpillFiles:
@@ -46,14 +55,14 @@ class SpillFiles:
 
     def __init__(self, address: Address) -> None:
         """Write nothing yet."""
-        self._prefixes = address.spills
+        self.address = address
         self.place = address.spills[0]
         self._lock = threading.RLock()
-        self._file: IO[bytes] | None = None
-        self._has_unsynced = False
+        self._open: dict[Path, SpillFile] = {}
+        """One file per place that took rows: the others were full, or had vanished."""
 
     def append(self, rows: Rows, *, to_disk: bool) -> None:
-        """Append `rows`; they survive the process from here on.
+        """Append `rows` at the first place that takes them; they survive the process from here on.
 
         Args:
             rows: What is appended.
@@ -64,79 +73,229 @@ class SpillFiles:
         """
         lines = b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
         with self._lock:
-            if self._file is None:
-                self._file = self._create()
-            self._write(self._file, lines)
-            self._has_unsynced = True
-            if to_disk:
-                self.sync()
+            *others, last = self.address.spills
+            for place in others:
+                with contextlib.suppress(OSError):
+                    return self._append_at(place, lines, to_disk=to_disk)
+            return self._append_at(last, lines, to_disk=to_disk)
 
     def seal(self) -> None:
-        """End the file of this process: what comes later goes to a new one."""
+        """End the files of this process: what comes later goes to new ones."""
         with self._lock:
-            file, self._file = self._file, None
-            if file is not None:
+            opened, self._open = self._open, {}
+            for file in opened.values():
                 file.close()
 
-    def sync(self) -> None:
-        """Bring to the disk what was appended without waiting for it."""
-        with self._lock:
-            if self._file is not None and self._has_unsynced:
-                os.fsync(self._file.fileno())
-                self._has_unsynced = False
+    def taking_own(self, database: Database) -> Iterator[int]:
+        """Move what this process has appended into the database, and go on with its files if not.
+
+        Yields:
+            Rows moved, after each portion of them.
+        """
+        with self._lock:  # what is appended meanwhile goes to new files
+            mine, self._open = self._open, {}
+        try:
+            for place in list(mine):
+                yield from mine[place].moving(database)
+                mine.pop(place).close()
+        finally:
+            with self._lock:
+                for place, file in mine.items():
+                    if self._open.setdefault(place, file) is not file:
+                        file.close()
 
     def files(self) -> list[Path]:
         """Every spill file of this ledger, whoever wrote it."""
-        return sorted(
-            path
-            for prefix in self._prefixes
-            for path in prefix.parent.glob(f"{glob.escape(prefix.name)}{MARK}*{SUFFIX}")
-        )
+        return [path for path in candidates(self.address) if belongs(path, self.address)]
 
     def abandon(self) -> None:
-        """Leave, in a forked child, the parent's file to the parent."""
+        """Leave, in a forked child, the parent's files to the parent."""
         # A thread of the parent may have held the old lock: here nobody would ever release it.
-        # Closing the file unlocks nothing, since the parent still has it open.
+        # Closing a file unlocks nothing, since the parent still has it open.
         self._lock = threading.RLock()
         self.seal()
 
-    def _create(self) -> IO[bytes]:
-        """Create and lock a file at the first place that permits it."""
-        *others, last = self._prefixes
-        for prefix in others:
-            with contextlib.suppress(OSError):
-                return self._create_at(prefix)
-        return self._create_at(last)
+    def _append_at(self, place: Path, lines: bytes, *, to_disk: bool) -> None:
+        if place not in self._open:
+            self._open[place] = self._create(place)
+        file = self._open[place]
+        try:
+            file.append(lines, to_disk=to_disk)
+        except OSError:
+            if not file.can_go_on():
+                del self._open[place]
+            raise
+        self.place = place
 
-    def _create_at(self, prefix: Path) -> IO[bytes]:
-        """Create a file that is locked and still there."""
-        prefix.parent.mkdir(parents=True, exist_ok=True)
+    def _create(self, place: Path) -> SpillFile:
+        """Create a file at a place, locked and still there, whose first line names the ledger."""
+        if place.parent == files.temporary_directory():
+            files.make_directory(place.parent)
+            if not files.is_own_directory(place.parent):
+                raise PermissionError(f"{place.parent} is not a directory of this user alone.")
+        files.make_directory(place.parent, self.address.group)
         for _ in range(ATTEMPTS):
-            path = prefix.with_name(f"{prefix.name}{MARK}{uuid.uuid4().hex[:12]}{SUFFIX}")
-            file = path.open("xb", buffering=0)
+            name = f"{place.name}{MARK}{os.getpid()}-{uuid.uuid4().hex[:12]}{SUFFIX}"
+            path = place.with_name(name)
+            file = files.create(path, self.address.group)
             # Between the creation and the lock another process may take it for one left behind.
             with contextlib.suppress(BlockingIOError):
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.exists():
-                    self.place = prefix
-                    return file
+                    return SpillFile(path, file, {OWNER: self.address.name})
             file.close()
-        raise BlockingIOError(f"No spill file could be kept beside {prefix}.")
+        raise BlockingIOError(f"No spill file could be kept beside {place}.")
 
-    def _write(self, file: IO[bytes], lines: bytes) -> None:
-        """Append all of `lines`, or leave half a line at most, at the very end of the file."""
-        end = file.seek(0, os.SEEK_END)
+
+class SpillFile:
+    """One file of this process, which holds whole lines and never an empty promise."""
+
+    def __init__(self, path: Path, file: IO[bytes], first: dict[str, str]) -> None:
+        """Take a new file that is locked, and what stands before its rows."""
+        self._path = path
+        self._file = file
+        self._begin = json.dumps(first).encode() + b"\n"
+        self._end = 0
+        self._is_whole = True
+
+    def append(self, lines: bytes, *, to_disk: bool) -> None:
+        """Append all of `lines`, or leave half a line at most, at the very end of the file.
+
+        Raises:
+            OSError: They could not be written, and none of them counts.
+        """
+        if not self._end:
+            lines = self._begin + lines
         try:
-            written = 0
-            while written < len(lines):
-                written += file.write(lines[written:]) or 0
+            self._write(lines)
+            if to_disk:
+                os.fsync(self._file.fileno())
         except OSError:
             # Readers take half a line for the last words of a process: nothing may follow it.
-            with contextlib.suppress(OSError):
-                file.truncate(end)
-            self.seal()
+            try:
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
+            except OSError:
+                self._is_whole = False
             raise
+        self._end += len(lines)
+
+    def can_go_on(self) -> bool:
+        """Tell whether there may be more lines; closes it if not, and deletes it if it has none."""
+        if self._is_whole and self._end:
+            return True
+        if not self._end:
+            self._path.unlink(missing_ok=True)
+        self.close()
+        return False
+
+    def moving(self, database: Database) -> Iterator[int]:
+        """Move its rows into a database, and delete it; the number of rows after each portion."""
+        file = files.open_existing(self._path)
+        if file is not None:  # whoever deleted it deleted the rows
+            with file:
+                yield from _moving(database, self._path, file)
+
+    def close(self) -> None:
+        """End it; its lock ends too."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write(self, lines: bytes) -> None:
+        written = 0
+        while written < len(lines):
+            written += self._file.write(lines[written:]) or 0
+
+
+# --- whose a file is ------------------------------------------------------------------------------
+
+
+def candidates(address: Address) -> list[Path]:
+    """Files that have the name of a spill file of this ledger, at every place for them."""
+    return sorted(
+        path
+        for place in (*address.spills, *address.former_spills)
+        if is_trusted(place.parent)
+        for path in place.parent.glob(f"{glob.escape(place.name)}{MARK}*{SUFFIX}")
+    )
+
+
+def is_trusted(directory: Path) -> bool:
+    """Tell whether files in a directory were written by those who may write the ledger."""
+    return directory != files.temporary_directory() or files.is_own_directory(directory)
+
+
+def belongs(path: Path, address: Address) -> bool:
+    """Tell whether a spill file is of this ledger, by its first line; earlier ones have none."""
+    named = owner_of(path)
+    return named is None or named == address.name
+
+
+def is_spill_file(path: Path) -> bool:
+    """Tell whether a file holds waiting rows, by its name and its first line."""
+    file = files.open_existing(path) if MARK in path.name else None
+    if file is None:
+        return False
+    with file:
+        first = file.readline()
+    return _row_in(first) is not None or owner_of(path) is not None
+
+
+def owner_of(path: Path) -> str | None:
+    """The address that stands in the first line of a spill file."""
+    file = files.open_existing(path)
+    if file is None:
+        return None
+    with file:
+        try:
+            first = json.loads(file.readline())
+        except ValueError:
+            return None
+    return str(first[OWNER]) if isinstance(first, dict) and OWNER in first else None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A spill file of which nobody takes the rows back by itself."""
+
+    path: Path
+    owner: str | None
+    """The address of its ledger; `None` where an earlier version wrote it without."""
+    written: float
+    """When it was last written to, in seconds since the epoch."""
+
+
+def orphans(address: Address) -> list[Orphan]:
+    """Spill files whose ledger no longer exists, or is this one under another user or host.
+
+    Whose rows they are a person has to say: `otel-limits ledger adopt`.
+    """
+    own = set(candidates(address))
+    places = dict.fromkeys(place.parent for place in address.spills)
+    found = []
+    for directory in filter(is_trusted, places):
+        for path in sorted(directory.glob(f"*{MARK}*{SUFFIX}")):
+            owner = owner_of(path)
+            if _is_orphan(path, owner, address, is_candidate=path in own):
+                with contextlib.suppress(OSError):
+                    found.append(Orphan(path, owner, path.stat().st_mtime))
+    return found
+
+
+def _is_orphan(path: Path, owner: str | None, address: Address, *, is_candidate: bool) -> bool:
+    if owner == address.name:
+        return False
+    if owner is None:
+        # Earlier versions named what waits in the data directory after the file alone.
+        is_ambiguous = address.file is not None and path.name.startswith(address.file.name + MARK)
+        return is_ambiguous and not is_candidate
+    if owner.startswith("postgresql:"):
+        return address.file is None and database_of(owner) == database_of(address.name)
+    return not Path(owner).exists()
+
+
+# --- taking rows back -----------------------------------------------------------------------------
 
 
 def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
@@ -146,47 +305,58 @@ def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
         Rows moved, after each portion of them.
     """
     for path in spill.files():
-        damaged: list[bytes] = []
-        with claimed(path) as mine:
-            if not mine:
-                continue
-            # A row that is in the database already changes nothing there, so that whoever dies
-            # between the last portion and the deletion has done no harm.
-            for rows in rows_in(path, damaged):
-                database.write([(table, complete(table, row)) for table, row in rows])
-                yield len(rows)
-            if damaged:
-                path.replace(path.with_suffix(".damaged"))
-            else:
-                path.unlink(missing_ok=True)
-        if damaged:
-            logger.error(
-                "otel-limits: %d lines of the spill file %s are not rows. The others are in the "
-                "ledger; the file is kept as %s.",
-                len(damaged),
-                path,
-                path.with_suffix(".damaged").name,
-            )
+        yield from taking(database, path)
+
+
+def taking(database: Database, path: Path) -> Iterator[int]:
+    """Move the rows of one spill file into a database; one that is in use is left alone.
+
+    Yields:
+        Rows moved, after each portion of them.
+    """
+    with claimed(path) as file:
+        if file is not None:
+            yield from _moving(database, path, file)
+
+
+def _moving(database: Database, path: Path, file: IO[bytes]) -> Iterator[int]:
+    damaged: list[bytes] = []
+    # A row that is in the database already changes nothing there, so that whoever dies between the
+    # last portion and the deletion has done no harm.
+    for rows in rows_in(file, damaged):
+        database.write([(table, complete(table, row)) for table, row in rows])
+        yield len(rows)
+    if fcntl is None:
+        file.close()  # Windows deletes no file that is open
+    if damaged:
+        path.replace(path.with_suffix(".damaged"))
+    else:
+        path.unlink(missing_ok=True)
+    if damaged:
+        logger.error(
+            "otel-limits: %d lines of the spill file %s are not rows. The others are in the "
+            "ledger; the file is kept as %s.",
+            len(damaged),
+            path,
+            path.with_suffix(".damaged").name,
+        )
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Keep everybody else from `path`; False when a live process appends to it or takes it."""
+def claimed(path: Path) -> Iterator[IO[bytes] | None]:
+    """Open `path` and keep everybody else from it; `None` when a live process has it."""
     file = _locked(path)
     try:
-        yield file is not None or fcntl is None
+        yield file
     finally:
         if file is not None:
             file.close()
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    if fcntl is None:
-        return None
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return None
+    file = files.open_existing(path)
+    if file is None or fcntl is None:
+        return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -199,23 +369,29 @@ def _locked(path: Path) -> IO[bytes] | None:
     return file
 
 
-def rows_in(path: Path, damaged: list[bytes], size: int = 2_000) -> Iterator[Rows]:
+def rows_in(file: IO[bytes], damaged: list[bytes], size: int = 2_000) -> Iterator[Rows]:
     """Read a spill file in portions of `size` rows.
 
     A last line without its end was never acknowledged, because its process died while it wrote.
     Any other line that is not a row is appended to `damaged`.
     """
     portion: Rows = []
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                table, row = json.loads(line)
-                portion.append((str(table), dict(row)))
-            except (ValueError, TypeError):
-                if line.endswith(b"\n"):
-                    damaged.append(line)
-            if len(portion) >= size:
-                yield portion
-                portion = []
+    for line in file:
+        row = _row_in(line)
+        if row is not None:
+            portion.append(row)
+        elif line.endswith(b"\n") and not line.startswith(b'{"' + OWNER.encode()):
+            damaged.append(line)
+        if len(portion) >= size:
+            yield portion
+            portion = []
     if portion:
         yield portion
+
+
+def _row_in(line: bytes) -> tuple[str, dict[str, Any]] | None:
+    try:
+        table, row = json.loads(line)
+        return (table, dict(row)) if table in METADATA.tables or table == RECOUNTS else None
+    except (ValueError, TypeError, RecursionError):
+        return None

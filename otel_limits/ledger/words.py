@@ -10,6 +10,6 @@ LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background
 OWN_NAMES: Final = (
     "agent", "model", "provider", "session", "state",
     "hour", "day", "week", "month",
-    "trace", "invocation", "root", "reason", "action", "limit", "tool",
+    "trace", "invocation", "root", "reason", "action", "limit", "tool", "side",
 )  # fmt: skip
 """What an auditor can name without choosing it as an audit key."""

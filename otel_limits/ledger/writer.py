@@ -11,22 +11,28 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.faults import FAULTS
+from otel_limits.ledger import retention
 from otel_limits.ledger.database import Database, reason_of
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
+from otel_limits.ledger.rows import microseconds
 from otel_limits.ledger.spill import MARK, SpillFiles, taking_back
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
     from otel_limits.ledger.rows import Rows
 
 logger = logging.getLogger("otel_limits")
 
 PATIENCE_SECONDS: Final = 0.02
-"""How long an agent waits for the database. Far below the 50 ms that it may be kept waiting."""
+"""How long an agent waits for the database. The README promises no more."""
 
 GATHER_SECONDS: Final = 1.0
 """How long rows that nobody waits for are gathered: what a crash can lose of them."""
@@ -39,6 +45,9 @@ RETRY_SECONDS: Final = 1.0
 
 TAKE_BACK_SECONDS: Final = 10.0
 """How long spill files that cannot be taken back are left alone."""
+
+PRUNE_SECONDS: Final = 60 * 60.0
+"""How often what is too old is looked for."""
 
 CLOSE_SECONDS: Final = 5.0
 """How long the end of the process waits for the last rows."""
@@ -56,13 +65,18 @@ class Writer:
     Args:
         database: Where rows go.
         spill: Where they go while the database does not take them.
+        retention: Age at which what has ended is deleted; `None` for never.
     """
 
-    def __init__(self, database: Database, spill: SpillFiles) -> None:
+    def __init__(
+        self, database: Database, spill: SpillFiles, retention: timedelta | None = None
+    ) -> None:
         """Start no thread before the first row."""
         self._database = database
+        self._max_age = retention
         self._spill = spill
         self._begin()
+        # The thread is a daemon, which Python cuts off at the end, with whatever is still queued.
         atexit.register(self.close)
 
     def _begin(self) -> None:
@@ -75,6 +89,7 @@ class Writer:
         self._is_closing = False
         self._retry_at = 0.0
         self._take_back_at = 0.0
+        self._prune_at = math.inf if self._max_age is None else 0.0
 
     def after_fork(self) -> None:
         """Start afresh in a forked child: what the parent queued, the parent writes."""
@@ -97,11 +112,12 @@ class Writer:
         waiting = self._pending.add(rows, MANY)
         if self._thread is None:
             self._start()
+        # The agent's own thread does it: nobody else is left who could keep memory bounded.
         if waiting > MAX_QUEUED:
             self._spill_everything(to_disk=False)
 
     def wait_until_durable(self) -> None:
-        """Return when everything queued so far is durable, after 50 ms at the latest."""
+        """Return when all that is queued is durable: after 20 ms and an append at the latest."""
         if self._pid != os.getpid():
             return
         if not self._pending.wait_until_durable(PATIENCE_SECONDS):
@@ -134,6 +150,7 @@ class Writer:
             self._thread = threading.Thread(
                 target=self._run, name="otel-limits-ledger", daemon=True
             )
+        _close_with_child(self.close)
         try:
             self._thread.start()
         except RuntimeError:  # the interpreter is about to end and permits no new thread
@@ -194,6 +211,7 @@ class Writer:
             self._await_work()
             self._flush()
             self._take_back()
+            self._prune()
         self._flush()
         if self._pending.waiting:  # no spill file took it either: the database may be back
             self._retry_at = 0.0
@@ -205,10 +223,13 @@ class Writer:
         with pending.changed:
             # With nothing to take back either it sleeps until it is told: nothing is polled.
             while not (pending.waiting or self._is_closing):
-                seconds = max(self._take_back_at, self._retry_at) - time.monotonic()
+                due = min(self._take_back_at, self._prune_at)
+                seconds = max(due, self._retry_at) - time.monotonic()
                 if seconds <= 0:
                     return
                 pending.changed.wait(None if seconds == math.inf else seconds)
+            # One transaction for many rows: what a commit costs is bringing it to the disk,
+            # whatever is in it.
             pending.changed.wait_for(self._has_gathered_enough, GATHER_SECONDS)
             pending.is_wanted = False
 
@@ -222,6 +243,8 @@ class Writer:
             rows, mark = self._pending.take()
         if not rows:
             return
+        # Straight to the file: each attempt at a dead database costs a timeout, during which
+        # rows pile up.
         if time.monotonic() < self._retry_at:
             self._spill_everything(to_disk=True)
         elif self._write(rows):
@@ -254,10 +277,43 @@ class Writer:
             return
         self._take_back_at = math.inf
         try:
-            # Nobody takes a file that is still appended to, not even this process its own.
-            self._spill.seal()
+            for _ in self._spill.taking_own(self._database):
+                self._flush()
             for _ in taking_back(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
             self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
             self._tell_outage(error, spilled=True)
+
+    def _prune(self) -> None:
+        """Delete what is too old, in steps so small that nobody waits for one."""
+        if self._max_age is None or time.monotonic() < max(self._prune_at, self._retry_at):
+            return
+        self._prune_at = time.monotonic() + PRUNE_SECONDS
+        before = time.time() - self._max_age.total_seconds()
+        try:
+            for _ in retention.prune(self._database, microseconds(before), retention.SMALL_PORTION):
+                self._flush()
+                if self._is_closing:
+                    return
+        except Exception as error:  # noqa: BLE001  it is tried again, and nothing else stops
+            ledger = f"the ledger {self._database.address} cannot be pruned ({reason_of(error)})"
+            FAULTS.report("ledger_retention", error, f"{ledger}; what is too old stays for now")
+
+
+def is_child_of_multiprocessing() -> bool:
+    """Tell whether this process was started by `multiprocessing`, or is a worker of a pool.
+
+    Such a process ends without `atexit`, and a pool ends its workers with a signal: what it has
+    done has to be durable when its task is.
+    """
+    process: Any = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _close_with_child(close: Callable[[], None]) -> None:
+    """Have a writer closed where `multiprocessing` ends the process."""
+    if is_child_of_multiprocessing():
+        from multiprocessing.util import Finalize
+
+        Finalize(None, close, exitpriority=0)

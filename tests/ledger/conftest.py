@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from otel_limits.ledger.address import Address, parse
+from otel_limits.ledger.spill import candidates
 
 
 class LedgerFile:
@@ -59,12 +60,8 @@ class LedgerFile:
         return sum(call["input_tokens"] + call["output_tokens"] for call in self.calls())
 
     def spills(self) -> list[Path]:
-        """SpillFiles files, beside it and in the data directory."""
-        return sorted(
-            path
-            for directory in (self.path.parent, self.path.parent / "data")
-            for path in directory.glob(f"{self.path.name}.spill-*.jsonl")
-        )
+        """Spill files, wherever they may be."""
+        return candidates(self.address)
 
 
 @pytest.fixture
@@ -73,6 +70,8 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
     path = tmp_path / "ledger.db"
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return LedgerFile(path)
 
 

@@ -228,7 +228,7 @@ def test_lines_that_are_no_spans(exported: Path, ledger: LedgerFile, capsys: Out
             '\n{"resourceMetrics": []}\nnonsense\n[]\n{"resourceSpans": [{"scopeSpans": 1}]}\n'
         )
     assert main(["ledger", "import", str(exported)]) == 0
-    assert "3 lines are not OTLP JSON and were left out." in capsys.readouterr().out
+    assert "3 lines are not OTLP JSON and were left out:" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there(ledger: LedgerFile, tmp_path: Path, capsys: Output) -> None:

@@ -215,3 +215,19 @@ def test_an_empty_ledger_has_a_page(
     open_page(browser, ledger.path.parent, capsys, "spend", "--since", "2100-01-01")
     assert total(browser, "Model calls") == "0"
     assert browser.get_log("browser") == []
+
+
+def test_the_page_is_readable_on_a_telephone(page: Any) -> None:
+    """At 420 pixels nothing but a table or a drawing is scrolled sideways, and text is not tiny."""
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 420
+        smallest = page.execute_script(
+            "return Math.min(...[...document.querySelectorAll('svg text')].map("
+            "each => each.getBoundingClientRect().height))"
+        )
+        assert smallest >= 11
+        assert page.execute_script("return document.querySelector('#complete').textContent")
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -19,9 +19,11 @@ import pytest
 from otel_limits import Limits, enable
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.access import refusal_of
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, taking_back
+from otel_limits.ledger.upgrades import CURRENT
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
@@ -162,6 +164,7 @@ def test_every_question_has_the_same_answer(
         )
         for n in range(60)
     ]
+    entries.append(Entry(agent="agent-1", calls=[Call()] * 90, at=NINE + 20 * DAY))  # an anomaly
     places = (str(tmp_path / "same.db"), server.url(database))
     for place in places:
         write(parse("test", place, tmp_path / "data"), *entries)
@@ -174,6 +177,19 @@ def test_every_question_has_the_same_answer(
 QUESTIONS = (
     ("audit", "spend", "--by", "agent,model,day,tenant.id,session", "--format", "json"),
     ("audit", "spend", "--by", "week,agent", "--where", "tenant.id=ac*", "--format", "json"),
+    (
+        "audit",
+        "spend",
+        "--where",
+        "day=2025-10-09",
+        "--where",
+        "day=2025-10-10",
+        "--format",
+        "json",
+    ),
+    ("audit", "spend", "--by", "day,agent", "--time-zone", "Asia/Kathmandu", "--format", "json"),
+    ("audit", "stops", "--where", "month=2025-10", "--format", "json"),
+    ("audit", "anomalies", "--by", "agent", "--enough", "5", "--format", "json"),
     ("audit", "stops", "--format", "json"),
     ("audit", "show", f"{2:032x}", "--format", "json"),
     ("audit", "backtest", "--max-turns", "2", "--max-token-budget", "90", "--format", "json"),
@@ -227,39 +243,76 @@ def test_rows_wait_for_a_server_that_is_down(
         assert list((tmp_path / "data").glob("ledger-*.spill-*.jsonl"))
     finally:
         server.start()
-    opened = Database(address)
-    assert sum(taking_back(opened, SpillFiles(address))) >= 2
+    opened, spill = Database(address), SpillFiles(address)
+    waiting = [line for path in spill.files() for line in path.read_text().splitlines()[1:]]
+    assert sum(taking_back(opened, spill)) == len(waiting) > 0
     opened.close()
     assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
 
 
-BACK_TO_VERSION_1 = """
-    DROP INDEX ix_otel_limits_model_calls_sums;
-    DROP INDEX ix_otel_limits_model_calls_unknown_size;
-    ALTER TABLE otel_limits_model_calls DROP COLUMN quota_operation, DROP COLUMN quota_charges;
-    CREATE INDEX ix_otel_limits_model_calls_spend ON otel_limits_model_calls
-        (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico,
-         state);
-    UPDATE otel_limits_schema SET version = 1;
-"""
+BACK = {
+    3: """
+        DROP INDEX ix_otel_limits_model_calls_sums;
+        DROP INDEX ix_otel_limits_model_calls_proof;
+        DROP INDEX ix_otel_limits_model_calls_imported;
+        DROP INDEX ix_otel_limits_tool_calls_imported;
+        DROP INDEX ix_otel_limits_invocations_open;
+        UPDATE otel_limits_model_calls SET root_id = invocation_id WHERE root_id IS NULL;
+        ALTER TABLE otel_limits_model_calls
+            DROP COLUMN side, DROP COLUMN tier, DROP COLUMN cache_write_1h_tokens,
+            DROP COLUMN price_basis, DROP COLUMN former_price_pico, DROP COLUMN former_price_source,
+            DROP COLUMN former_price_version, ALTER COLUMN root_id SET NOT NULL,
+            ADD UNIQUE (trace_id, span_id);
+        UPDATE otel_limits_tool_calls SET root_id = invocation_id WHERE root_id IS NULL;
+        ALTER TABLE otel_limits_tool_calls
+            ALTER COLUMN root_id SET NOT NULL, ADD UNIQUE (trace_id, span_id);
+        CREATE INDEX ix_otel_limits_model_calls_sums ON otel_limits_model_calls
+            (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico);
+    """,
+    2: """
+        ALTER TABLE otel_limits_model_calls DROP COLUMN quota_operation, DROP COLUMN quota_charges;
+    """,
+    1: """
+        DROP INDEX ix_otel_limits_model_calls_sums;
+        DROP INDEX ix_otel_limits_model_calls_unknown_size;
+        CREATE INDEX ix_otel_limits_model_calls_spend ON otel_limits_model_calls
+            (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico,
+             state);
+    """,
+}
+"""What leads back to each version from the one after it."""
+
+CONSTRAINTS = "SELECT conname FROM pg_constraint WHERE conname LIKE '%_id_key' ORDER BY 1"
 INDEXES = "SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'ix%' ORDER BY 1"
 
 
-def test_a_ledger_of_version_1_is_upgraded(
-    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("version", BACK)
+def test_an_old_ledger_is_upgraded(
+    server: Server,
+    database: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    version: int,
 ) -> None:
-    """A question brings it up to date in place, and has the answer that it had before."""
+    """It is brought up to date in place, and has the answer that it had before."""
     address = parse("test", server.url(database), tmp_path / "data")
     calls = [Call(price="0.01"), Call(kind="unmeasured", estimated=True), Call(model="other")]
     write(address, *(Entry(agent=f"a{n % 3}", calls=calls, at=NINE + n * DAY) for n in range(9)))
     spend = ("audit", "spend", "--by", "agent,model,day", "--format", "json")
     new, told = server.ask(database, INDEXES), answer(capsys, server.url(database), *spend)
-    for statement in BACK_TO_VERSION_1.strip().split(";")[:-1]:
+    constraints = server.ask(database, CONSTRAINTS)
+    back = "".join(text for each, text in BACK.items() if each >= version)
+    for statement in back.strip().split(";")[:-1]:
         server.ask(database, statement)
+    server.ask(database, f"UPDATE otel_limits_schema SET version = {version}")  # noqa: S608
     assert server.ask(database, INDEXES) != new
+    opened = Database(address)
+    opened.engine()
+    opened.close()
     assert answer(capsys, server.url(database), *spend) == told
     assert server.ask(database, INDEXES) == new
-    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(3,)]
+    assert server.ask(database, CONSTRAINTS) == constraints
+    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(CURRENT,)]
 
 
 def test_a_newer_ledger_is_refused(
@@ -272,3 +325,25 @@ def test_a_newer_ledger_is_refused(
     assert "99" in capsys.readouterr().err
     with pytest.raises(LedgerError):
         Database(parse("test", server.url(database), tmp_path)).engine()
+
+
+def test_whether_a_ledger_can_be_written_is_found_out_without_writing(
+    server: Server, database: str
+) -> None:
+    """By the rights of the user: `otel-limits doctor` makes no table."""
+    address = parse("--ledger", server.url(database), Path("/nowhere"))
+    assert refusal_of(address) is None
+    assert server.ask(database, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [
+        (0,)
+    ]
+    server.ask(database, "CREATE ROLE reader LOGIN")
+    reader = parse(
+        "--ledger", server.url(database).replace("auditor@", "reader@"), Path("/nowhere")
+    )
+    assert refusal_of(reader) == "this user may not write its tables"
+    nobody = parse(
+        "--ledger", server.url(database).replace("auditor@", "nobody:hunter2@"), Path("/nowhere")
+    )
+    refusal = refusal_of(nobody)
+    assert refusal is not None
+    assert "hunter2" not in refusal

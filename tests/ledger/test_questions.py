@@ -8,13 +8,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jsonschema
 import pytest
 
 import otel_limits
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.cli import main
 from otel_limits.cli.audit import FORMATS
-from tests.ledger.book import Entry, write
+from otel_limits.core.limits import Breach
+from tests.ledger.book import Call, Entry, write
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Question
@@ -32,6 +34,14 @@ SAID = {
     "reconcile": ["--prometheus", "http://prometheus.test"],
 }
 """What some questions cannot be asked without."""
+
+HALTED = Entry(
+    calls=[Call(price="0.25")] * 2,
+    reason="max_turns",
+    action="halted",
+    breach=Breach("max_turns", 2, 2, "max_turns", "turns"),
+    tools=["search!"],
+)
 
 every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
 
@@ -70,11 +80,20 @@ def test_a_question_is_answered_in_every_format(
 ) -> None:
     """The answer is one that programs and browsers can read, or has text for a person."""
     monkeypatch.setattr("otel_limits.audit.reconcile.query", lambda *_: [])
-    write(ledger.address, Entry())
+    write(ledger.address, Entry(), HALTED)
     assert main(["audit", question.name, *SAID.get(question.name, []), "--format", form]) == 0
     answer = capsys.readouterr().out
     if form == "json":
-        assert json.loads(answer)["question"] == question.name
+        document = json.loads(answer)
+        assert document["question"] == question.name
+        assert main(["audit", "schema", question.name]) == 0
+        schema = json.loads(capsys.readouterr().out)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        checks = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        assert list(checks.iter_errors(document)) == []
+        # Fields that the schema does not have would be new ones for its reader.
+        assert set(document) <= set(schema["properties"])
+        assert document["schema"] == schema["$id"]
     elif form == "html":
         assert answer.startswith("<!doctype html>")
         assert answer.count("<html") == answer.count("</html>") == 1

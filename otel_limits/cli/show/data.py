@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.audit.formatting import exact
+from otel_limits.cli.show.schema import schema_name
+from otel_limits.core.labels import inert
 
 if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer, Table
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 def as_json(answer: Answer) -> str:
     """Every table, with money as exact text and times in ISO 8601."""
     document = {
+        "schema": schema_name(answer.question),
         "question": answer.question,
         "about": answer.about,
         **{table.name: _rows(table) for table in answer.tables},
@@ -26,6 +29,8 @@ def as_json(answer: Answer) -> str:
             if table.total is not None
         },
     }
+    if answer.complete:
+        document["complete"] = answer.complete
     if answer.text:
         document["text"] = answer.text
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -53,5 +58,6 @@ def as_csv(answer: Answer) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
-    writer.writerows(_named(table, row).values() for row in table.rows)
+    for row in table.rows:
+        writer.writerow([inert(value) for value in _named(table, row).values()])
     return out.getvalue()

@@ -33,6 +33,7 @@ def as_page(answer: Answer) -> str:
             f'<div class="charts">{"".join(map(_chart, answer.charts))}</div>',
             *map(_table, answer.tables),
             f"<pre>{escape(answer.text)}</pre>" if answer.text else "",
+            f'<p id="complete">{escape(answer.complete)}</p>' if answer.complete else "",
         )
     )
     return (
@@ -72,7 +73,7 @@ def _chart(chart: Chart) -> str:
     wide = ' class="wide"' if chart.wide else ""
     return (
         f'<figure id="chart-{chart.name}"{wide}><figcaption>{escape(chart.title)}</figcaption>'
-        f"{shown}{draw(chart)}{note}</figure>"
+        f'{shown}<div class="scroll">{draw(chart)}</div>{note}</figure>'
     )
 
 

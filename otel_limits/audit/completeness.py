@@ -1,0 +1,55 @@
+"""The one line under every answer: that its numbers are complete, and why, or what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_limits.audit.formatting import written
+
+if TYPE_CHECKING:
+    from otel_limits.audit.question import Inquiry
+    from otel_limits.ledger.proof import Balance
+
+
+def completeness(inquiry: Inquiry) -> str:
+    """Say how complete the ledger is that an answer comes from, in one line."""
+    from otel_limits.ledger.proof import balance
+    from otel_limits.ledger.spill import orphans
+
+    found = balance(inquiry.connection)
+    parts = [_verdict(found)]
+    waiting = inquiry.waiting
+    if waiting.rows:
+        seen = f"are not in it ({waiting.unseen})" if waiting.unseen else "are counted"
+        parts.append(f"{waiting.rows:,} rows wait in {len(waiting.files):,} spill files and {seen}")
+    left = orphans(inquiry.address)
+    if left:
+        parts.append(f"{len(left):,} spill files belong to no ledger that is there")
+    if found.open_invocations:
+        parts.append(f"{found.open_invocations:,} invocations have no end")
+    parts += _unknown(found)
+    return "; ".join(parts) + "."
+
+
+def _verdict(found: Balance) -> str:
+    if found.is_even:
+        return (
+            f"Complete: the {found.calls.calls:,} calls of the ledger add up to the totals of its "
+            f"{found.invocations:,} invocations"
+        )
+    tokens = found.calls.tokens - found.ended.tokens - found.open.tokens
+    return (
+        f"NOT complete: calls and the totals of invocations differ by {tokens:,} tokens; "
+        f"otel-limits audit verify names the rows"
+    )
+
+
+def _unknown(found: Balance) -> list[str]:
+    parts = []
+    if found.unmeasured_calls:
+        share = written(found.unmeasured_calls / found.calls.calls, "share")
+        parts.append(f"{share} of the calls are unmeasured")
+    if found.unpriced_tokens:
+        share = written(found.unpriced_tokens / found.calls.tokens, "share")
+        parts.append(f"{share} of the tokens are unpriced")
+    return parts

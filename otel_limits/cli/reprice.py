@@ -1,0 +1,76 @@
+"""The command `ledger reprice`: prices calls of a ledger again, and says what changed."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.audit.question import SELECTION
+from otel_limits.cli.opening import add_ledger_command, add_option, opened, selected
+from otel_limits.cli.terminal import working
+from otel_limits.core.errors import LedgerError
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
+
+if TYPE_CHECKING:
+    from otel_limits.core.pricing import Prices
+    from otel_limits.ledger.repricing import Repriced
+
+TEXT = "Price the calls that have no price, by the policy file and the list of prices of today."
+
+
+def add(group: Any) -> None:
+    """Add `reprice` to the commands of `ledger`."""
+    parser = add_ledger_command(group, "reprice", TEXT, reprice)
+    for option in SELECTION:
+        add_option(parser, option)
+    parser.add_argument("--all", action="store_true", help="also the calls that have a price")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would change")
+
+
+def reprice(arguments: Namespace) -> int:
+    """Price calls again, and say what changed."""
+    from otel_limits.ledger.repricing import reprice as price_again
+
+    prices = _present_prices()
+    chosen = selected(arguments)
+    with opened(arguments) as database, working("Pricing") as work:
+        done = price_again(
+            database, prices, chosen, work, every=arguments.all, writes=not arguments.dry_run
+        )
+    sys.stdout.write(_account_of(done, is_dry=arguments.dry_run))
+    return 0
+
+
+def _present_prices() -> Prices:
+    """Read the prices of today.
+
+    Raises:
+        LedgerError: The policy file has a mistake, or there are no prices at all.
+    """
+    from otel_limits.core.pricing import MISSING, Prices
+
+    policy = PolicyFile(config.read().settings.policy_path)
+    if policy.mistakes:
+        raise LedgerError(" ".join(policy.mistakes))
+    prices = Prices(policy.document.price_list())
+    if not prices.available:
+        raise LedgerError(f"Pricing {MISSING}")
+    return prices
+
+
+def _account_of(done: Repriced, *, is_dry: bool) -> str:
+    """Say what changed, by model."""
+    from otel_limits.audit.formatting import money
+
+    verb = "would be priced" if is_dry else "were priced"
+    lines = [f"{done.changed:,} of {done.seen:,} model calls {verb} again."]
+    for model, change in sorted(done.by_model.items()):
+        lines.append(
+            f"{model}: {change.calls:,} calls, {change.was_unpriced:,} of them without a price; "
+            f"{money(change.former)} before, {money(change.now)} now."
+        )
+    if done.still_unpriced:
+        lines.append(f"{done.still_unpriced:,} model calls still have no price.")
+    return "".join(f"{line}\n" for line in lines)

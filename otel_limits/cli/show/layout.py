@@ -1,0 +1,196 @@
+"""How a table fits a terminal: nothing is cut without a mark, and no key column vanishes.
+
+A number is never cut. Where there is too little room, headings are folded, sentences are wrapped,
+names are shortened in their middle, and then the widest columns that are no keys are left out. What
+does not even have room for its keys is written with one value per line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.cells import cell_len, chop_cells
+from rich.control import strip_control_codes
+
+from otel_limits.audit.formatting import NUMBERS, written
+
+if TYPE_CHECKING:
+    from otel_limits.audit.answers import Column, Kind, Table
+
+COMPACT: Final = 100
+"""Columns of a terminal below which one space is between columns, not two."""
+ELLIPSIS: Final = "…"
+LEAST: Final[Mapping[Kind, int]] = {"text": 12, "id": 9, "sentence": 24}
+"""Characters that stay of a value at least. An id keeps its beginning: `show` finds it by eight."""
+RULE: Final = "─"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table as lines of text."""
+
+    head: Sequence[str]
+    body: Sequence[str]
+    total: Sequence[str]
+    left_out: Sequence[str] = ()
+    """Titles of the columns for which there was no room."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """A column on its way to a width."""
+
+    column: Column
+    cells: list[str]
+    natural: int = 0
+    least: int = 0
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        """Measure the values and the heading."""
+        longest = max(map(cell_len, self.cells), default=0)
+        self.natural = self.width = max(cell_len(self.column.title), longest)
+        word = max(map(cell_len, self.column.title.split()), default=0)
+        self.least = max(word, min(longest, LEAST.get(self.column.kind, longest)))
+
+
+def fit(table: Table, width: int | None) -> Layout:
+    """Lay out a table for so many columns; without a width it takes what it needs."""
+    rows = [*table.rows, *([] if table.total is None else [table.total])]
+    texts = [[_text(*cell) for cell in zip(row, _kinds(table), strict=True)] for row in rows]
+    lanes = [
+        Lane(column, [row[index] for row in texts]) for index, column in enumerate(table.columns)
+    ]
+    gap = 1 if width is not None and width < COMPACT else 2
+    left_out: list[str] = []
+    if width is not None and _needed(lanes, gap, natural=True) > width:
+        lanes, left_out = _narrowed(lanes, gap, width)
+        if _needed(lanes, gap) > width:
+            return _one_by_one(table, texts, width)
+    lines = list(_rows(lanes, gap))
+    head = [*_row([_folded(lane) for lane in lanes], lanes, gap)]
+    rule = RULE * (sum(lane.width for lane in lanes) + gap * (len(lanes) - 1))
+    has_total = table.total is not None
+    body = lines[: len(lines) - 1] if has_total else lines
+    return Layout(
+        head=[*head, rule],
+        body=[line for row in body for line in row],
+        total=[rule, *lines[-1]] if has_total else [],
+        left_out=left_out,
+    )
+
+
+def _kinds(table: Table) -> list[Kind]:
+    return [column.kind for column in table.columns]
+
+
+def _text(value: Any, kind: Kind) -> str:
+    return "" if value == "" else printable(written(value, kind))
+
+
+def printable(text: str) -> str:
+    """Leave out what would move the cursor."""
+    return text if text.isprintable() else strip_control_codes(text).replace("\n", " ")
+
+
+def _needed(lanes: Sequence[Lane], gap: int, *, natural: bool = False) -> int:
+    return sum(lane.natural if natural else lane.width for lane in lanes) + gap * (len(lanes) - 1)
+
+
+def _narrowed(lanes: list[Lane], gap: int, width: int) -> tuple[list[Lane], list[str]]:
+    """Leave out the widest columns until the others have room, and share what is over."""
+    for lane in lanes:
+        lane.width = lane.least
+    left_out = []
+    while _needed(lanes, gap) > width:
+        others = [lane for lane in lanes if not lane.column.is_key]
+        if not others:
+            break
+        widest = max(others, key=lambda lane: lane.width)
+        left_out.append(widest)
+        lanes = [lane for lane in lanes if lane is not widest]
+    spare = width - _needed(lanes, gap)
+    while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
+        # The narrowest first, so that all end as wide as each other, or as wide as they need.
+        narrowest = min(growing, key=lambda lane: (lane.column.kind in NUMBERS, lane.width))
+        narrowest.width += 1
+        spare -= 1
+    return lanes, [lane.column.title for lane in left_out]
+
+
+def _rows(lanes: Sequence[Lane], gap: int) -> Iterator[list[str]]:
+    for cells in zip(*(lane.cells for lane in lanes), strict=True):
+        parts = [_part(text, lane) for text, lane in zip(cells, lanes, strict=True)]
+        yield list(_row(parts, lanes, gap))
+
+
+def _part(text: str, lane: Lane) -> list[str]:
+    if cell_len(text) <= lane.width:
+        return [text]
+    if lane.column.kind == "sentence":
+        return wrapped(text, lane.width)
+    return [shortened(text, lane.width, keep_beginning=lane.column.kind == "id")]
+
+
+def _folded(lane: Lane) -> list[str]:
+    return wrapped(lane.column.title, lane.width)
+
+
+def _row(parts: Sequence[Sequence[str]], lanes: Sequence[Lane], gap: int) -> Iterator[str]:
+    """The lines of one row: as many as its highest cell has."""
+    for number in range(max(map(len, parts), default=0)):
+        cells = []
+        for part, lane in zip(parts, lanes, strict=True):
+            text = part[number] if number < len(part) else ""
+            blank = " " * (lane.width - cell_len(text))
+            cells.append(blank + text if lane.column.kind in NUMBERS else text + blank)
+        yield (" " * gap).join(cells).rstrip()
+
+
+def _one_by_one(table: Table, texts: Iterable[Sequence[str]], width: int) -> Layout:
+    """One value per line, the title before it: nothing is left out."""
+    titles = [column.title for column in table.columns]
+    body: list[str] = []
+    for row in texts:
+        for title, text in zip(titles, row, strict=True):
+            if text:
+                body += wrapped(f"{title}: {text}", width)
+        body.append("")
+    return Layout(head=[], body=body, total=[])
+
+
+def shortened(text: str, width: int, *, keep_beginning: bool = False) -> str:
+    """Shorten a name in its middle, or at its end, with a mark where it was cut."""
+    if cell_len(text) <= width:
+        return text
+    behind = 0 if keep_beginning else (width - 1) // 2
+    before = width - 1 - behind
+    end = _beginning(text[::-1], behind)[::-1]
+    return f"{_beginning(text, before)}{ELLIPSIS}{end}"
+
+
+def _beginning(text: str, width: int) -> str:
+    kept, used = [], 0
+    for character in text:
+        used += cell_len(character)
+        if used > width:
+            break
+        kept.append(character)
+    return "".join(kept)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break a text between words, and a word that is longer than a line where the line ends."""
+    lines = [""]
+    for word in text.split(" "):
+        separate = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(separate) <= width:
+            lines[-1] = separate
+            continue
+        pieces = chop_cells(word, width) or [""]
+        lines += pieces if lines[-1] else []
+        if not lines[-1]:
+            lines[-1:] = pieces
+    return lines

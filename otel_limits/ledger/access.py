@@ -1,0 +1,61 @@
+"""Whether a ledger could be written to, found out without writing to it or upgrading it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+
+from otel_limits.ledger.database import DatabaseError, make_engine, reason_of
+from otel_limits.ledger.schema import INVOCATION_TABLE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_limits.ledger.address import Address
+
+BUSY_SECONDS: Final = 2.0
+
+RIGHTS: Final = sa.text(
+    "SELECT CASE WHEN to_regclass(:name) IS NULL "
+    "THEN has_schema_privilege(current_schema(), 'CREATE') "
+    "ELSE has_table_privilege(to_regclass(:name), 'INSERT, UPDATE') END"
+)
+"""Whether its tables can be made, or written where they are there."""
+
+
+def refusal_of(address: Address) -> str | None:
+    """Say why a ledger cannot be written to; `None` where it can."""
+    if address.file is not None:
+        return _refusal_of_file(address.file)
+    engine = make_engine(address)
+    try:
+        with engine.connect() as connection:
+            permitted = connection.execute(RIGHTS, {"name": INVOCATION_TABLE.name}).scalar()
+    except DatabaseError as error:
+        return reason_of(error)
+    finally:
+        engine.dispose()
+    return None if permitted else "this user may not write its tables"
+
+
+def _refusal_of_file(file: Path) -> str | None:
+    directory = next(parent for parent in file.parents if parent.exists())
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} cannot be written"
+    if not file.exists():
+        return None if directory.is_dir() else f"{directory} is not a directory"
+    try:
+        # A transaction that may write, and writes nothing.
+        connection = sqlite3.connect(f"{file.as_uri()}?mode=rw", BUSY_SECONDS, uri=True)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("SELECT count(*) FROM sqlite_master")
+            connection.rollback()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        return str(error)
+    return None

@@ -1,0 +1,83 @@
+"""Hours, days, weeks and months of a time zone: where each begins and ends, and its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from typing import Final
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.rows import MICROSECONDS
+
+QUARTER: Final = "(quarter)"
+"""Quarters of an hour since the epoch, which no audit key can be called. The clocks of all zones
+differ from UTC by whole ones, so that days of any zone are made of them."""
+QUARTER_SECONDS: Final = 15 * 60
+
+PERIODS: Final[Mapping[str, str]] = {
+    "hour": "2026-11-22 09:00",
+    "day": "2026-11-22",
+    "week": "2026-W47",
+    "month": "2026-11",
+}
+"""What can be named, with an example of each."""
+
+
+def label(name: str, local: datetime) -> str:
+    """Name the hour, day, week (ISO 8601) or month of a time."""
+    if name == "hour":
+        return f"{local:%Y-%m-%d %H}:00"
+    if name == "week":
+        year, week, _ = local.isocalendar()
+        return f"{year}-W{week:02}"
+    return f"{local:%Y-%m}" if name == "month" else f"{local:%Y-%m-%d}"
+
+
+def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
+    """Return the first microsecond of a period, and of the one that follows.
+
+    Raises:
+        LedgerError: It is not the name of one.
+    """
+    try:
+        begin, end = BOUNDS[name](value)
+        return _microseconds(begin, zone), _microseconds(end, zone)
+    except (ValueError, OverflowError, AttributeError):
+        raise LedgerError(f"{name} must be such as {PERIODS[name]}, got {value!r}.") from None
+
+
+def _microseconds(local: datetime, zone: tzinfo) -> int:
+    # By way of UTC: `zoneinfo` (PEP 495) takes a time that was skipped as one before the change.
+    utc = local.replace(tzinfo=zone).astimezone(timezone.utc)
+    return round(utc.timestamp()) * MICROSECONDS
+
+
+def _hour(text: str) -> tuple[datetime, datetime]:
+    begin = datetime.strptime(text, "%Y-%m-%d %H:00")  # noqa: DTZ007  its zone is put in later
+    return begin, begin + timedelta(hours=1)
+
+
+def _day(text: str) -> tuple[datetime, datetime]:
+    begin = datetime.strptime(text, "%Y-%m-%d")  # noqa: DTZ007
+    return begin, begin + timedelta(days=1)
+
+
+def _week(text: str) -> tuple[datetime, datetime]:
+    year, week = re.fullmatch(r"(\d{4})-W(\d\d)", text).groups()  # type: ignore[union-attr]
+    begin = datetime.combine(date.fromisocalendar(int(year), int(week), 1), datetime.min.time())
+    return begin, begin + timedelta(weeks=1)
+
+
+def _month(text: str) -> tuple[datetime, datetime]:
+    begin = datetime.strptime(text, "%Y-%m")  # noqa: DTZ007
+    months = begin.year * 12 + begin.month
+    return begin, begin.replace(year=months // 12, month=months % 12 + 1)
+
+
+BOUNDS: Final[Mapping[str, Callable[[str], tuple[datetime, datetime]]]] = {
+    "hour": _hour,
+    "day": _day,
+    "week": _week,
+    "month": _month,
+}

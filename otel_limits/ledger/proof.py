@@ -1,0 +1,184 @@
+"""Whether a ledger is whole: totals against calls, numbers without gaps, nothing counted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import sqlalchemy as sa
+
+from otel_limits.ledger.rows import SAME_CALL_MICROSECONDS
+from otel_limits.ledger.schema import INVOCATION_TABLE, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.selectable import Subquery
+
+RUNS: Final = INVOCATION_TABLE.c
+CALLS: Final = MODEL_CALL_TABLE.c
+TOKENS: Final = CALLS.input_tokens + CALLS.output_tokens
+HAS_ENDED: Final = RUNS.ended_us.is_not(None)
+
+
+class Sum(NamedTuple):
+    """Model calls added up: how many, their tokens and their picodollars."""
+
+    calls: int
+    tokens: int
+    pico: int
+
+
+class Balance(NamedTuple):
+    """The calls of a ledger, and the same by way of its invocations."""
+
+    calls: Sum
+    ended: Sum
+    """What the rows of invocations that have ended say of their calls."""
+    open: Sum
+    """Calls of invocations without an end."""
+    invocations: int
+    open_invocations: int
+    oldest_open_us: int | None
+    unmeasured_calls: int
+    unpriced_tokens: int
+
+    @property
+    def is_even(self) -> bool:
+        """Whether both agree; each price is rounded by itself, to a picodollar."""
+        missing = self.calls.pico - self.ended.pico - self.open.pico
+        return (
+            self.calls.calls == self.ended.calls + self.open.calls
+            and self.calls.tokens == self.ended.tokens + self.open.tokens
+            and abs(missing) <= self.calls.calls
+        )
+
+
+def balance(connection: sa.Connection) -> Balance:
+    """Add up calls and invocations; each sum is read from one index."""
+    calls = _one(connection, sa.select(*SUMS, UNPRICED).select_from(MODEL_CALL_TABLE))
+    ended = _one(connection, sa.select(*SUMS_OF_RUNS, sa.func.count()).where(HAS_ENDED))
+    is_open = RUNS.ended_us.is_(None)
+    its_calls = INVOCATION_TABLE.join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
+    of_open = _one(connection, sa.select(*SUMS).select_from(its_calls).where(is_open))
+    oldest = sa.select(sa.func.count(), sa.func.min(RUNS.started_us)).where(is_open)
+    waiting = _one(connection, oldest)
+    unmeasured = sa.select(sa.func.count()).select_from(MODEL_CALL_TABLE).where(IS_OF_UNKNOWN_SIZE)
+    return Balance(
+        calls=Sum(*calls[:3]),
+        ended=Sum(*ended[:3]),
+        open=Sum(*of_open),
+        invocations=ended[3] + waiting[0],
+        open_invocations=waiting[0],
+        oldest_open_us=waiting[1] or None,
+        unmeasured_calls=_one(connection, unmeasured)[0],
+        unpriced_tokens=calls[3],
+    )
+
+
+SUMS: Final = (sa.func.count(), sa.func.sum(TOKENS), sa.func.sum(CALLS.price_pico))
+UNPRICED: Final = sa.func.sum(TOKENS).filter(CALLS.price_pico.is_(None))
+SUMS_OF_RUNS: Final = (
+    sa.func.sum(RUNS.model_calls),
+    sa.func.sum(RUNS.input_tokens + RUNS.output_tokens),
+    sa.func.sum(RUNS.price_pico),
+)
+
+
+def _one(connection: sa.Connection, statement: Any) -> list[int]:
+    return [int(value or 0) for value in connection.execute(statement).one()]
+
+
+# --- row by row -----------------------------------------------------------------------------------
+
+
+def _by_invocation() -> Subquery:
+    """The calls of each invocation: read in the order of an index that has all of it."""
+    return (
+        sa.select(
+            CALLS.invocation_id,
+            sa.func.count().label("calls"),
+            sa.func.count(CALLS.number).label("numbered"),
+            sa.func.max(CALLS.number).label("last"),
+            sa.func.sum(CALLS.input_tokens).label("input"),
+            sa.func.sum(CALLS.output_tokens).label("output"),
+            sa.func.coalesce(sa.func.sum(CALLS.price_pico), 0).label("pico"),
+        )
+        .group_by(CALLS.invocation_id)
+        .subquery()
+    )
+
+
+def suspects(connection: sa.Connection) -> Iterator[Any]:
+    """Invocations whose row and calls do not agree, or whose calls are not numbered through."""
+    calls = _by_invocation()
+    c = calls.c
+    is_live = RUNS.source == "live"
+    differs = HAS_ENDED & (
+        (c.calls != RUNS.model_calls)
+        | (c.input != RUNS.input_tokens)
+        | (c.output != RUNS.output_tokens)
+        | (sa.func.abs(c.pico - RUNS.price_pico) > c.calls)
+    )
+    has_gap = HAS_ENDED & is_live & (c.last != c.numbered)
+    columns = (
+        c.invocation_id,
+        c.calls,
+        c.numbered,
+        c.last,
+        (c.input + c.output).label("tokens"),
+        c.pico,
+        RUNS.id,
+        RUNS.ended_us,
+        RUNS.source,
+        RUNS.model_calls,
+        (RUNS.input_tokens + RUNS.output_tokens).label("total_tokens"),
+        RUNS.price_pico,
+    )
+    statement = (
+        sa.select(*columns)
+        .select_from(calls.outerjoin(INVOCATION_TABLE, RUNS.id == c.invocation_id))
+        .where(RUNS.id.is_(None) | differs | has_gap | (is_live & (c.numbered != c.calls)))
+    )
+    yield from connection.execute(statement)
+
+
+def without_calls(connection: sa.Connection) -> Iterator[Any]:
+    """Invocations that say that they made calls, of which none is there."""
+    has_calls = sa.exists().where(CALLS.invocation_id == RUNS.id)
+    statement = sa.select(RUNS.id, RUNS.model_calls).where(
+        HAS_ENDED, RUNS.model_calls > 0, ~has_calls
+    )
+    yield from connection.execute(statement)
+
+
+def unnumbered(connection: sa.Connection, invocation_id: str) -> list[int]:
+    """Rows of calls whose number another call had: both were made, and both are kept."""
+    statement = sa.select(CALLS.id).where(
+        CALLS.invocation_id == invocation_id, CALLS.number.is_(None)
+    )
+    return list(connection.scalars(statement))
+
+
+def numbers(connection: sa.Connection, invocation_id: str) -> list[int]:
+    """The numbers of the calls of an invocation, in their order."""
+    statement = (
+        sa.select(CALLS.number)
+        .where(CALLS.invocation_id == invocation_id, CALLS.number.is_not(None))
+        .order_by(CALLS.number)
+    )
+    return list(connection.scalars(statement))
+
+
+def counted_twice(connection: sa.Connection) -> Iterator[Any]:
+    """Imported calls that were recorded live as well, by the ids of their span and their time."""
+    live = MODEL_CALL_TABLE.alias()
+    statement = (
+        sa.select(CALLS.id, CALLS.invocation_id, live.c.id.label("live_id"))
+        .join(INVOCATION_TABLE, RUNS.trace_id == CALLS.trace_id)
+        .join(live, (live.c.invocation_id == RUNS.id) & (live.c.span_id == CALLS.span_id))
+        .where(
+            CALLS.source == sa.literal_column("'import'"),
+            live.c.source == "live",
+            sa.func.abs(live.c.at_us - CALLS.at_us) <= SAME_CALL_MICROSECONDS,
+        )
+    )
+    yield from connection.execute(statement)

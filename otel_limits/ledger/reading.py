@@ -1,0 +1,294 @@
+"""A ledger as it is asked: nothing is written to it, and rows that wait in spill files are seen."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
+from otel_limits.ledger import files
+from otel_limits.ledger.database import BUSY_SECONDS, complete, latest, make_engine
+from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, METADATA, TABLES
+from otel_limits.ledger.spill import SpillFiles, rows_in
+from otel_limits.ledger.upgrades import CURRENT, version_of
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.address import Address
+    from otel_limits.ledger.rows import Row, Rows
+
+MAGIC: Final = b"SQLite format 3\x00"
+SET_UP: Final = ("PRAGMA case_sensitive_like = ON", "PRAGMA temp_store = MEMORY")
+OVERLAID: Final = "otel_limits_overlaid"
+"""Mark of a connection that sees more than is in the database: another one would not."""
+
+KEYS: Final = {
+    "otel_limits_model_calls": ("invocation_id", "number", "at_us"),
+    "otel_limits_tool_calls": ("invocation_id", "number", "at_us"),
+    "otel_limits_attributes": ("invocation_id", "key"),
+    "otel_limits_quota_changes": ("id",),
+}
+"""What tells that a waiting row is in its table already."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Rows that are not in the database yet."""
+
+    files: list[Path] = field(default_factory=list)
+    rows: int = 0
+    """Those that the database does not have."""
+    damaged: int = 0
+    """Lines that are not rows."""
+    oldest_us: int | None = None
+    unseen: str = ""
+    """Why the answer is without them, if it is."""
+
+
+@contextlib.contextmanager
+def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
+    """Open a ledger to ask it, in one view of it from the first question to the last.
+
+    Raises:
+        LedgerError: There is none, or it is not one of this version.
+    """
+    with contextlib.ExitStack() as stack:
+        if address.file is None:
+            engine = make_engine(address)
+        else:
+            require_ledger_file(address)
+            engine = _file_engine(address.file, stack)
+        stack.callback(engine.dispose)
+        connection = stack.enter_context(engine.connect())
+        require_current(connection, address)
+        yield connection, overlay(connection, address)
+
+
+def require_ledger_file(address: Address) -> None:
+    """Refuse a file that is not there, or not a database.
+
+    Raises:
+        LedgerError: It is not.
+    """
+    file = address.file
+    if file is None:
+        return
+    if not file.exists():
+        raise LedgerError(
+            f"There is no ledger at {address}. Name one with --ledger or OTEL_LIMITS_LEDGER."
+        )
+    with file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            raise LedgerError(
+                f"{address} is not a ledger, or its beginning was overwritten. If it was one: "
+                f"otel-limits ledger salvage {address} --output NEW.db"
+            )
+
+
+def require_ledger(address: Address) -> None:
+    """Refuse to change what is not a ledger, of whatever version.
+
+    Raises:
+        LedgerError: It is not.
+    """
+    require_ledger_file(address)
+    with contextlib.ExitStack() as stack:
+        engine = make_engine(address) if address.file is None else _file_engine(address.file, stack)
+        stack.callback(engine.dispose)
+        if version_of(stack.enter_context(engine.connect())) == 0:
+            raise LedgerError(f"{address} is a database, but there is no ledger in it.")
+
+
+def require_current(connection: sa.Connection, address: Address) -> None:
+    """Refuse what is not a ledger of this version.
+
+    Raises:
+        LedgerError: It is not.
+    """
+    found = version_of(connection)
+    if found == 0:
+        raise LedgerError(f"{address} is a database, but there is no ledger in it.")
+    if found > CURRENT:
+        raise NewerLedgerError(found, CURRENT)
+    if found < CURRENT:
+        raise LedgerError(
+            f"The ledger {address} has schema version {found}, and this otel-limits asks version "
+            f"{CURRENT}. Run: otel-limits ledger upgrade --ledger {address}"
+        )
+
+
+# --- SQLite, without writing ----------------------------------------------------------------------
+
+
+def _file_engine(file: Path, stack: contextlib.ExitStack) -> sa.Engine:
+    connect = _way_in(file, stack)
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.pool.QueuePool)
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return engine
+
+
+def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
+    """Find a way to read a file: SQLite needs to write beside one that has a write-ahead log."""
+
+    def opened(path: Path, mode: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?{mode}",
+            uri=True,
+            timeout=BUSY_SECONDS,
+            check_same_thread=False,
+            isolation_level=None,
+        )
+        try:
+            for statement in SET_UP:
+                connection.execute(statement)
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    log = file.with_name(file.name + "-wal")
+    if not log.exists():
+        # All of it is in the file, and nobody has it open. Only so does SQLite leave nothing
+        # behind, and work where nothing can be written.
+        stack.callback(_require_unmoved, file, log, file.stat().st_mtime_ns)
+        return lambda: opened(file, "immutable=1")
+    try:
+        opened(file, "mode=ro").close()
+    except sqlite3.OperationalError as error:
+        if "malformed" in str(error) or "locked" in str(error):
+            raise
+    else:
+        return lambda: opened(file, "mode=ro")
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-limits-")))
+    copy = directory / "ledger.db"
+    shutil.copyfile(file, copy)
+    shutil.copyfile(log, directory / "ledger.db-wal")
+    return lambda: opened(copy, "mode=rw")
+
+
+def _require_unmoved(file: Path, log: Path, modified: int) -> None:
+    """Refuse an answer during which somebody opened the ledger to write to it."""
+    if log.exists() or file.stat().st_mtime_ns != modified:
+        raise LedgerMovedError("The ledger was opened by another program meanwhile. Ask again.")
+
+
+# --- rows that wait -------------------------------------------------------------------------------
+
+
+def overlay(connection: sa.Connection, address: Address) -> Waiting:
+    """Have every question of a connection see the rows that wait, as if they were in the tables.
+
+    They are put into temporary tables, and temporary views with the names of the tables show both:
+    SQLite and PostgreSQL look for a name among what is temporary first.
+    """
+    waiting = Waiting(files=SpillFiles(address).files())
+    rows = _rows_of(waiting)
+    if not rows:
+        return waiting
+    try:
+        for table in TABLES:
+            chosen = [complete(name, row) for name, row in rows if name == table.name]
+            if chosen:
+                waiting.rows += _show(connection, table, chosen)
+    except sa.exc.SQLAlchemyError as error:
+        connection.rollback()
+        waiting.unseen = str(getattr(error, "orig", error)).strip().partition("\n")[0]
+        waiting.rows = len(rows)
+    connection.info[OVERLAID] = True
+    return waiting
+
+
+def _rows_of(waiting: Waiting) -> Rows:
+    rows: Rows = []
+    for path in waiting.files:
+        file = files.open_existing(path)
+        if file is None:
+            continue
+        damaged: list[bytes] = []
+        with file:
+            rows += [row for portion in rows_in(file, damaged) for row in portion]
+        waiting.damaged += len(damaged)
+    times = [row.get("at_us") or row.get("started_us") for _, row in rows]
+    waiting.oldest_us = min((time for time in times if time), default=None)
+    return [(table, row) for table, row in rows if table in METADATA.tables]
+
+
+def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
+    """Show the rows of a table together with `rows`; returns how many of them it does not have."""
+    is_file = connection.dialect.name == "sqlite"
+    home = "main" if is_file else connection.execute(sa.select(sa.func.current_schema())).scalar()
+    full, kept = f"{home}.{table.name}", f"{table.name}_waiting"
+    if table is INVOCATION_TABLE:
+        rows = latest(rows)
+    _fill_in(table, rows)
+    connection.exec_driver_sql(f"CREATE TEMP TABLE {kept} AS SELECT * FROM {full} WHERE 1 = 0")  # noqa: S608
+    columns: list[Any] = [sa.column(column.name) for column in table.columns]
+    connection.execute(sa.table(kept, *columns).insert(), rows)
+    condition, hidden = _doubled(table, full, kept, is_file=is_file)
+    connection.exec_driver_sql(f"DELETE FROM {kept} WHERE {condition}")  # noqa: S608
+    connection.exec_driver_sql(
+        f"CREATE TEMP VIEW {table.name} AS SELECT * FROM {full}{hidden} "  # noqa: S608
+        f"UNION ALL SELECT * FROM {kept}"
+    )
+    return int(connection.exec_driver_sql(f"SELECT count(*) FROM {kept}").scalar() or 0)  # noqa: S608
+
+
+def _fill_in(table: sa.Table, rows: list[Row]) -> None:
+    """Give rows what the database would: an id that no other row has, and the day."""
+    for number, row in enumerate(rows, start=1):
+        if table.autoincrement_column is not None:
+            row[table.autoincrement_column.name] = -number
+        if "day" in table.c:
+            row["day"] = row["at_us"] // DAY_MICROSECONDS
+
+
+def _doubled(table: sa.Table, full: str, kept: str, *, is_file: bool) -> tuple[str, str]:
+    """What tells a waiting row that is there already, and which rows waiting ones stand for."""
+    if table is INVOCATION_TABLE:
+        known = f"t.id = {kept}.id AND (t.ended_us IS NOT NULL OR {kept}.ended_us IS NULL)"
+        condition = f"EXISTS (SELECT 1 FROM {full} t WHERE {known})"  # noqa: S608
+        return condition, f" WHERE id NOT IN (SELECT id FROM {kept})"  # noqa: S608
+    is_same = "IS" if is_file else "IS NOT DISTINCT FROM"
+    place = "rowid" if is_file else "ctid"
+    keys = KEYS[table.name]
+    known = " AND ".join(f"t.{key} {is_same} {kept}.{key}" for key in keys)
+    first = f"SELECT min({place}) FROM {kept} GROUP BY {', '.join(keys)}"  # noqa: S608
+    condition = f"EXISTS (SELECT 1 FROM {full} t WHERE {known}) OR {place} NOT IN ({first})"  # noqa: S608
+    return condition, ""
+
+
+# --- sums beyond 64 bits --------------------------------------------------------------------------
+
+
+class ExactSum:
+    """`sum()` without a bound, in the place of SQLite's own: many times slower, and never wrong."""
+
+    def __init__(self) -> None:
+        """Begin with nothing, of which the sum is not known."""
+        self._sum: int | None = None
+
+    def step(self, value: int | None) -> None:
+        """Add one value; the sum of no values is not known."""
+        if value is not None:
+            self._sum = (self._sum or 0) + int(value)
+
+    def finalize(self) -> int | str | None:
+        """The sum, as text where a column could not hold it."""
+        if self._sum is None or -(2**63) <= self._sum < 2**63:
+            return self._sum
+        return str(self._sum)
+
+
+def add_up_exactly(connection: sa.Connection) -> None:
+    """Have a connection to SQLite add up without a bound from now on."""
+    driver: Any = connection.connection.driver_connection
+    driver.create_aggregate("sum", 1, ExactSum)
+    connection.info[OVERLAID] = True  # another connection would add up with a bound

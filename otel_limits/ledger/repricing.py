@@ -1,0 +1,188 @@
+"""Prices calls of a ledger again: by the policy file of today, then by the list that is installed.
+
+The price that a call had when it was recorded stays beside the new one, with its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.core.terms import Sale, sale_in_ledger
+from otel_limits.core.usage import EXACT, NO_COST, Usage
+from otel_limits.ledger.rows import Row, dollars, picodollars, time_of
+from otel_limits.ledger.schema import MODEL_CALL_TABLE
+from otel_limits.ledger.selection import CALLS, Selection, Source
+from otel_limits.ledger.totals import add_prices
+
+if TYPE_CHECKING:
+    from otel_limits.core.pricing import Prices
+    from otel_limits.core.work import Work
+    from otel_limits.ledger.database import Database
+
+PORTION: Final = 2_000
+
+UNPRICED: Final = "none"
+"""Former source of a call that had no price."""
+
+NEEDED: Final = (
+    CALLS.id, CALLS.at_us, CALLS.invocation_id, CALLS.model, CALLS.provider,
+    CALLS.input_tokens, CALLS.output_tokens, CALLS.cache_read_tokens, CALLS.cache_write_tokens,
+    CALLS.cache_write_1h_tokens, CALLS.tier, CALLS.price_basis,
+    CALLS.price_pico, CALLS.price_source, CALLS.price_version, CALLS.former_price_source,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Change:
+    """What became of the calls of one model."""
+
+    calls: int = 0
+    was_unpriced: int = 0
+    former: Decimal = NO_COST
+    """USD that those with a price had cost."""
+    now: Decimal = NO_COST
+    """USD that all of them cost now."""
+
+
+@dataclass(slots=True)
+class Repriced:
+    """What came of pricing calls again."""
+
+    seen: int = 0
+    """Calls that were looked at."""
+    still_unpriced: int = 0
+    by_model: dict[str, Change] = field(default_factory=dict)
+    """What changed, by model."""
+
+    @property
+    def changed(self) -> int:
+        """Calls that have another price now."""
+        return sum(change.calls for change in self.by_model.values())
+
+
+def reprice(
+    database: Database,
+    prices: Prices,
+    selection: Selection,
+    work: Work,
+    *,
+    every: bool = False,
+    writes: bool = True,
+) -> Repriced:
+    """Price calls again; doing it twice changes nothing the second time.
+
+    A call is priced for its own time. One that has a price keeps it where nobody knows one now.
+
+    Args:
+        database: The ledger.
+        prices: What calls cost.
+        selection: Which calls.
+        work: Told how far it has got.
+        every: Also calls that have a price.
+        writes: False to find out only what would change.
+    """
+    done = Repriced()
+    # In portions, each a transaction of its own: a live process that records waits for one at most.
+    for portion in work.through(_portions(database, selection, every=every)):
+        changes = [change for row in portion if (change := _change(row, prices, done)) is not None]
+        if changes and writes:
+            _write(database, changes)
+    return done
+
+
+def _portions(database: Database, selection: Selection, *, every: bool) -> Iterator[Sequence[Any]]:
+    """Yield calls that have tokens, in the order of their ids."""
+    wanted = CALLS.input_tokens + CALLS.output_tokens > 0
+    if not every:
+        wanted &= CALLS.price_pico.is_(None)
+    last = -1
+    while True:
+        statement = Source(MODEL_CALL_TABLE).select(selection, *NEEDED)
+        following = statement.where(wanted, CALLS.id > last).order_by(CALLS.id).limit(PORTION)
+        with database.reading() as connection:
+            rows = connection.execute(following).all()
+        if not rows:
+            return
+        yield rows
+        last = rows[-1].id
+
+
+def _change(row: Any, prices: Prices, done: Repriced) -> Row | None:
+    """Return what has to be written of a call, with the names of `UPDATE`."""
+    done.seen += 1
+    quote = prices.quote(_sale(row), time_of(row.at_us))
+    pico = picodollars(quote.price)
+    if pico is None:
+        done.still_unpriced += row.price_pico is None
+        return None
+    if pico == row.price_pico:
+        return None
+    change = done.by_model.setdefault(row.model, Change())
+    change.calls += 1
+    change.was_unpriced += row.price_pico is None
+    change.former = EXACT.add(change.former, dollars(row.price_pico) or NO_COST)
+    change.now = EXACT.add(change.now, dollars(pico) or NO_COST)
+    return {
+        "of": row.id,
+        "invocation": row.invocation_id,
+        "new_pico": pico,
+        "new_source": quote.source,
+        "new_version": quote.version,
+        "old_pico": row.price_pico,
+        "old_source": row.price_source or UNPRICED,
+        "old_version": row.price_version,
+    }
+
+
+def _sale(row: Any) -> Sale:
+    usage = Usage(
+        input=row.input_tokens,
+        output=row.output_tokens,
+        cache_read=row.cache_read_tokens,
+        cache_write=row.cache_write_tokens,
+        cache_write_1h=row.cache_write_1h_tokens,
+    )
+    return sale_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
+
+
+# The first price is kept, not the one before: it is what the limits of that time went by.
+IS_FIRST: Final = CALLS.former_price_source.is_(None)
+UPDATE: Final = (
+    MODEL_CALL_TABLE.update()
+    .where(CALLS.id == sa.bindparam("of"))
+    .values(
+        price_pico=sa.bindparam("new_pico"),
+        price_source=sa.bindparam("new_source"),
+        price_version=sa.bindparam("new_version"),
+        former_price_pico=sa.case(
+            (IS_FIRST, sa.bindparam("old_pico", type_=sa.BigInteger())),
+            else_=CALLS.former_price_pico,
+        ),
+        former_price_source=sa.func.coalesce(
+            CALLS.former_price_source, sa.bindparam("old_source", type_=sa.Text())
+        ),
+        former_price_version=sa.case(
+            (IS_FIRST, sa.bindparam("old_version", type_=sa.Text())),
+            else_=CALLS.former_price_version,
+        ),
+    )
+)
+
+
+def _write(database: Database, changes: list[Row]) -> None:
+    """Write the prices of some calls, and the totals of their invocations, at once."""
+    invocations = sorted({change.pop("invocation") for change in changes})
+    with database.changing() as connection:
+        connection.execute(UPDATE, changes)
+        add_prices(connection, invocations)
+
+
+FORMER_PICO: Final[sa.ColumnElement[Any]] = sa.case(
+    (CALLS.former_price_source.is_(None), CALLS.price_pico), else_=CALLS.former_price_pico
+)
+"""The price with which a call was recorded."""

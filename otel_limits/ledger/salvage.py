@@ -1,0 +1,168 @@
+"""Reads what can be read of a damaged SQLite ledger, and writes it into a new one.
+
+A damaged page hides its rows, not those of other pages: each table is read by ranges of its row
+numbers, and a range that cannot be read is halved until only the unreadable rows are left out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.database import complete
+from otel_limits.ledger.schema import TABLES
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.database import Database
+    from otel_limits.ledger.rows import Row, Rows
+
+PORTION: Final = 2_000
+"""Rows that are tried at once."""
+
+MAX_ROW: Final = 2**40
+"""No ledger has more; where the last row cannot be found, the search begins here."""
+
+
+@dataclass(slots=True)
+class Salvaged:
+    """What came of it."""
+
+    rows: int = 0
+    ranges_lost: int = 0
+    """Rows, or ranges of them, that cannot be read."""
+    tables_lost: int = 0
+
+    def __str__(self) -> str:
+        """In words."""
+        lost = [f"{self.ranges_lost:,} rows could not be read" if self.ranges_lost else ""]
+        lost.append(f"{self.tables_lost:,} tables are gone" if self.tables_lost else "")
+        return "; ".join(filter(None, [f"{self.rows:,} rows were read", *lost])) + "."
+
+
+def salvage(damaged: Path, database: Database) -> Salvaged:
+    """Copy every readable row of a damaged file into a ledger.
+
+    Raises:
+        LedgerError: It is not an SQLite database at all.
+    """
+    done = Salvaged()
+    # The write-ahead log beside it, if there is one, is read as well; it is not written to.
+    connection = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    try:
+        for table in TABLES:
+            for rows in _readable(connection, table.name, done):
+                done.rows += sum(database.write(rows).values())
+    except sqlite3.DatabaseError as error:
+        raise LedgerError(f"{damaged} cannot be read: {error}.") from None
+    finally:
+        connection.close()
+    return done
+
+
+def _readable(connection: sqlite3.Connection, table: str, done: Salvaged) -> Iterator[Rows]:
+    """Read a table, portion by portion."""
+    try:
+        connection.execute(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608
+    except sqlite3.DatabaseError as error:
+        if "not a database" in str(error):
+            raise
+        done.tables_lost += 1
+        return
+    last = _last_row(connection, table)
+    first = 1
+    while first <= last:
+        yield from _range(connection, table, first, min(last, first + PORTION - 1), done)
+        first = _next_row(connection, table, first + PORTION)  # over what prune has left empty
+
+
+def _range(
+    connection: sqlite3.Connection, table: str, first: int, last: int, done: Salvaged
+) -> Iterator[Rows]:
+    """Read a range of rows, in halves where it cannot be read as one."""
+    query = f"SELECT * FROM {table} WHERE rowid BETWEEN ? AND ?"  # noqa: S608
+    try:
+        found = [_row(table, row) for row in connection.execute(query, (first, last))]
+    except sqlite3.DatabaseError:
+        if first == last:
+            done.ranges_lost += 1
+            return
+        middle = (first + last) // 2
+        yield from _range(connection, table, first, middle, done)
+        yield from _range(connection, table, middle + 1, last, done)
+        return
+    whole = [(table, row) for row in found if row is not None]
+    done.ranges_lost += len(found) - len(whole)
+    if whole:
+        yield whole
+
+
+def _row(table: str, found: sqlite3.Row) -> Row | None:
+    """A row as this version has it; `None` where what must be there is not."""
+    row: dict[str, Any] = complete(table, dict(found))
+    columns = next(each for each in TABLES if each.name == table).columns
+    for name, value in row.items():
+        column = columns[name]
+        if value is None and not column.nullable:
+            return None
+        is_text = isinstance(value, str)
+        if value is not None and is_text != (column.type.python_type is str):
+            return None
+    return row
+
+
+def _last_row(connection: sqlite3.Connection, table: str) -> int:
+    try:
+        found = connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0]  # noqa: S608
+    except sqlite3.DatabaseError:
+        known = list(_last_in_indexes(connection, table))
+        return max(known) if known else _search(connection, table)
+    return int(found or 0)
+
+
+def _last_in_indexes(connection: sqlite3.Connection, table: str) -> Iterator[int]:
+    """Each index knows the rows of its table too; partial ones not all of them."""
+    names = connection.execute(f"PRAGMA index_list({table})").fetchall()
+    for _, name, _, _, is_partial in names:
+        query = f"SELECT max(rowid) FROM {table} INDEXED BY {name}"  # noqa: S608
+        try:
+            if not is_partial:
+                yield int(connection.execute(query).fetchone()[0] or 0)
+        except sqlite3.DatabaseError:
+            continue
+
+
+def _search(connection: sqlite3.Connection, table: str) -> int:
+    """Find the last row whose place can be looked up, where the end of the table is unreadable."""
+    readable, beyond = 0, MAX_ROW
+    while beyond - readable > 1:
+        middle = (readable + beyond) // 2
+        if _has(connection, table, middle):
+            readable = middle
+        else:
+            beyond = middle
+    return readable + PORTION
+
+
+def _has(connection: sqlite3.Connection, table: str, row: int) -> bool:
+    """Tell whether there is something from here on; what cannot be read is something."""
+    query = f"SELECT 1 FROM {table} WHERE rowid >= ? LIMIT 1"  # noqa: S608
+    try:
+        return connection.execute(query, (row,)).fetchone() is not None
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _next_row(connection: sqlite3.Connection, table: str, row: int) -> int:
+    """The first row from here on; the same where it cannot be read."""
+    query = f"SELECT rowid FROM {table} WHERE rowid >= ? ORDER BY rowid LIMIT 1"  # noqa: S608
+    try:
+        found = connection.execute(query, (row,)).fetchone()
+    except sqlite3.DatabaseError:
+        return row
+    return MAX_ROW if found is None else int(found[0])

@@ -1,0 +1,56 @@
+"""Totals of invocations, made of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.ledger.rows import tokens
+from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
+
+RUNS: Final = INVOCATION_TABLE.c
+CALLS: Final = MODEL_CALL_TABLE.c
+
+IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)
+
+SUMMED: Final[dict[str, Any]] = {
+    "model_calls": 1,
+    **{column: CALLS[column] for column in (*tokens(None), "price_pico")},
+    "unpriced_calls": sa.case((IS_UNPRICED, 1), else_=0),
+}
+"""Columns of an invocation, and what is added up for each."""
+
+
+def recount(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Bring totals up to date with calls that ended after their invocation."""
+    if ids:
+        ended = RUNS.id.in_(ids) & RUNS.ended_us.is_not(None)
+        connection.execute(INVOCATION_TABLE.update().where(ended).values(_sums(SUMMED)))
+
+
+def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Bring what invocations cost up to date with their calls."""
+    values = _sums({column: SUMMED[column] for column in ("price_pico", "unpriced_calls")})
+    ended = RUNS.id.in_(ids) & RUNS.ended_us.is_not(None)
+    connection.execute(INVOCATION_TABLE.update().where(ended).values(values))
+
+
+def sum_up(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Write everything that calls tell of imported invocations: files may come one by one."""
+    answered = sa.case((CALLS.state != "failed", 1), else_=0)
+    values = _sums({"turns": answered, "cycles": answered, **SUMMED})
+    tools = TOOL_CALL_TABLE.c
+    values["tool_calls"] = (
+        sa.select(sa.func.count()).where(tools.invocation_id == RUNS.id).scalar_subquery()
+    )
+    connection.execute(INVOCATION_TABLE.update().where(RUNS.id.in_(ids)).values(values))
+
+
+def _sums(summed: dict[str, Any]) -> dict[str, Any]:
+    of_run = CALLS.invocation_id == RUNS.id
+    return {
+        column: sa.select(sa.func.coalesce(sa.func.sum(each), 0)).where(of_run).scalar_subquery()
+        for column, each in summed.items()
+    }

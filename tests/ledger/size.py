@@ -1,0 +1,120 @@
+"""How large a ledger of many calls is, and what asking it takes.
+
+`python -m tests.ledger.size 1000000` writes one model call with one tool call each, ten of them
+in an invocation, through the product, then runs `VACUUM`. It prints bytes per call, and CPU
+seconds and memory of each question in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from otel_limits.core.facts import Invocation, ModelCall, Started, Stop, ToolCall
+from otel_limits.core.limits import Limits
+from otel_limits.core.usage import Usage
+from otel_limits.ledger import rows
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.database import Database
+from tests.ledger.book import NINE
+
+CALLS: Final = 10
+USAGE: Final = Usage(input=1_000, output=200, cache_read=600)
+QUESTIONS: Final = (["spend"], ["stops"], ["verify"], ["backtest", "--max-turns", "8"])
+
+
+def one(number: int) -> rows.Rows:
+    """Rows of an invocation."""
+    at = NINE + number
+    identity = uuid.uuid4().hex
+    invocation = Invocation(
+        agent=f"agent-{number % 5}",
+        id=identity,
+        root_id=identity,
+        trace_id=uuid.uuid4().hex,
+        span_id=identity[:16],
+    )
+    started = Started(
+        invocation=invocation, limits=Limits(max_turns=20), action="halted", unsampled=False, at=at
+    )
+    told = rows.started_rows(started)
+    price = rows.dollars(6_000_000_000)
+    for place in range(1, CALLS + 1):
+        call = ModelCall(
+            invocation=invocation, number=place, model=f"us.anthropic.claude-{place % 3}",
+            kind="measured", usage=USAGE, estimated=False, span_id=uuid.uuid4().hex[:16],
+            seconds=1.5, price=price, price_source="genai-prices", price_version="0.0.30",
+            provider="bedrock", reported=USAGE, reported_total=1_200, turn=place, iteration=place,
+            at=at + place,
+        )  # fmt: skip
+        tool = ToolCall(
+            invocation=invocation, number=place, tool="search", status="success", seconds=0.5,
+            fingerprint=uuid.uuid4().hex[:16], at=at + place,
+        )  # fmt: skip
+        told += [
+            (rows.MODEL_CALLS, rows.model_call_row(call)),
+            (rows.TOOL_CALLS, rows.tool_call_row(tool)),
+        ]
+    whole = Usage(input=CALLS * 1_000, output=CALLS * 200, cache_read=CALLS * 600)
+    stop = Stop(
+        reason="end_turn", action="none", breach=None, turns=CALLS, usage=whole,
+        invocation_id=identity, model_calls=CALLS, tool_calls=CALLS, started=at, seconds=20.0,
+        cost=price * CALLS if price else rows.dollars(0),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return [*told, (rows.INVOCATIONS, rows.invocation_row(started, stop))]
+
+
+def write(path: Path, calls: int) -> None:
+    """Write a ledger."""
+
+    def all_rows() -> Iterator[tuple[str, rows.Row]]:
+        for number in range(calls // CALLS):
+            yield from one(number)
+
+    with closing(Database(parse("test", str(path), path.parent))) as database:
+        for portion in rows.portions(all_rows(), 20_000):
+            database.write(portion)
+
+
+def bytes_by_table(path: Path) -> dict[str, float]:
+    """Bytes of each table, with its indexes, where this SQLite can tell."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM")
+        sizes = (
+            "SELECT tbl_name, sum(pgsize) FROM dbstat JOIN sqlite_master USING (name) GROUP BY 1"
+        )
+        return dict(connection.execute(sizes).fetchall())
+
+
+def main() -> None:
+    """Write, measure and ask."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("calls", type=int)
+    calls = parser.parse_args().calls
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.db"
+        write(path, calls)
+        found = bytes_by_table(path)
+        pair = sum(found.get(f"otel_limits_{name}", 0) for name in ("model_calls", "tool_calls"))
+        sys.stdout.write(f"a model call with one tool call: {pair / calls:.0f} bytes\n")
+        for question in QUESTIONS:
+            ask = ["-m", "otel_limits.cli", "audit", *question, "--ledger", str(path)]
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *ask], check=True, stdout=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            megabytes = after.ru_maxrss / 1024
+            sys.stdout.write(f"{question[0]}: {cpu:.2f} s of CPU, {megabytes:.0f} MB at most\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Model calls are known by the attributes of every convention, in files and under a live agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from strands import Agent, tool
+
+from otel_limits import enable
+from otel_limits.cli.parser import main
+from otel_limits.core.facts import Fact, Stop
+from otel_limits.testing import ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from tests.ledger.conftest import LedgerFile
+
+EMITTED = Path(__file__).parent.parent / "emitters"
+
+
+@pytest.mark.parametrize("library", ["openinference", "openllmetry"])
+def test_spans_of_the_libraries_themselves_are_imported(
+    library: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One call of each vendor, cached tokens within the input; again nothing is counted twice."""
+    files = [str(EMITTED / f"{library}-{vendor}.jsonl") for vendor in ("openai", "anthropic")]
+    assert main(["ledger", "import", *files]) == 0
+    found = [
+        (call["input_tokens"], call["output_tokens"], call["cache_read_tokens"], call["state"])
+        for call in ledger.calls()
+    ]
+    assert found == [(1_200, 30, 1_000, "measured")] * 2
+    assert all(call["model"].startswith(("gpt-4o", "claude-sonnet-4-5")) for call in ledger.calls())
+    assert main(["ledger", "import", *files]) == 0
+    assert "2 model calls were in the ledger already" in capsys.readouterr().out
+    assert len(ledger.calls()) == 2
+
+
+def spans(*marked: dict[str, Any]) -> str:
+    """A line of spans with these attributes, each within the one before."""
+    listed = [
+        {
+            "traceId": "1" * 32,
+            "spanId": f"{number + 1:016x}",
+            "parentSpanId": f"{number:016x}" if number else "",
+            "name": "x",
+            "startTimeUnixNano": "1700000000000000000",
+            "endTimeUnixNano": "1700000001000000000",
+            "attributes": [
+                {
+                    "key": key,
+                    "value": {"intValue" if isinstance(each, int) else "stringValue": each},
+                }
+                for key, each in attributes.items()
+            ],
+        }
+        for number, attributes in enumerate(marked)
+    ]
+    scope = {"scope": {"name": "any"}, "spans": listed}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]}) + "\n"
+
+
+USED = {"gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("marked", "calls"),
+    [
+        ([{"gen_ai.operation.name": "chat", **USED}], 1),
+        ([{"gen_ai.operation.name": "invoke_agent", **USED}], 0),
+        ([{"gen_ai.operation.name": "embeddings", **USED}], 0),
+        ([{"openinference.span.kind": "CHAIN", **USED}], 0),
+        ([{"traceloop.span.kind": "workflow", **USED}], 0),
+        ([{"llm.request.type": "chat", **USED}], 1),
+        ([{"gen_ai.request.model": "m", **USED}], 1),
+        ([{"openinference.span.kind": "AGENT", **USED}, {"llm.request.type": "chat", **USED}], 1),
+        ([{"gen_ai.operation.name": "chat", **USED}, {"llm.request.type": "chat", **USED}], 1),
+    ],
+)
+def test_only_model_calls_are_counted(
+    marked: list[dict[str, Any]], calls: int, ledger: LedgerFile, tmp_path: Path
+) -> None:
+    """By what the span says it is; sums of agents and chains are never added. None is status 1."""
+    file = tmp_path / "spans.jsonl"
+    file.write_text(spans(*marked))
+    assert main(["ledger", "import", str(file)]) == (0 if calls else 1)
+    assert len(ledger.calls()) == calls
+
+
+def test_a_file_without_a_model_call_says_so(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a sentence, as whoever exported it meant something else."""
+    assert not ledger.path.exists()
+    file = tmp_path / "spans.jsonl"
+    file.write_text(spans({"http.request.method": "GET"}))
+    assert main(["ledger", "import", str(file)]) == 1
+    assert capsys.readouterr().err.startswith("There is no model call among the 1 spans.")
+
+
+KINDS = {
+    "openinference": {
+        "openinference.span.kind": "LLM",
+        "llm.model_name": "m",
+        "llm.token_count.prompt": 900,
+        "llm.token_count.completion": 100,
+    },
+    "openllmetry": {
+        "llm.request.type": "chat",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 900,
+        "gen_ai.usage.output_tokens": 100,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("nesting", "calls"),
+    [
+        (["openinference"], 1),
+        (["openllmetry"], 1),
+        (["openinference", "openllmetry"], 1),
+        (["openllmetry", "openinference"], 1),
+    ],
+)
+def test_a_client_that_a_tool_asks_is_booked_once(nesting: list[str], calls: int) -> None:
+    """With its tokens, by any instrumentation, whichever of two is within the other."""
+    assert booked(nesting, None) == calls
+
+
+@pytest.mark.parametrize(("response", "calls"), [("r1", 1), (None, 2)])
+def test_two_spans_of_one_response_are_one_call(response: str | None, calls: int) -> None:
+    """Side by side they are told by the id of the response alone."""
+    assert booked([], response) == calls
+
+
+def booked(nesting: list[str], response: str | None) -> int:
+    """How many calls beside its own two an agent has whose tool makes such spans."""
+    told: list[Fact] = []
+    enable(observers=[told.append])
+    foreign = trace.get_tracer("foreign")
+
+    def show(names: list[str], **more: str) -> None:
+        if names:
+            attributes: dict[str, Any] = {**KINDS[names[0]], **more}
+            with foreign.start_as_current_span("ChatCompletion", attributes=attributes):
+                show(names[1:], **more)
+
+    @tool
+    def ask() -> str:
+        """Ask a model."""
+        show(nesting)
+        if not nesting:
+            more = {} if response is None else {"gen_ai.response.id": response}
+            show(["openinference"], **more)
+            show(["openllmetry"], **more)
+        return "x"
+
+    agent = Agent(model=ScriptedModel([uses("ask"), says("x")]), tools=[ask], callback_handler=None)
+    agent("go")
+    (stop,) = [fact for fact in told if isinstance(fact, Stop)]
+    assert stop.usage.total >= (stop.model_calls - 2) * 1_000
+    return stop.model_calls - 2
+
+
+def test_a_share_of_cached_tokens_is_never_above_all(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Strands 1.30 passed on what Bedrock said: tokens from a cache beside the input."""
+    file = tmp_path / "spans.jsonl"
+    used = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 50,
+        "gen_ai.usage.output_tokens": 10,
+        "gen_ai.usage.total_tokens": 12_060,
+        "gen_ai.usage.cache_read_input_tokens": 12_000,
+    }
+    file.write_text(spans(used))
+    assert main(["ledger", "import", str(file)]) == 0
+    (call,) = ledger.calls()
+    assert (call["input_tokens"], call["cache_read_tokens"]) == (12_050, 12_000)
+    capsys.readouterr()
+    assert main(["audit", "spend", "--ledger", str(ledger.path), "--format", "json"]) == 0
+    total = json.loads(capsys.readouterr().out)["totals"]["spend"]
+    assert total["cached_share"] == pytest.approx(12_000 / 12_050)

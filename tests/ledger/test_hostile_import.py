@@ -1,0 +1,81 @@
+"""Files of spans that somebody prepared, or a disk damaged: what is good in them is imported."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_limits.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.ledger.conftest import LedgerFile
+
+
+def line(number: int, **changes: object) -> str:
+    """A model call as the collector writes it."""
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+    counts = {"gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 5}
+    span = {
+        "traceId": f"{number:032x}",
+        "spanId": f"{number:016x}",
+        "name": "chat",
+        "startTimeUnixNano": "1760000000000000000",
+        "endTimeUnixNano": "1760000001000000000",
+        "attributes": [
+            *({"key": k, "value": {"stringValue": v}} for k, v in attributes.items()),
+            *({"key": k, "value": {"intValue": v}} for k, v in counts.items()),
+        ],
+    }
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | changes]}]}]})
+
+
+HOSTILE = {
+    "deep": '{"resourceSpans":' + "[" * 100_000,
+    "infinity": line(1000).replace('"1760000001000000000"', "Infinity"),
+    "huge": line(1000).replace('"1760000001000000000"', "1" + "0" * 30),
+    "negative": line(1000, endTimeUnixNano="-99999999999999999999"),
+    "text": line(1000, startTimeUnixNano="yesterday"),
+    "nul": "\x00",
+    "long number": line(1000, endTimeUnixNano="9" * 5000),
+    "not a list": '{"resourceSpans": 7}',
+    "not UTF-8": "\udcff",
+}
+
+
+@pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_bad_line_costs_no_good_one(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str
+) -> None:
+    """It is counted and shown with file and line; fifty lines beside it are imported."""
+    path = tmp_path / "spans.jsonl"
+    lines = [line(number) for number in range(1, 51)]
+    lines.insert(25, bad)
+    path.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+    assert main(["ledger", "import", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "Imported 50 model calls" in told
+    assert f"{path}, line 26: " in told
+    assert len(ledger.calls()) == 50
+
+
+def test_a_damaged_archive_gives_what_is_before_the_damage(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flipped bytes end the reading of a file, and of no other; where it ended is said."""
+    path, whole = tmp_path / "spans.jsonl.gz", tmp_path / "whole.jsonl"
+    packed = bytearray(
+        gzip.compress("\n".join(line(n) for n in range(1, 3001)).encode(), compresslevel=1)
+    )
+    for place in range(len(packed) * 3 // 4, len(packed) * 3 // 4 + 8):
+        packed[place] ^= 0xFF
+    path.write_bytes(packed)
+    whole.write_text(line(5000), encoding="utf-8")
+    assert main(["ledger", "import", str(path), str(whole)]) == 0
+    assert f"{path}, " in capsys.readouterr().out
+    assert 500 < len(ledger.calls()) < 3002
+    assert main(["audit", "verify"]) == 0

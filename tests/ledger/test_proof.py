@@ -1,0 +1,405 @@
+"""Does a ledger say rightly whether it is complete, and does asking it write nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+import stat
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.cli import main
+from otel_limits.core.facts import Stop
+from otel_limits.ledger.spill import SpillFiles
+from otel_limits.observers.ledger import LedgerObserver
+from tests.ledger.book import Book, Call, Entry, write
+from tests.ledger.conftest import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.ledger.conftest import LedgerFile
+
+NOW = time.time() - 60
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Temporary files of this test alone."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(path))
+    return path
+
+
+def entry(agent: str = "worker") -> Entry:
+    """An invocation of a minute ago, with two calls of 120 tokens."""
+    return Entry(agent=agent, calls=[Call(price="0.01"), Call(price="0.01")], at=NOW)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *question: str) -> tuple[int, Any]:
+    """Ask, and read status and answer."""
+    capsys.readouterr()
+    status = main(["audit", *question, "--format", "json"])
+    said = capsys.readouterr()
+    return status, json.loads(said.out) if said.out else said.err
+
+
+def states(answer: Any) -> dict[str, tuple[int, str]]:
+    """What was found, and what it means."""
+    return {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
+
+
+def change(ledger: LedgerFile, statement: str) -> None:
+    """Change a ledger behind its back."""
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def spill(ledger: LedgerFile, *told: Entry, first: int = 50) -> SpillFiles:
+    """Have entries wait in a spill file, as if the database had not been there."""
+
+    class Down:
+        """Refuses everything."""
+
+        address = ledger.address
+
+        def write(self, _: object) -> None:
+            """Refuse."""
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            """Do nothing."""
+
+    book = Book(ledger.address, first)
+    book._observer.writer._database = Down()  # type: ignore[assignment]
+    for each in told:
+        book.write(each)
+    book.close()
+    return SpillFiles(ledger.address)
+
+
+TWICE = """
+    INSERT INTO otel_limits_model_calls (at_us, invocation_id, agent, model, provider, input_tokens,
+        output_tokens, cache_read_tokens, cache_write_tokens, state, estimated, source)
+    SELECT 7, invocation_id, agent, model, provider, 0, 0, 0, 0, 'zero', 0, 'live'
+    FROM otel_limits_model_calls LIMIT 1
+"""
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+def test_a_whole_ledger_is_said_to_be_complete(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 0, every check in order, and the line under every other answer says so."""
+    write(ledger.address, entry(), entry())
+    status, answer = ask(capsys, "verify")
+    assert status == 0
+    assert {state for _, state in states(answer).values()} == {"ok"}
+    for question in (("spend",), ("stops",), ("show", "00000001"), ("grants",)):
+        _, other = ask(capsys, *question)
+        assert other["complete"].startswith(
+            "Complete: the 4 calls of the ledger add up to the totals of its 2 invocations"
+        )
+
+
+@pytest.mark.parametrize(
+    ("statement", "trouble", "how"),
+    [
+        ("DELETE FROM otel_limits_model_calls WHERE id = 2", "totals differ", "240 tokens"),
+        ("DELETE FROM otel_limits_model_calls WHERE id = 1", "gap in the numbers", "there are 2"),
+        ("DELETE FROM otel_limits_model_calls", "totals differ", "0 of 2 calls"),
+        (
+            "UPDATE otel_limits_model_calls SET output_tokens = 7",
+            "totals differ",
+            "214",
+        ),
+        ("DELETE FROM otel_limits_invocations", "totals differ", "no invocation"),
+        (
+            TWICE,
+            "counted twice",
+            "rows 3",
+        ),
+    ],
+)
+def test_a_row_that_is_missing_changed_or_double_is_found(
+    ledger: LedgerFile,
+    capsys: pytest.CaptureFixture[str],
+    statement: str,
+    trouble: str,
+    how: str,
+) -> None:
+    """Status 1, and the rows are named; so is it under every other answer."""
+    write(ledger.address, entry())
+    change(ledger, statement)
+    status, answer = ask(capsys, "verify")
+    assert status == 1
+    assert any(each["trouble"] == trouble and how in each["rows"] for each in answer["rows"])
+    if trouble == "totals differ":
+        assert ask(capsys, "spend")[1]["complete"].startswith("NOT complete")
+
+
+def test_what_is_open_fails_only_when_it_is_old(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed run is said; its calls are in every question, and fail a verification later."""
+    book = Book(ledger.address)
+    told: list[Any] = []
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(entry())
+    observer = LedgerObserver(ledger.address)
+    for fact in told:
+        if not isinstance(fact, Stop):
+            observer(fact)
+    observer.close()
+    status, answer = ask(capsys, "verify")
+    assert (status, states(answer)["Invocations without an end"]) == (0, (1, "waiting"))
+    assert ask(capsys, "verify", "--stale", "10s")[0] == 1
+    spent = ask(capsys, "spend")[1]["totals"]["spend"]["tokens"]
+    assert spent == ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 240
+
+
+def test_a_call_after_the_end_counts_in_every_question(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The totals of its invocation are brought up to date with it."""
+    told: list[Any] = []
+    book = Book(ledger.address)
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(entry())
+    observer = LedgerObserver(ledger.address)
+    late = replace(told[1], number=3, at=NOW + 9)
+    for fact in (*told, late):
+        observer(fact)
+    observer.close()
+    assert ask(capsys, "verify")[0] == 0
+    assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
+
+
+# --- rows that wait -------------------------------------------------------------------------------
+
+
+def test_waiting_rows_are_in_the_answer_and_stay_where_they_are(
+    faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asking writes nothing: neither the file nor its directory changes, and all is counted."""
+    write(ledger.address, entry())
+    spilled = spill(ledger, entry(agent="waits"), entry(agent="waits"))
+    before = {path: path.read_bytes() for path in ledger.path.parent.iterdir() if path.is_file()}
+    status, answer = ask(capsys, "verify")
+    assert status == 0
+    assert states(answer)["Rows that wait in spill files"] == (6, "waiting")
+    _, spend = ask(capsys, "spend", "--by", "agent")
+    assert spend["totals"]["spend"]["tokens"] == 720
+    assert "6 rows wait in 1 spill files and are counted" in spend["complete"]
+    _, stops = ask(capsys, "stops")
+    assert stops["totals"]["stops"]["invocations"] == 3
+    after = {path: path.read_bytes() for path in ledger.path.parent.iterdir() if path.is_file()}
+    assert after == before
+    assert len(spilled.files()) == 1
+    assert ask(capsys, "verify", "--stale", "10s")[0] == 1
+
+
+def test_a_row_that_waits_and_is_there_counts_once(
+    faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was written to both, because nobody knew whether the database took it, is one row."""
+    write(ledger.address, entry(), first=50)
+    spill(ledger, entry(), first=50)
+    _, answer = ask(capsys, "spend")
+    assert answer["totals"]["spend"]["tokens"] == 240
+    assert "wait" not in answer["complete"]
+
+
+def test_an_orphan_is_listed_and_adopted(
+    faulty: None,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A ledger that was moved leaves its spill file behind: a person says where its rows belong."""
+    spill(ledger, entry())
+    (path,) = ledger.spills()
+    ledger.path = ledger.path.with_name("moved.db")
+    write(ledger.address, entry())
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger.path))
+    status, answer = ask(capsys, "verify")
+    assert (status, states(answer)["Spill files whose ledger is not there"]) == (0, (1, "waiting"))
+    assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
+    assert main(["ledger", "adopt", str(path), "--into", str(ledger.path)]) == 0
+    assert not path.exists()
+    assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 480
+    assert states(ask(capsys, "verify")[1])["Spill files whose ledger is not there"] == (0, "ok")
+
+
+def test_what_is_not_a_spill_file_is_not_adopted(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence, and the file is left as it is."""
+    write(ledger.address, entry())
+    path = tmp_path / "notes.txt"
+    path.write_text("mine", encoding="utf-8")
+    assert main(["ledger", "adopt", str(path), "--into", str(ledger.path)]) == 2
+    assert "is not a spill file" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == "mine"
+
+
+# --- asking never writes --------------------------------------------------------------------------
+
+
+def test_a_foreign_database_is_refused_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No table is made in it, and it is not switched to another journal."""
+    path = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.commit()
+    before = path.read_bytes()
+    for command in (
+        ["audit", "spend"],
+        ["audit", "verify"],
+        ["ledger", "prune", "--older-than", "1d"],
+    ):
+        assert main([*command, "--ledger", str(path)]) == 2
+        assert "no ledger in it" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert list(tmp_path.glob("theirs.db-*")) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all"])
+def test_a_file_that_is_no_database_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    """A sentence, and what to do if it was one."""
+    path = tmp_path / "x.db"
+    path.write_bytes(content)
+    assert main(["audit", "spend", "--ledger", str(path)]) == 2
+    assert "is not a ledger" in capsys.readouterr().err
+    assert path.read_bytes() == content
+
+
+def test_an_old_ledger_is_not_upgraded_by_a_question(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the command that does it, which works."""
+    write(ledger.address, entry())
+    from tests.ledger.test_upgrade import VERSION_1
+
+    ledger.path = ledger.path.with_name("old.db")
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        connection.executescript(VERSION_1.read_text(encoding="utf-8"))
+    before = ledger.path.read_bytes()
+    assert main(["audit", "spend", "--ledger", str(ledger.path)]) == 2
+    assert f"otel-limits ledger upgrade --ledger {ledger.path}" in capsys.readouterr().err
+    assert ledger.path.read_bytes() == before
+    assert main(["ledger", "upgrade", "--ledger", str(ledger.path)]) == 0
+    assert main(["audit", "spend", "--ledger", str(ledger.path)]) == 0
+
+
+def test_a_question_works_while_somebody_records(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is in the write-ahead log alone is in the answer."""
+    book = Book(ledger.address)
+    book.write(entry())
+    eventually(lambda: ask(capsys, "verify")[0] == 0)
+    assert ledger.path.with_name("ledger.db-wal").stat().st_size > 0
+    assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
+    book.close()
+
+
+def test_files_are_for_their_owner(faulty: None, ledger: LedgerFile, tmp_path: Path) -> None:
+    """0600 in directories of 0700 that are made for them, whatever the umask permits."""
+    ledger.path = tmp_path / "new" / "deep" / "ledger.db"
+    write(ledger.address, entry())
+    spill(ledger, entry())
+    made = [ledger.path, *ledger.spills(), ledger.path.parent, ledger.path.parent.parent]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in made]
+    assert modes == [0o600, 0o600, 0o700, 0o700]
+
+
+def test_a_path_can_hold_anything(ledger: LedgerFile, tmp_path: Path) -> None:
+    """A percent sign is part of a name, and no code of another character."""
+    path = tmp_path / "a%2Fb #1.db"
+    ledger.path = path
+    write(ledger.address, entry())
+    assert path.exists()
+    assert main(["audit", "verify", "--ledger", str(path)]) == 0
+    assert main(["audit", "spend", "--ledger", f"sqlite:///{path}"]) == 0
+
+
+# --- exact sums, and what spreadsheets do ---------------------------------------------------------
+
+
+def test_sums_beyond_64_bits_are_exact(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of an earlier version can hold absurd figures: the ledger answers, to the last digit."""
+    write(ledger.address, entry(), entry())
+    most = "input_tokens = 9223372036854775807, price_pico = 4611686018427387904"
+    change(ledger, f"UPDATE otel_limits_model_calls SET {most}")  # noqa: S608
+    _, answer = ask(capsys, "spend")
+    assert answer["totals"]["spend"]["input_tokens"] == 4 * (2**63 - 1)
+    assert answer["totals"]["spend"]["cost_usd"] == "18446744.073709551616"
+    assert ask(capsys, "stops")[0] == 0
+    assert ask(capsys, "verify")[0] == 1
+
+
+def test_a_spreadsheet_finds_no_formula(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Names that begin like one are quoted, in answers and in exports; numbers are not."""
+    write(ledger.address, *(entry(agent=f"{sign}cmd()") for sign in "=+-@"))
+    capsys.readouterr()
+    main(["audit", "spend", "--by", "agent", "--format", "csv"])
+    told = capsys.readouterr()
+    assert sorted(row["agent"][:2] for row in csv.DictReader(io.StringIO(told.out))) == [
+        "'+", "'-", "'=", "'@",
+    ]  # fmt: skip
+    assert told.err.startswith("Complete: ")
+    out = tmp_path / "calls.csv"
+    main(["ledger", "export", "--format", "csv", "--output", str(out)])
+    exported = csv.DictReader(io.StringIO(out.read_text(encoding="utf-8")))
+    assert {row["agent"][0] for row in exported} == {"'"}
+
+
+# --- salvage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [0.3, 0.6, 0.9])
+def test_a_damaged_page_costs_its_own_rows_only(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: float
+) -> None:
+    """What can be read is in the new ledger, and what is missing there is said."""
+    write(ledger.address, *(entry(agent=f"agent {n}") for n in range(200)))
+    data = bytearray(ledger.path.read_bytes())
+    start = int(len(data) * where) // 4096 * 4096
+    data[start : start + 4096] = b"\xff" * 4096
+    ledger.path.write_bytes(data)
+    new = tmp_path / "new.db"
+    main(["ledger", "salvage", str(ledger.path), "--output", str(new)])
+    assert "rows were read" in capsys.readouterr().out
+    with closing(sqlite3.connect(new)) as connection:
+        (calls,) = connection.execute("SELECT count(*) FROM otel_limits_model_calls").fetchone()
+        (runs,) = connection.execute("SELECT count(*) FROM otel_limits_invocations").fetchone()
+    assert 350 <= calls <= 400
+    assert 150 <= runs <= 200
+    assert main(["audit", "spend", "--ledger", str(new)]) == 0
+
+
+def test_salvage_overwrites_nothing(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is there already is refused."""
+    write(ledger.address, entry())
+    before = ledger.path.read_bytes()
+    assert main(["ledger", "salvage", str(ledger.path), "--output", str(ledger.path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert ledger.path.read_bytes() == before

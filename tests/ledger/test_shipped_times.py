@@ -1,0 +1,69 @@
+"""The times and bounds of the ledger as they are shipped, which other tests shorten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_limits import disable, enable
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.pending import MAX_KEPT
+from otel_limits.ledger.spill import SpillFiles
+from otel_limits.ledger.writer import Writer
+from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.testing import ScriptedModel, says
+from tests.ledger.conftest import eventually
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.conftest import MakeAgent
+    from tests.ledger.conftest import LedgerFile
+
+
+def test_a_write_waits_five_seconds_for_a_lock(ledger: LedgerFile) -> None:
+    """SQLite itself says how long a connection of ours waits."""
+    database = Database(ledger.address)
+    with database.changing() as connection:
+        waits = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    database.close()
+    assert waits == 5_000
+
+
+def test_a_database_that_is_back_has_every_row_soon(
+    faulty: None, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """It is tried again after a second, and has what went to the spill file meanwhile."""
+    agent = make_agent(ScriptedModel([says("x"), says("y")]))
+    enable()
+    agent("go")
+    eventually(lambda: len(ledger.calls()) == 1)
+    aside = ledger.path.with_name("aside.db")
+    ledger.path.rename(aside)
+    ledger.path.mkdir()
+    agent("go")
+    eventually(lambda: ledger.spills() != [])
+    ledger.path.rmdir()
+    aside.rename(ledger.path)
+    eventually(lambda: len(ledger.calls()) == 2)
+    eventually(lambda: ledger.spills() == [])
+    disable()
+
+
+def test_a_hundred_thousand_rows_wait_and_no_more(
+    faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the database nor a spill file takes any, the oldest of them are lost."""
+
+    def refuse(_spill: object, *_: object) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SpillFiles, "_create", refuse)
+    monkeypatch.setattr(Writer, "_start", lambda _writer: None)
+    observer = LedgerObserver(ledger.address)
+    observer.writer.put(
+        [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(MAX_KEPT + 15)]
+    )
+    waiting = observer.writer._pending.waiting
+    assert (observer.writer.lost, len(waiting)) == (15, 100_000)
+    assert waiting[0][1] == {"invocation_id": "15"}
+    observer.close()

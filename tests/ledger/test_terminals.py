@@ -1,0 +1,162 @@
+"""Answers in real pseudo-terminals of every width: nothing is cut without a mark."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from decimal import Decimal
+from functools import cache
+
+import pytest
+from rich.cells import cell_len
+
+from otel_limits.audit.answers import Column, Table
+from otel_limits.cli.show.layout import fit, shortened
+from otel_limits.core.limits import Breach
+from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.ledger.conftest import LedgerFile
+
+WIDTHS = (60, 80, 100, 120, 200)
+every_width = pytest.mark.parametrize("width", WIDTHS)
+
+AGENT = "research-assistant-for-quarterly-filings-emea"
+MODEL = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
+
+
+@cache
+def on_terminal(ledger: LedgerFile, width: int, *arguments: str) -> list[str]:
+    """Ask in a terminal of this size; return its lines without colours."""
+    main_end, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "otel_limits.cli", "audit", *arguments]
+    command += ["--ledger", str(ledger.path)]
+    with subprocess.Popen(
+        command, env=environment | {"TERM": "xterm"}, stdin=terminal, stdout=terminal
+    ) as process:
+        os.close(terminal)
+        chunks = []
+        try:
+            while chunk := os.read(main_end, 65_536):
+                chunks.append(chunk)
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(main_end)
+    assert process.returncode == 0
+    shown = b"".join(chunks).decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "").splitlines()
+
+
+@pytest.fixture(scope="module")
+def wide_ledger(tmp_path_factory: pytest.TempPathFactory) -> LedgerFile:
+    """Long names and large numbers: $21,789.63 of 123,456,789 tokens."""
+    calls = [Call(input=123_000_000, output=456_789, price="21789.63", model=MODEL)]
+    breach = Breach("max_turns", 1, 1, "max_turns", "turns")
+    entries = [
+        Entry(agent=AGENT, calls=calls, reason="max_turns", action="halted", breach=breach),
+        Entry(agent="摘要を作る長い名前のエージェント・四半期", at=NINE + DAY),
+    ]
+    ledger = LedgerFile(tmp_path_factory.mktemp("wide") / "ledger.db")
+    write(ledger.address, *entries)
+    return ledger
+
+
+ASKED = {
+    "spend": ["spend", "--by", "agent,model,day"],
+    "stops": ["stops"],
+    "show": ["show", "00000001"],
+    "verify": ["verify"],
+}
+
+
+@every_width
+@pytest.mark.parametrize("question", ASKED)
+def test_no_line_is_wider_than_the_terminal(
+    question: str, width: int, wide_ledger: LedgerFile
+) -> None:
+    """A line that the terminal has to wrap is not a table any more."""
+    lines = on_terminal(wide_ledger, width, *ASKED[question])
+    assert [line for line in lines if cell_len(line) > width] == []
+
+
+@every_width
+def test_numbers_and_keys_are_there_at_every_width(width: int, wide_ledger: LedgerFile) -> None:
+    """Cost and tokens are whole; agent, model and day are named; what is cut has a mark."""
+    lines = on_terminal(wide_ledger, width, *ASKED["spend"])
+    row = next(line for line in lines if "$21,789.63" in line)
+    assert "123,456,789" in row
+    assert "2025-10-09" in row
+    agent, model = row.split()[:2]
+    for name, whole in ((agent, AGENT), (model, MODEL)):
+        before, _, behind = name.partition("…")
+        assert len(name) >= 12 or name == whole
+        assert whole.startswith(before)
+        assert whole.endswith(behind)
+        assert "…" in name or name == whole
+    assert "calls" in " ".join(lines).lower()
+
+
+def test_a_terminal_of_80_names_what_has_no_room(wide_ledger: LedgerFile) -> None:
+    """The widest columns that are no keys, and how to see them."""
+    (said,) = [
+        line
+        for line in on_terminal(wide_ledger, 80, *ASKED["spend"])
+        if line.startswith("No room for")
+    ]
+    assert "Input" in said
+    assert "--wide shows them." in said
+    whole = on_terminal(wide_ledger, 80, *ASKED["spend"], "--wide")
+    assert not any("No room" in line for line in whole)
+    assert AGENT in " ".join(whole)
+
+
+@every_width
+def test_reasons_and_agents_of_stops_stay(width: int, wide_ledger: LedgerFile) -> None:
+    """Reason, agent and action are what a row of `stops` is known by."""
+    lines = on_terminal(wide_ledger, width, "stops")
+    row = next(line for line in lines if line.startswith("max_turns"))
+    assert "halted" in row
+    assert "$21,789.63" in "".join(lines)
+
+
+def test_a_file_has_everything(wide_ledger: LedgerFile) -> None:
+    """Where there is no terminal, nothing is left out, whatever COLUMNS says."""
+    command = [sys.executable, "-m", "otel_limits.cli", "audit", *ASKED["spend"]]
+    command += ["--ledger", str(wide_ledger.path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "40"}
+    )
+    assert AGENT in done.stdout
+    assert MODEL in done.stdout
+    assert "No room" not in done.stdout
+
+
+def test_many_keys_stand_under_each_other() -> None:
+    """Where not even the keys have room, a row has one value per line and loses none."""
+    columns = [Column(f"k{n}", f"Key {n}", is_key=True) for n in range(6)]
+    table = Table(name="t", title="T", columns=columns, rows=[[f"value-{n}" * 4 for n in range(6)]])
+    layout = fit(table, 40)
+    assert not layout.left_out
+    assert [f"value-{n}" * 4 in "".join(layout.body) for n in range(6)] == [True] * 6
+    assert max(map(len, layout.body)) <= 40
+
+
+def test_many_rows_fit_too() -> None:
+    """A table of a thousand rows is laid out as one of ten."""
+    columns = [Column("agent", "Agent", is_key=True), Column("cost", "Cost", "money")]
+    rows = [["a" * 100, Decimal("12345.67")]] * 1000
+    layout = fit(Table(name="t", title="T", columns=columns, rows=rows), 60)
+    assert {len(line) for line in layout.body} == {60}
+
+
+def test_a_name_is_shortened_in_its_middle() -> None:
+    """Beginning and end tell names apart; an id keeps what `show` finds it by."""
+    assert shortened("research-emea", 9) == "rese…emea"
+    assert shortened("0123456789abcdef", 9, keep_beginning=True) == "01234567…"
+    assert cell_len(shortened("摘要摘要摘要", 7)) <= 7
