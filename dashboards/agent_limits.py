@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHARE, SHORT, Target
-from dashboards.queries import PER_BAR
+from dashboards.queries import PER_STEP
 
 UID: Final = "otel-limits-agents"
 
@@ -74,7 +74,7 @@ STOPS: Final = (
         "that the cap is too low or the agent is stuck.",
         SHARE,
         Target(
-            f"{queries.rate(queries.HALTS, 'agent')} / {queries.rate(queries.STOPS, 'agent')}",
+            queries.ratio(queries.HALTS, queries.STOPS, "agent"),
             "{{agent}}",
         ),
         width=10,
@@ -107,7 +107,7 @@ BUDGETS: Final = (
         "Finished invocations by the share of a limit that they used, all limits together. "
         "At 100 % and above the limit was reached.",
         SHARE,
-        Target(queries.increase(queries.buckets(queries.BUDGET_USED), PER_BAR, "le"), "{{le}}"),
+        Target(queries.increase(queries.buckets(queries.BUDGET_USED), PER_STEP, "le"), "{{le}}"),
     ),
     panels.lines(
         "Budget used by limit, 95th percentile",

@@ -1,4 +1,4 @@
-"""Writes the dashboards as JSON: `python -m dashboards.build [DIR]`."""
+"""Writes dashboards, rules and alerts: `python -m dashboards.build [DIR]`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import agent_limits, health, panels, queries, token_spend
+from dashboards import agent_limits, health, panels, queries, rules, token_spend
 
-COMMITTED: Final = Path(__file__).parent / "grafana" / "dashboards"
+COMMITTED: Final = Path(__file__).parent
 
 JOB = panels.variable("job", "otel_limits_build_info", "Scrape job, or service name over OTLP.")
 INSTANCE = panels.variable(
@@ -89,11 +89,13 @@ def _plain(board: Any) -> dict[str, Any]:
 
 
 def write(directory: Path) -> None:
-    """Write one JSON file per dashboard."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write one JSON file per dashboard, and what is made of the templates."""
+    boards = directory / "grafana" / "dashboards"
+    boards.mkdir(parents=True, exist_ok=True)
     for name, board in dashboards().items():
         text = json.dumps(_plain(board), indent=2, sort_keys=True)
-        (directory / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+        (boards / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    rules.write(directory)
 
 
 if __name__ == "__main__":

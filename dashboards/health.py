@@ -24,6 +24,12 @@ NOW: Final = (
         f"max({queries.SCRAPE_AGE})",
     ),
     panels.number(
+        "Not enforcing",
+        "Processes in which otel-limits is on and cannot stop any agent; their log says why.",
+        SHORT,
+        queries.or_zero(f"count({queries.ENFORCING} == 0)"),
+    ),
+    panels.number(
         "Internal errors",
         "Failures inside otel-limits that were kept away from the agents.",
         SHORT,
@@ -58,6 +64,13 @@ UNSEEN: Final = (
         "that the framework's hooks were followed instead.",
         SHORT,
         Target(queries.per_bar(queries.BLIND, "agent"), "{{agent}}"),
+    ),
+    panels.bars(
+        "Names counted as _other, by label",
+        "More names than metrics tell apart. Give each agent a name that does not change, or set "
+        "OTEL_LIMITS_METRICS_MAX_AGENTS.",
+        SHORT,
+        Target(queries.increase(queries.FOLDED, queries.PER_STEP, "label"), "{{label}}"),
     ),
     panels.lines(
         "Scrape age",

@@ -38,8 +38,8 @@ COLORS: Final = {
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
 
-SHORTEST_BAR: Final = "2m"
-"""Two scrapes of a Prometheus that is left at its one per minute: no bar can do with less."""
+SHORTEST_STEP: Final = "2m"
+"""Two scrapes of a Prometheus that is left at its one per minute: no step can do with less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ def lines(title: str, description: str, unit: str, *targets: Target, **layout: A
         .fill_opacity(8.0)
         .show_points(common.VisibilityMode.AUTO)
         .span_nulls(False)  # noqa: FBT003  the SDK's signature
+        .interval(SHORTEST_STEP)
     )
     return _over_time(panel, Words(title, description, unit), targets, **layout)
 
@@ -84,7 +85,7 @@ def bars(title: str, description: str, unit: str, *targets: Target, **layout: An
         .line_width(1.0)
         .fill_opacity(70.0)
         .stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
-        .interval(SHORTEST_BAR)
+        .interval(SHORTEST_STEP)
         .decimals(0)
     )
     return _over_time(panel, Words(title, description, unit), targets, **layout)
@@ -129,7 +130,7 @@ def spread(title: str, description: str, unit: str, target: Target, **layout: An
         )
         .y_axis(heatmap.YAxisConfig().unit(unit))
         .cell_gap(1)
-        .interval(SHORTEST_BAR)
+        .interval(SHORTEST_STEP)
     )
     return _finish(panel, Words(title, description, SHORT), _queries([target], "heatmap"), **layout)
 

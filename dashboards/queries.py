@@ -15,8 +15,14 @@ ENFORCED: Final = 'action=~"halted|wrapped_up|raised"'
 OBSERVED: Final = 'action="observed"'
 
 WHOLE_RANGE: Final = "$__range"
-PER_BAR: Final = "$__interval"
-"""Bars stand side by side: each counts what happened since the one before."""
+PER_STEP: Final = "$__interval"
+"""Steps stand side by side: each counts what happened since the one before."""
+
+LOOK_BACK: Final = "1h"
+"""How long a series may have been silent and still be the one that was there before.
+
+A failed scrape or a Prometheus that restarts must not make old counts look like new ones.
+"""
 
 
 def select(name: str, *matchers: str) -> str:
@@ -24,9 +30,41 @@ def select(name: str, *matchers: str) -> str:
     return f"{name}{{{','.join((*TARGET, *matchers))}}}"
 
 
+def growth(selector: str, over: str) -> str:
+    """How much each series of a counter went up, whole and from its first event on."""
+    return " or ".join(branches_of_growth(selector, over))
+
+
+def branches_of_growth(selector: str, over: str) -> tuple[str, ...]:
+    """How much each series of a counter went up: the first of these that has an answer for it.
+
+    `increase()` knows nothing of what was counted before the first scrape, nothing of what happens
+    between two windows, and stretches what it saw to the edges of its window. So the last value is
+    compared with the one before the window, and a series that was not there then began at 0.
+
+    A counter that began again once within the window went up to its largest value first, where that
+    is more than it has now. Otherwise it is left to `increase()`, which adds up what went before.
+    The last branch is one that began again between the window and the sample before it.
+    """
+    now = f"last_over_time({selector}[{over}])"
+    before = f"({selector_before(selector, over)} or 0 * {now})"
+    resets = f"resets({selector}[{over}])"
+    return (
+        f"((max_over_time({selector}[{over}]) > {now}) - {before} + {now} and {resets} == 1)",
+        f"(increase({selector}[{over}]) and {resets} > 0)",
+        f"({now} - {before} unless min_over_time({selector}[{over}]) < {before})",
+        now,
+    )
+
+
+def selector_before(selector: str, over: str) -> str:
+    """Value of each series before a window, also where the last scrapes before it failed."""
+    return f"last_over_time({selector}[{LOOK_BACK}] offset {over})"
+
+
 def increase(selector: str, over: str, *by: str) -> str:
-    """How much a counter went up."""
-    return f"sum{kept(by)}(increase({selector}[{over}]))"
+    """How much a counter went up, over all its series."""
+    return f"sum{kept(by)}({growth(selector, over)})"
 
 
 def in_range(selector: str, *by: str) -> str:
@@ -36,17 +74,18 @@ def in_range(selector: str, *by: str) -> str:
 
 def per_bar(selector: str, *by: str) -> str:
     """How much a counter went up within each bar, without bars of nothing."""
-    return f"{increase(selector, PER_BAR, *by)} > 0"
+    return f"{increase(selector, PER_STEP, *by)} > 0"
 
 
 def rate(selector: str, *by: str) -> str:
-    """How fast a counter goes up, per second."""
-    return f"sum{kept(by)}(rate({selector}[$__rate_interval]))"
+    """How fast a counter went up within each step, per second."""
+    return f"{increase(selector, PER_STEP, *by)} / ($__interval_ms / 1000)"
 
 
 def quantile(share: float, histogram: str, *by: str) -> str:
-    """Value below which a share of the observations lies."""
-    return f"histogram_quantile({share}, {rate(buckets(histogram), 'le', *by)})"
+    """Value below which a share of the observations of each step lies."""
+    observed = increase(buckets(histogram), PER_STEP, "le", *by)
+    return f"histogram_quantile({share}, {observed})"
 
 
 def buckets(histogram: str) -> str:
@@ -55,9 +94,14 @@ def buckets(histogram: str) -> str:
 
 
 def mean(histogram: str, *by: str) -> str:
-    """Average of the observations."""
+    """Average of the observations of each step, where there are any."""
     total, count = (histogram.replace("{", f"_{part}{{", 1) for part in ("sum", "count"))
-    return f"{rate(total, *by)} / {rate(count, *by)}"
+    return ratio(total, count, *by)
+
+
+def ratio(part: str, whole: str, *by: str) -> str:
+    """Part of a whole within each step, where there is a whole."""
+    return f"{increase(part, PER_STEP, *by)} / ({increase(whole, PER_STEP, *by)} > 0)"
 
 
 def top(number: int, query: str) -> str:
@@ -106,7 +150,7 @@ INPUT_TOKENS: Final = select("otel_limits_tokens_total", AGENT, MODEL, 'type="in
 CACHE_READS: Final = select("otel_limits_cached_tokens_total", AGENT, MODEL, 'kind="read"')
 CACHED_TOKENS: Final = select("otel_limits_cached_tokens_total", AGENT, MODEL)
 COST: Final = select("otel_limits_cost_usd_total", AGENT, MODEL)
-UNPRICED: Final = select("otel_limits_unpriced_tokens_total", MODEL)
+UNPRICED: Final = select("otel_limits_unpriced_tokens_total", AGENT, MODEL)
 MODEL_CALLS: Final = select("otel_limits_model_calls_total", AGENT, MODEL)
 UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, 'kind="unmeasured"')
 
@@ -118,8 +162,10 @@ QUOTA_DECISIONS: Final = select("otel_limits_quota_decisions_total")
 NOT_ADMITTED: Final = select("otel_limits_quota_decisions_total", 'decision!="admitted"')
 
 BUILDS: Final = select("otel_limits_build_info")
+ENFORCING: Final = select("otel_limits_enforcing")
 POLICY_VALID: Final = select("otel_limits_policy_valid")
 INTERNAL_ERRORS: Final = select("otel_limits_internal_errors_total")
+FOLDED: Final = select("otel_limits_folded_names_total")
 DROPPED: Final = select("otel_limits_observers_dropped_total")
 LAG: Final = select("otel_limits_observer_lag_seconds")
 
@@ -168,4 +214,5 @@ def until_end_of_month(counter: str) -> str:
     return f"{in_range(counter)} / $__range_s * {SECONDS_LEFT_IN_MONTH}"
 
 
-SCRAPE_AGE: Final = f"time() - timestamp({BUILDS})"
+SCRAPE_AGE: Final = f"time() - (timestamp({BUILDS}) or max_over_time(timestamp({BUILDS})[1h:1m]))"
+"""A series ends with the first scrape that fails: for an hour its last moment is remembered."""

@@ -90,8 +90,7 @@ TOKENS: Final = (
         "Share of a model's input tokens that were read from the cache.",
         SHARE,
         Target(
-            f"{queries.rate(queries.CACHE_READS, 'model')}"
-            f" / {queries.rate(queries.INPUT_TOKENS, 'model')}",
+            queries.ratio(queries.CACHE_READS, queries.INPUT_TOKENS, "model"),
             "{{model}}",
         ),
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,9 @@ import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.core import limits
 from otel_limits.core.policy import Action, Policy
+from otel_limits.core.usage import measured
 from otel_limits.observers.counting import CountingObserver
+from otel_limits.runs.calls import OpenCall
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
@@ -222,11 +226,11 @@ def test_every_reason_is_there_before_it_happens(
     }
 
 
-def test_a_reason_that_nobody_defined_is_other(make_agent: MakeAgent, metric: Metric) -> None:
-    """A stop reason that a provider made up cannot mint series."""
+def test_a_reason_that_nobody_defined_is_told_apart(make_agent: MakeAgent, metric: Metric) -> None:
+    """A stop reason that a provider made up is what somebody looks for."""
     enable()
     make_agent(ScriptedModel([says("done", stop_reason="made up")]))("go")
-    stops = {"agent": "tester", "reason": "_other", "action": "none"}
+    stops = {"agent": "tester", "reason": "made up", "action": "none"}
     assert metric("otel_limits_stops_total", **stops) == 1
 
 
@@ -265,7 +269,7 @@ def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
     enable()
     for name in names:
         run = LIVE.start(name, Policy())
-        run.calls.settle(run.calls.open(model, 1), otel_limits.Usage(input=1))
+        run.calls.settle(run.calls.open(OpenCall(model, 1)), measured(otel_limits.Usage(input=1)))
         run.finish("end_turn")
     samples = exposed()
     assert sum(len(each) for each in samples.values()) > 0
@@ -279,7 +283,8 @@ def test_a_flood_of_names_is_folded() -> None:
     enable()
     for number in range(1000):
         run = LIVE.start(f"agent-{number}", Policy())
-        run.calls.settle(run.calls.open(f"model-{number}", 1), otel_limits.Usage(input=1))
+        call = run.calls.open(OpenCall(f"model-{number}", 1))
+        run.calls.settle(call, measured(otel_limits.Usage(input=1)))
         run.finish("end_turn")
     (tokens,) = (each for each in REGISTRY.collect() if each.name == "otel_limits_tokens")
     counted = [sample for sample in tokens.samples if sample.name.endswith("_total")]
@@ -292,8 +297,6 @@ def test_a_flood_of_names_is_folded() -> None:
 LAZY = """
 import sys
 import otel_limits
-from otel_limits.testing import ScriptedModel, says
-from strands import Agent
 
 def loaded():
     heavy = "prometheus_client", "opentelemetry.exporter", "opentelemetry.sdk._logs", "grpc"
@@ -301,13 +304,15 @@ def loaded():
 
 otel_limits.enable()
 print(loaded())
+from otel_limits.testing import ScriptedModel, says
+from strands import Agent
 Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
 print(loaded())
 """
 
 
 def test_nothing_is_made_to_count_before_there_is_something_to_count() -> None:
-    """The import of prometheus_client waits for the first invocation, that of exporters for ever.
+    """The import of prometheus_client waits for that of Strands, that of exporters for ever.
 
     It would take longer than all else that `enable()` does.
     """
@@ -397,6 +402,30 @@ def without_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return close
 
 
+def test_connections_that_send_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 10 seconds, with their threads; half of a request is nothing more to wait for."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
+    enable(Limits(max_turns=2))
+    before = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(40)]
+    for connection in silent[:20]:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+    began = time.monotonic()
+    ends = [connection.recv(1) for connection in silent]
+    for connection in silent:
+        connection.close()
+
+    assert ends == [b""] * 40
+    assert time.monotonic() - began > 8  # a slow scraper is not cut off
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(10)
+    assert threading.active_count() <= before
+
+
 @pytest.mark.usefixtures("faulty")
 def test_a_port_that_is_taken_is_no_catastrophe(
     make_agent: MakeAgent,
@@ -412,6 +441,6 @@ def test_a_port_that_is_taken_is_no_catastrophe(
         monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(taken))
         enable(Limits(max_turns=2))
     assert f"cannot serve /metrics on 127.0.0.1 port {taken}" in caplog.text
-    assert "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port." in caplog.text
+    assert "share it, set PROMETHEUS_MULTIPROC_DIR; otherwise set" in caplog.text
     assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
     assert str(halted(make_agent).messages[-1]["metadata"]["custom"]["synthetic"]) == "True"

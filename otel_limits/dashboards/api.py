@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import math
 import re
@@ -11,6 +13,8 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.secrets import masked
 
 if TYPE_CHECKING:
     from otel_limits.dashboards.panels import Target, TimeRange
@@ -50,8 +54,12 @@ class Prometheus:
     """
 
     def __init__(self, url: str) -> None:
-        """Keep the address."""
-        self._url = url.rstrip("/")
+        """Keep the address, and apart from it who asks: no message names a password."""
+        self._shown = masked(url)
+        scheme, separator, place = url.rstrip("/").partition("://")
+        credentials, _, place = place.rpartition("@")
+        self._url = scheme + separator + place
+        self._headers = _authorization(credentials) if credentials else {}
 
     def answer(self, target: Target, window: TimeRange) -> tuple[Line, ...]:
         """Ask one query of a panel, as Grafana would.
@@ -88,7 +96,7 @@ class Prometheus:
         """
         data = self.get(path, **parameters)
         if not isinstance(data, dict) or not isinstance(data.get("result"), list):
-            raise PrometheusError(f"{self._url} does not answer like a Prometheus.")
+            raise PrometheusError(f"{self._shown} does not answer like a Prometheus.")
         found: list[dict[str, Any]] = data["result"]
         return found
 
@@ -102,20 +110,32 @@ class Prometheus:
         url = f"{self._url}/api/v1/{path}?{query}"
         # Otherwise urlopen would read file:// and whatever else it has a handler for.
         if not url.startswith(("http://", "https://")):
-            raise PrometheusError(
-                f"{self._url!r} is not the address of a Prometheus. "
-                f"Give one that begins with http:// or https://."
-            )
+            raise self._misfit()
         try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+            request = urllib.request.Request(url, headers=self._headers)  # noqa: S310
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
-            raise PrometheusError(f"{self._url} refused a query: {_reason(error)}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PrometheusError(f"{self._shown} refused a query: {_reason(error)}") from error
+        except http.client.InvalidURL:  # whose words quote what stands for a port
+            raise self._misfit() from None
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise PrometheusError(
-                f"{self._url} does not answer like a Prometheus ({reason})."
+                f"{self._shown} does not answer like a Prometheus ({reason})."
             ) from error
+
+    def _misfit(self) -> PrometheusError:
+        return PrometheusError(
+            f"{self._shown!r} is not the address of a Prometheus. "
+            f"Give one that begins with http:// or https://."
+        )
+
+
+def _authorization(credentials: str) -> dict[str, str]:
+    """Make the header for user and password (RFC 7617), which are escaped in a URL."""
+    plain = urllib.parse.unquote_to_bytes(credentials)
+    return {"Authorization": f"Basic {base64.b64encode(plain).decode()}"}
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -86,6 +86,7 @@ class TimeRange:
         """Put values in the place of Grafana's variables; one that is not given matches all."""
         values = {
             "__interval": f"{self.step * 1000:.0f}ms",
+            "__interval_ms": f"{self.step * 1000:.0f}",
             "__rate_interval": f"{self.rate_interval * 1000:.0f}ms",
             "__range": f"{self.range * 1000:.0f}ms",
             "__range_s": f"{self.range:.0f}",

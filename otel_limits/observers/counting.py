@@ -1,58 +1,54 @@
 """Counts facts in the instruments of the table, for whichever way the metrics leave the process.
 
-Label values are cleaned and capped in number: names that a model or a user made up cannot flood a
-Prometheus. Series that an alert or a rate needs are created at 0 when an agent is first seen.
+Series that an alert or a rate needs are created at 0 when an agent is first seen.
 """
 
 from __future__ import annotations
 
-import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.bindings import known
 from otel_limits.core import facts
-from otel_limits.core.labels import MAX_AGENTS, OTHER, LabelValues
+from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names, clean
 from otel_limits.core.limits import LIMITS, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
 from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
+from otel_limits.observers.label_values import MetricLabels, framework_reasons
 from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.quota_keys import MAX_EVER, QuotaKeys
 
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
 
-logger = logging.getLogger("otel_limits")
-
-OWN_ENDINGS: Final = ("error", "aborted", "evicted")
-"""How an invocation ends that got no stop reason, from a framework or from a limit."""
-
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 
-MODELS_PER_AGENT: Final = 2
-TOOLS_PER_AGENT: Final = 5
+QUOTA_GAUGES: Final = (
+    table.QUOTA_USED,
+    table.QUOTA_RESERVED,
+    table.QUOTA_LIMIT,
+    table.QUOTA_RESETS,
+)
 
 
 class CountingObserver(OwnObserver, ABC):
     """Counts facts.
 
     Args:
-        max_agents: Distinct agent names; further ones are counted as `_other`. The process as a
-            whole gets two models and five tools per agent before they are `_other` too.
+        max_agents: Distinct names of agents, and of models, beside those that the policy file
+            gives; further ones are counted as `_other`. Five times as many tools are told apart.
+        named: Returns the names that the policy file gives without a glob.
     """
 
-    def __init__(self, max_agents: int = MAX_AGENTS) -> None:
+    def __init__(
+        self, max_agents: int = MAX_AGENTS, named: Callable[[], Names] = lambda: NO_NAMES
+    ) -> None:
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
-        self._max_agents = max_agents
-        self._agent = LabelValues(max_agents, self._log_full)
-        self._model = LabelValues(max_agents * MODELS_PER_AGENT)
-        self._tool = LabelValues(max_agents * TOOLS_PER_AGENT)
-        self._limit = LabelValues(max_agents)
-        self._component = LabelValues(max_agents)
-        self._quota = LabelValues(max_agents)
-        self._quota_key = LabelValues(max_agents)
+        self._labels = MetricLabels(max_agents, named, self._fold)
+        self._quota_keys = QuotaKeys(ever=None if self.can_drop else MAX_EVER)
         self._shown: dict[str, Limits] = {}
         """What is permitted to each agent, as the metrics say it now."""
         self._live: dict[str, Exemplar | None] = {}
@@ -70,13 +66,22 @@ class CountingObserver(OwnObserver, ABC):
             facts.Dropped: self._dropped,
             facts.Lag: self._lag,
             facts.PolicyRead: self._policy_read,
+            facts.Enforcing: self._enforcing,
             facts.QuotaDecision: self._quota_decision,
             facts.QuotaUse: self._quota_use,
         }
 
+    @property
+    def can_drop(self) -> bool:
+        """True where a series can be taken back."""
+        return False
+
     @abstractmethod
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0 where its kind has a zero."""
+
+    def drop_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> None:
+        """Take one series of a gauge back, where that can be done."""
 
     def series(self, spec: MetricSpec, *labels: str) -> Series:
         """Return one series, created when it is new."""
@@ -84,6 +89,7 @@ class CountingObserver(OwnObserver, ABC):
 
     def _create(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create a series, and those of the same list, at 0: a first failure must have a rate."""
+        # Prometheus sees no increase in a series whose first sample is 1 already.
         for each in (labels, *((*labels[:-1], value) for value in spec.values)):
             if (spec.name, *each) not in self._series:
                 self._series[(spec.name, *each)] = self.make_series(spec, each)
@@ -102,17 +108,13 @@ class CountingObserver(OwnObserver, ABC):
         self.series(table.BUILD_INFO, version)(1)
         self.series(table.POLICY_VALID)(1)
 
-    def _log_full(self) -> None:
-        """Say why agents are missing from the dashboards."""
-        logger.warning(
-            "otel-limits: more than %d agent names; metrics count the rest as %s. "
-            "Set OTEL_LIMITS_METRICS_MAX_AGENTS to tell more apart.",
-            self._max_agents,
-            OTHER,
-        )
+    def _fold(self, label: str) -> None:
+        self.series(table.FOLDED_NAMES, label)(1)
 
     def _started(self, fact: facts.Started) -> None:
-        agent = self._agent(fact.invocation.agent)
+        agent = self._labels.agent(fact.invocation.agent)
+        # Kept, as an invocation that began before this observer must not be subtracted
+        # when it ends.
         self._live[fact.invocation.id] = _exemplar(fact.invocation)
         self._prepare(agent, fact)
         self._show_limits(agent, fact.limits)
@@ -122,6 +124,7 @@ class CountingObserver(OwnObserver, ABC):
 
     def _prepare(self, agent: str, fact: facts.Started) -> None:
         """Create at 0 what the invocation can count in: from nothing to 1 is not an increase."""
+        self.series(table.FOLDED_NAMES, "agent")
         for spec in (table.BLIND_INVOCATIONS, table.CYCLES, table.TURNS):
             self.series(spec, agent)
         for reason in framework_reasons():
@@ -129,7 +132,7 @@ class CountingObserver(OwnObserver, ABC):
         for reason in STOP_REASONS:
             self.series(table.STOPS, agent, reason, fact.action)
         if fact.model is not None:
-            model = self._model(fact.model, agent)
+            model = self._labels.model(fact.model)
             self.series(table.MODEL_CALLS, agent, model, "measured")
             self._spend(agent, model, NO_USAGE, None)
 
@@ -141,18 +144,18 @@ class CountingObserver(OwnObserver, ABC):
         # A gauge cannot be taken back over OTLP: a cap that is gone says 0.
         caps = dict.fromkeys(dict(_numbers(shown)), 0.0) | dict(_numbers(limits))
         for name, cap in caps.items():
-            self.series(table.LIMIT, agent, self._limit(name))(cap)
+            self.series(table.LIMIT, agent, clean(name))(cap)
             self.series(table.SYNTHETIC_MESSAGES, agent, LIMITS[name].reason)
 
     def _cycle(self, fact: facts.Cycle) -> None:
-        self.series(table.CYCLES, self._agent(fact.invocation.agent))(1)
+        self.series(table.CYCLES, self._labels.agent(fact.invocation.agent))(1)
 
     def _turn(self, fact: facts.Turn) -> None:
-        self.series(table.TURNS, self._agent(fact.invocation.agent))(1)
+        self.series(table.TURNS, self._labels.agent(fact.invocation.agent))(1)
 
     def _model_call(self, fact: facts.ModelCall) -> None:
-        agent = self._agent(fact.invocation.agent)
-        model = self._model(fact.model, agent)
+        agent = self._labels.agent(fact.invocation.agent)
+        model = self._labels.model(fact.model)
         calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
         calls(1, _exemplar(fact.invocation, fact.span_id))
         self._spend(agent, model, fact.usage, fact.price)
@@ -167,34 +170,39 @@ class CountingObserver(OwnObserver, ABC):
             (table.CACHED_TOKENS, (agent, model, "read"), usage.cache_read),
             (table.CACHED_TOKENS, (agent, model, "write"), usage.cache_write),
             (table.COST, (agent, model), float(price) if price is not None and is_priced else 0),
-            (table.UNPRICED_TOKENS, (model,), 0 if is_priced else usage.total),
+            (table.UNPRICED_TOKENS, (agent, model), 0 if is_priced else usage.total),
         ):
             series = self.series(spec, *labels)
             if amount:
                 series(amount)
 
     def _tool_call(self, fact: facts.ToolCall) -> None:
-        agent = self._agent(fact.invocation.agent)
-        tool = self._tool(fact.tool, agent)
+        agent = self._labels.agent(fact.invocation.agent)
+        tool = self._labels.tool(fact.tool, agent)
         self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
 
     def _warned(self, fact: facts.Warned) -> None:
-        agent, limit = self._agent(fact.invocation.agent), self._limit(fact.level.limit)
+        agent, limit = self._labels.agent(fact.invocation.agent), clean(fact.level.limit)
         warnings = self.series(table.WARNINGS, agent, limit, f"{fact.threshold:g}")
         warnings(1, _exemplar(fact.invocation))
 
     def _halt(self, fact: facts.Halt) -> None:
         if fact.action in ("halted", "raised"):
-            agent, reason = self._agent(fact.invocation.agent), reason_label(fact.reason)
+            agent, reason = (
+                self._labels.agent(fact.invocation.agent),
+                self._labels.reason(fact.reason),
+            )
             self.series(table.SYNTHETIC_MESSAGES, agent, reason)(1, _exemplar(fact.invocation))
 
     def _stop(self, fact: facts.Stop) -> None:
-        agent = self._agent(fact.agent)
+        agent = self._labels.agent(fact.agent)
         exemplar = None
         if fact.invocation_id in self._live:
             exemplar = self._live.pop(fact.invocation_id)
             self.series(table.IN_PROGRESS, agent)(-1)
-        reason = reason_label(fact.breach.reason if fact.breach else fact.reason)
+        # The breach's where there is one: an observed limit leaves the framework's reason
+        # in the result.
+        reason = self._labels.reason(fact.breach.reason if fact.breach else fact.reason)
         self.series(table.STOPS, agent, reason, fact.action)(1, exemplar)
         for spec, value in (
             (table.INVOCATION_TURNS, fact.turns),
@@ -207,53 +215,50 @@ class CountingObserver(OwnObserver, ABC):
     def _levels(self, fact: facts.Stop, agent: str, exemplar: Exemplar | None) -> None:
         reached = {breach.limit for breach in fact.breaches if fact.action in ENFORCED}
         for level in fact.levels:
-            limit = self._limit(level.limit)
+            limit = clean(level.limit)
             self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)
             if level.limit in reached and is_of_tokens(level.limit):
                 over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
 
     def _fault(self, fact: facts.Fault) -> None:
-        self.series(table.INTERNAL_ERRORS, self._component(fact.component))(1)
+        self.series(table.INTERNAL_ERRORS, self._labels.component(fact.component))(1)
 
     def _dropped(self, fact: facts.Dropped) -> None:
-        self.series(table.OBSERVERS_DROPPED, self._component(fact.observer))(fact.facts)
+        self.series(table.OBSERVERS_DROPPED, self._labels.component(fact.observer))(fact.facts)
 
     def _lag(self, fact: facts.Lag) -> None:
-        observer = self._component(fact.observer)
+        observer = self._labels.component(fact.observer)
         self.series(table.OBSERVERS_DROPPED, observer)  # at 0, for the same reason
         self.series(table.OBSERVER_LAG, observer)(fact.seconds)
 
     def _policy_read(self, fact: facts.PolicyRead) -> None:
         self.series(table.POLICY_VALID)(fact.valid)
 
+    def _enforcing(self, fact: facts.Enforcing) -> None:
+        self.series(table.ENFORCING, fact.source)(fact.in_force)
+
     def _quota_decision(self, fact: facts.QuotaDecision) -> None:
-        self.series(table.QUOTA_DECISIONS, self._quota(fact.quota), fact.decision)(1)
+        self.series(table.QUOTA_DECISIONS, clean(fact.quota), fact.decision)(1)
 
     def _quota_use(self, fact: facts.QuotaUse) -> None:
-        """Show how a key stands; of those beyond the cap nothing is shown, as they have no sum."""
-        quota, key = self._quota(fact.quota), self._quota_key(fact.key, fact.quota)
-        if OTHER in (quota, key):
+        """Show how a key stands, if it is among those that are nearest to their end."""
+        is_shown, dropped = self._quota_keys.admit(fact, time.time())
+        if dropped is not None:
+            for spec in QUOTA_GAUGES:
+                self._drop(spec, clean(fact.quota), clean(dropped))
+        if not is_shown:
             return
-        for spec, value in (
-            (table.QUOTA_USED, fact.used),
-            (table.QUOTA_RESERVED, fact.reserved),
-            (table.QUOTA_LIMIT, fact.limit),
-            (table.QUOTA_RESETS, fact.resets),
-        ):
-            self.series(spec, quota, key)(float(value))
+        values = (fact.used, fact.reserved, fact.limit, fact.resets)
+        for spec, value in zip(QUOTA_GAUGES, values, strict=True):
+            self.series(spec, clean(fact.quota), clean(fact.key))(float(value))
 
-
-def framework_reasons() -> Iterator[str]:
-    """How an invocation ends without us, whichever framework runs it."""
-    for framework in known.FRAMEWORKS:
-        yield from framework.stop_reasons
-    yield from OWN_ENDINGS
-
-
-def reason_label(reason: str) -> str:
-    """Return a stop reason as a label; one that nobody defined is `_other`."""
-    return reason if reason in STOP_REASONS or reason in framework_reasons() else OTHER
+    def _drop(self, spec: MetricSpec, *labels: str) -> None:
+        series = self._series.pop((spec.name, *labels), None)
+        if series is None:
+            return
+        series(0)  # where it stays, it says that its window is over
+        self.drop_series(spec, labels)
 
 
 def is_of_tokens(limit: str) -> bool:
@@ -271,6 +276,7 @@ def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
 
 def _exemplar(invocation: facts.Invocation, span_id: str | None = None) -> Exemplar | None:
     """Name the trace, where there is one that is exported."""
+    # An exemplar that leads to a trace nobody kept is worse than none.
     if not invocation.sampled or invocation.trace_id is None:
         return None
     return {"trace_id": invocation.trace_id, "span_id": span_id or invocation.span_id or ""}

@@ -9,8 +9,9 @@ from otel_limits.core.facts import CallKind, Decision, ToolStatus
 
 PREFIX: Final = "otel_limits_"
 
-Kind: TypeAlias = Literal["counter", "updown", "gauge", "histogram"]
-"""`updown` goes up and down and is summed over processes; `gauge` is set to what was seen last."""
+Kind: TypeAlias = Literal["counter", "updown", "gauge", "minimum", "histogram"]
+"""`updown` goes up and down and is summed over processes; `gauge` is set to what was seen last;
+`minimum` is one of which the least over all live processes is shown."""
 
 Exemplar: TypeAlias = dict[str, str]
 """`trace_id` and `span_id` of an example of what was counted."""
@@ -111,7 +112,7 @@ COST: Final = MetricSpec(
 )
 UNPRICED_TOKENS: Final = MetricSpec(
     name="otel_limits_unpriced_tokens_total",
-    labels=("model",),
+    labels=("agent", "model"),
     help="Tokens of model calls whose price is unknown, and that no cost includes.",
     unit="{token}",
 )
@@ -220,6 +221,14 @@ BLIND_INVOCATIONS: Final = MetricSpec(
     "followed through the framework's hooks instead.",
     unit="{invocation}",
 )
+FOLDED_NAMES: Final = MetricSpec(
+    name="otel_limits_folded_names_total",
+    labels=("label",),
+    help="Times that a name was counted as _other, because its label (agent, model, tool, reason, "
+    "observer) tells no more names apart.",
+    unit="{name}",
+    values=("agent", "model", "tool", "reason", "observer"),
+)
 INTERNAL_ERRORS: Final = MetricSpec(
     name="otel_limits_internal_errors_total",
     labels=("component",),
@@ -246,6 +255,14 @@ POLICY_VALID: Final = MetricSpec(
     help="1 unless the newest version of the policy file was refused, so that the version "
     "before it stays in force.",
     kind="gauge",
+)
+ENFORCING: Final = MetricSpec(
+    name="otel_limits_enforcing",
+    labels=("source",),
+    help="1 where limits are in force, 0 where otel-limits is switched on and cannot stop any "
+    "agent. The source is the way in which it was switched on first: run, autoload, instrumentor, "
+    "provider, code or plugin. Told when a framework is imported; of several processes the least.",
+    kind="minimum",
 )
 BUILD_INFO: Final = MetricSpec(
     name="otel_limits_build_info",

@@ -8,10 +8,12 @@ from otel_limits.core.facts import ModelCall, QuotaGrant, Started, Stop, ToolCal
 from otel_limits.ledger import rows
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.writer import Writer
+from otel_limits.ledger.writer import Writer, is_child_of_multiprocessing
 from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.words import LedgerSync
 
@@ -23,14 +25,20 @@ class LedgerObserver(OwnObserver):
         address: Where the ledger is.
         sync: When rows are durable: at the end of the `invocation`, of each model `call`, or a
             moment later in the `background`.
+        retention: Age at which budget trees that have ended are deleted; `None` for never.
     """
 
     component = "ledger"
 
-    def __init__(self, address: Address, sync: LedgerSync = "invocation") -> None:
+    def __init__(
+        self,
+        address: Address,
+        sync: LedgerSync = "invocation",
+        retention: timedelta | None = None,
+    ) -> None:
         """Open nothing before the first fact."""
         self.address = address
-        self.writer = Writer(Database(address), SpillFiles(address))
+        self.writer = Writer(Database(address), SpillFiles(address), retention)
         self.sync = sync
         self._live: dict[str, Started] = {}
         self.subscribes_to = {
@@ -55,7 +63,11 @@ class LedgerObserver(OwnObserver):
         self.writer.put(rows.started_rows(fact))
 
     def _model_call(self, fact: ModelCall) -> None:
-        self.writer.put([(rows.MODEL_CALLS, rows.model_call_row(fact))])
+        told = [(rows.MODEL_CALLS, rows.model_call_row(fact))]
+        if fact.invocation.id not in self._live:
+            # It is over, or began before recording did: its row is made, or counts this call too.
+            told = [(rows.INVOCATIONS, rows.called_row(fact)), *told, rows.recount(fact)]
+        self.writer.put(told)
         if self.sync == "call":
             self.writer.wait_until_durable()
 
@@ -66,7 +78,7 @@ class LedgerObserver(OwnObserver):
         started = self._live.pop(fact.invocation_id, None)
         row = rows.invocation_row(started, fact) if started else rows.stopped_row(fact)
         self.writer.put([(rows.INVOCATIONS, row)])
-        if self.sync != "background":
+        if self.sync != "background" or is_child_of_multiprocessing():
             self.writer.wait_until_durable()
 
     def _quota_changed(self, fact: QuotaGrant) -> None:

@@ -1,11 +1,26 @@
-"""Says in the log, once per halt, which agent reached which limit."""
+"""Says in the log which agent reached which limit, and once why a model has no price."""
 
 from __future__ import annotations
 
 import logging
 
-from otel_limits.core.facts import Halt, Warned
+from otel_limits.core.facts import Halt, ModelCall, Warned
+from otel_limits.core.labels import clean
 from otel_limits.observers.protocol import OwnObserver
+
+MOST_UNPRICED = 100
+"""Models that it is said of at each level; of the rest the metric tells."""
+
+MORE_UNPRICED = (
+    "More than %d models have no price. The same holds for further ones, which are named in the "
+    "metric otel_limits_unpriced_tokens_total only."
+)
+UNPRICED_EFFECT = {
+    logging.INFO: "Its tokens are counted as unpriced.",
+    logging.WARNING: "The cap on cost, max_cost_usd, does not hold for it: its calls count as 0 "
+    "USD. OTEL_LIMITS_UNPRICED=halt would halt the agent.",
+}
+"""What follows for a model without a price."""
 
 logger = logging.getLogger("otel_limits")
 
@@ -18,13 +33,43 @@ CONSEQUENCES = {
 
 
 class LogObserver(OwnObserver):
-    """Logs a halt and a soft threshold as warnings."""
+    """Logs a halt, a soft threshold and what passes a limit on cost by as warnings."""
 
     component = "log"
 
     def __init__(self) -> None:
-        """Subscribe to both."""
-        self.subscribes_to = {Halt: _log_halt, Warned: _log_threshold}
+        """Subscribe to all three."""
+        self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
+        self.subscribes_to = {
+            Halt: _log_halt,
+            Warned: _log_threshold,
+            ModelCall: self._log_unpriced,
+        }
+
+    def _log_unpriced(self, fact: ModelCall) -> None:
+        """Say once for each model that its price is unknown, and why.
+
+        A warning, for the model, where a limit on cost lets its calls pass.
+        """
+        if fact.unpriced is None:
+            return
+        level = logging.WARNING if fact.cost_is_limited else logging.INFO
+        told, mine = self._unpriced[level], object()
+        # Bounded, as the names of models can come from outside. In one step, as two agents may
+        # call a model at once.
+        if len(told) > MOST_UNPRICED or told.setdefault(fact.model, mine) is not mine:
+            return
+        if len(told) > MOST_UNPRICED:
+            logger.log(level, MORE_UNPRICED, MOST_UNPRICED)
+            return
+        logger.log(
+            level,
+            "The price of model %r is unknown: %s. %s Give its price in the policy file under "
+            "models.",
+            clean(fact.model),
+            fact.unpriced,
+            UNPRICED_EFFECT[level],
+        )
 
 
 def _log_threshold(fact: Warned) -> None:
@@ -56,6 +101,3 @@ def _log_halt(fact: Halt) -> None:
         f" by tool {fact.breach.subject!r}" if fact.breach.subject else "",
         consequence,
     )
-
-
-log = LogObserver()

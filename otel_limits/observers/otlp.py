@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.core.labels import MAX_AGENTS
+from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.context import context_of
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import METRICS, Exemplar, MetricSpec, Series
@@ -18,25 +19,32 @@ class OtlpObserver(CountingObserver):
 
     Args:
         meter: Makes the instruments; without an SDK behind it, they cost next to nothing.
-        max_agents: Distinct agent names; further ones are counted as `_other`.
+        max_agents: As in `CountingObserver`.
+        named: As in `CountingObserver`.
     """
 
     component = "otlp"
 
-    def __init__(self, meter: Meter, max_agents: int = MAX_AGENTS) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        max_agents: int = MAX_AGENTS,
+        named: Callable[[], Names] = lambda: NO_NAMES,
+    ) -> None:
         """Make the instruments."""
-        super().__init__(max_agents)
+        super().__init__(max_agents, named)
         self._instruments = {spec.name: make_instrument(meter, spec) for spec in METRICS}
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0 where its kind has a zero."""
         instrument = self._instruments[spec.name]
-        take: Any = {"gauge": "set", "histogram": "record"}.get(spec.kind, "add")
+        take: Any = {"gauge": "set", "minimum": "set", "histogram": "record"}.get(spec.kind, "add")
         take = getattr(instrument, take)
         attributes = dict(zip(spec.labels, labels, strict=True))
 
         def series(value: float, exemplar: Exemplar | None = None, /) -> None:
-            take(value, attributes, context=context_of(exemplar) if exemplar else None)
+            # A truth value becomes a number: one of them would make the exporter drop all metrics.
+            take(+value, attributes, context=context_of(exemplar) if exemplar else None)
 
         if spec.kind in ("counter", "updown"):
             series(0)
@@ -56,5 +64,6 @@ def make_instrument(meter: Meter, spec: MetricSpec) -> Any:
         "counter": meter.create_counter,
         "updown": meter.create_up_down_counter,
         "gauge": meter.create_gauge,
+        "minimum": meter.create_gauge,
     }[spec.kind]
     return make(spec.otel_name, spec.unit, spec.help)

@@ -7,8 +7,9 @@ application answers for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -16,16 +17,32 @@ from prometheus_client import REGISTRY, CollectorRegistry, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from otel_limits.core.labels import MAX_AGENTS
+from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.instruments import IN_PROGRESS, METRICS, MetricSpec, Series
+from otel_limits.observers.instruments import ENFORCING, IN_PROGRESS, METRICS, MetricSpec, Series
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
 
-TAKES: Final = {"counter": "inc", "updown": "inc", "gauge": "set", "histogram": "observe"}
+SILENCE_SECONDS: Final = 10
+"""How long a connection to the endpoint may send nothing."""
+
+TAKES: Final = {
+    "counter": "inc",
+    "updown": "inc",
+    "gauge": "set",
+    "minimum": "set",
+    "histogram": "observe",
+}
 """How a series of each kind takes a value."""
+
+OVER_PROCESSES: Final[Mapping[str, Any]] = {
+    "updown": "livesum",
+    "gauge": "livemostrecent",
+    "minimum": "livemin",
+}
+"""What is shown of a gauge of each kind where several processes share their files."""
 
 
 class Uncreated(MetricWrapperBase):
@@ -48,7 +65,8 @@ class PrometheusObserver(CountingObserver):
 
     Args:
         registry: Where the metrics live; the default registry unless told otherwise.
-        max_agents: Distinct agent names; further ones are counted as `_other`.
+        max_agents: As in `CountingObserver`.
+        named: As in `CountingObserver`.
     """
 
     component = "prometheus"
@@ -57,13 +75,14 @@ class PrometheusObserver(CountingObserver):
         self,
         registry: CollectorRegistry = REGISTRY,
         max_agents: int = MAX_AGENTS,
+        named: Callable[[], Names] = lambda: NO_NAMES,
     ) -> None:
         """Register the metrics.
 
         Raises:
             ValueError: The registry has metrics of these names already.
         """
-        super().__init__(max_agents)
+        super().__init__(max_agents, named)
         self._registry = registry
         self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
@@ -76,6 +95,16 @@ class PrometheusObserver(CountingObserver):
         if spec.kind in ("counter", "histogram"):
             return taker  # type: ignore[no-any-return]
         return lambda value, exemplar=None: taker(value)  # noqa: ARG005  gauges have no exemplar
+
+    @property
+    def can_drop(self) -> bool:
+        """False in files that processes share: prometheus_client cannot remove a series there."""
+        return not is_shared()
+
+    def drop_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> None:
+        """Take one series back."""
+        if self.can_drop:
+            self._metrics[spec.name].remove(*labels)
 
     def serve(self, port: int, host: str) -> None:
         """Serve the registry over HTTP.
@@ -118,7 +147,13 @@ class PrometheusObserver(CountingObserver):
             for value in values_of(metric):
                 value._lock = threading.Lock()  # noqa: SLF001
         for value in values_of(self._metrics[IN_PROGRESS.name]):
+            # The parent's invocations go on in the parent, and the child counts its own.
             value._value = 0.0  # noqa: SLF001
+        if is_shared():
+            # The child begins files of its own with its next value, with 0 for all others. Of this
+            # one the least counts, and an application may set its own first: it is there at once.
+            for value in values_of(self._metrics[ENFORCING.name]):
+                value.set(value._value)  # noqa: SLF001
 
 
 def register(spec: MetricSpec, registry: CollectorRegistry) -> MetricWrapperBase:
@@ -132,7 +167,8 @@ def register(spec: MetricSpec, registry: CollectorRegistry) -> MetricWrapperBase
         spec.help,
         spec.labels,
         registry=registry,
-        multiprocess_mode="livesum" if spec.kind == "updown" else "livemostrecent",
+        # `live…`: what a dead worker last said of the present is not true any more.
+        multiprocess_mode=OVER_PROCESSES[spec.kind],
     )
 
 
@@ -167,6 +203,25 @@ def renew_file_lock() -> None:
     cells["lock"].cell_contents = threading.Lock()
 
 
+def patient(handler: Any) -> Any:
+    """Make a handler of requests that gives up on a connection which sends nothing.
+
+    Each connection has a thread. prometheus_client keeps those of silent ones for ever.
+    """
+
+    class PatientHandler(handler):  # type: ignore[misc]  # whichever class it is
+        """Waits for a request, but not for ever."""
+
+        timeout = SILENCE_SECONDS
+
+        def handle(self) -> None:
+            """Answer, or close the connection without a word."""
+            with contextlib.suppress(TimeoutError):
+                super().handle()
+
+    return PatientHandler
+
+
 class Server:
     """The `/metrics` endpoint."""
 
@@ -176,6 +231,8 @@ class Server:
         self._httpd, self._thread = prometheus_client.start_http_server(
             port, addr=host, registry=registry
         )
+        # Nobody has connected yet, but for whom the thread has accepted meanwhile.
+        self._httpd.RequestHandlerClass = patient(self._httpd.RequestHandlerClass)
 
     def close(self) -> None:
         """Stop serving and free the port."""
@@ -185,4 +242,5 @@ class Server:
 
     def after_fork(self) -> None:
         """Let go of the port: nobody would ever answer on it in the child."""
+        # Not `close()`: `shutdown()` would wait for a loop that no thread runs here.
         self._httpd.socket.close()

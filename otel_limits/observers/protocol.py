@@ -86,6 +86,8 @@ class LazyObserver(Generic[T]):
                     self.made = self._make()
                 except BaseException:
                     self._tried = False
+                    # Tried again at the next fact: what failed may have been a file system that was
+                    # not there yet.
                     raise
         return self.made
 

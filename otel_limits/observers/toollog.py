@@ -96,6 +96,8 @@ class ToolLog:
         self._interval = WHOLE_NUMBER.of_value("interval", interval)
         self._clock = clock
         self._warned = -LOG_INTERVAL_SECONDS
+        # Beside the process id, which the system gives again: containers tend to be process
+        # 1 each time.
         self._id = uuid.uuid4().hex[:8]
         self._torn = False
 
@@ -149,6 +151,7 @@ class ToolLog:
         with FileIO(self.path, "ab", opener=_open_private) as file:
             line = b"\n" + line if self._torn else line
             written = file.write(line)
+        # A full disk may take a part of a line and raise nothing.
         self._torn = written != len(line)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -170,6 +173,7 @@ class ToolLog:
 
 
 def _open_private(path: str, flags: int) -> int:
+    # For the owner alone, from the moment in which it is made: arguments may be anything.
     return os.open(path, flags | NO_FOLLOW, 0o600)
 
 
@@ -203,6 +207,7 @@ class Entries:
         """Read every file from its beginning."""
         for path in sorted(self._directory.glob(FILES)):
             with path.open("rb") as file:
+                # Bounded, as a file that is none of ours may be one line of gigabytes.
                 for line in iter(functools.partial(file.readline, MAX_LINE_BYTES), b""):
                     entry = _parse(line)
                     if entry is not None:
@@ -221,6 +226,7 @@ def _parse(line: bytes) -> LoggedCall | None:
         values = json.loads(line)
         known = {name: values[name] for name in TYPES}
         when = datetime.fromisoformat(known["time"])
+    # RecursionError: `json` raises it for a line of a hundred thousand brackets.
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not all(isinstance(known[name], kind) for name, kind in TYPES.items()):

@@ -57,7 +57,7 @@ def test_a_panel_shows_what_the_agents_produced(
 def answer(played: Scene, target: Target) -> dict[str, float]:
     """Evaluate a query once, with every interval as long as the scene."""
     whole = f"{played.window.range * 1000:.0f}ms"
-    variables = {"__rate_interval": whole, "__interval": whole}
+    variables = {"__interval": whole, "__interval_ms": f"{played.window.range * 1000:.0f}"}
     expr = played.window.fill(target.expr, variables)
     lines = played.prometheus.query(expr, played.window.end)
     return {line.named(target.legend): line.last for line in lines}

@@ -420,13 +420,20 @@ def _health(played: Scene) -> dict[str, list[Expected]]:
         "Internal errors": increases({ONE: failing}),
         "Facts lost": increases({ONE: failing}),
         "Refused policy files": [Expected({ONE: 0}, exact=True)],
+        "Not enforcing": [Expected({ONE: 0}, exact=True)],
         "Blind invocations": increases({ONE: sum(blind.values())}),
         "Blind invocations by agent": increases(blind),
+        "Names counted as _other, by label": [
+            Expected(dict.fromkeys(instruments.FOLDED_NAMES.values, 0.0), exact=True)
+        ],
         "Scrape age": [Expected({f"agents 127.0.0.1:{played.port}": 0}, loose=True)],
         "Internal errors by component": increases({"observer": failing}),
         "Facts lost by observer": increases({"observer": failing}),
         "Observer lag, 99th percentile": [
-            Expected(dict.fromkeys(("events", "log", "observer", "prometheus"), 0), loose=True)
+            Expected(
+                dict.fromkeys(("events", "first_calls", "log", "observer", "prometheus"), 0),
+                loose=True,
+            )
         ],
         "Invocations that nobody finished": increases(
             agents_and_reasons(lambda produces: produces.reason == "aborted")

@@ -1,0 +1,174 @@
+"""How much counters went up, by a real Prometheus over samples whose truth is known."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from otel_limits.dashboards.api import Prometheus
+from tests.dashboards.servers import ROOT, free_port, program, until
+
+queries = runpy.run_path(str(ROOT / "dashboards/queries.py"))
+"""The code of the dashboards: as a package it has the name of the folder of these tests."""
+
+START = 1_750_000_800
+"""The beginning of what was scraped: a full hour, so that steps of any length end on it."""
+
+HOURS = 6
+STEP = 120
+SELECTOR = "otel_limits_stops_total"
+
+
+@dataclass
+class Series:
+    """One process, as it was scraped."""
+
+    name: str
+    samples: list[tuple[int, int]] = field(default_factory=list)
+    """Time and value of each scrape that succeeded."""
+    seen: Counter[int] = field(default_factory=Counter)
+    """Events by the time of the scrape that saw them first."""
+
+    def scrape(self, time: int, value: int, events: int) -> None:
+        """Add one sample."""
+        self.samples.append((time, value))
+        self.seen[time] += events
+
+
+def sparse(interval: int, *, restarts: int = 0, born_at: int = 0) -> Series:
+    """A process with an event now and then, some failed scrapes, and restarts."""
+    random = Random(f"{interval} {restarts} {born_at}")  # noqa: S311  a script, no secret
+    series = Series(f"r{restarts}b{born_at}")
+    value, unseen = born_at, born_at
+    scrapes = range(START + (3600 if born_at else 0), START + HOURS * 3600, interval)
+    begins_again = set(random.sample(scrapes[20:-20], restarts))
+    for time in scrapes:
+        begins = time in begins_again
+        if begins:
+            value = unseen = 0
+        # A 1 after a 1 is the same 1: what happens at once after a restart cannot be seen.
+        happened = not begins and random.random() < interval / 600
+        value, unseen = value + happened, unseen + happened
+        if random.random() < 0.05 and time not in (scrapes[0], scrapes[-1]):
+            continue  # nobody answered
+        series.scrape(time, value, unseen)
+        unseen = 0
+    return series
+
+
+def written(series: list[Series]) -> str:
+    """What promtool makes a database of."""
+    lines = [f"# TYPE {SELECTOR.removesuffix('_total')} counter"]
+    for each in series:
+        lines += [f'{SELECTOR}{{name="{each.name}"}} {value} {t}' for t, value in each.samples]
+    return "\n".join((*lines, "# EOF", ""))
+
+
+@contextmanager
+def remembering(directory: Path, series: list[Series]) -> Iterator[Prometheus]:
+    """Run a Prometheus that has these samples in its past."""
+    (directory / "samples").write_text(written(series), encoding="utf-8")
+    command = ["tsdb", "create-blocks-from", "openmetrics", "samples", "data"]
+    subprocess.run(
+        [program("promtool"), *command], cwd=directory, check=True, capture_output=True, timeout=60
+    )
+    (directory / "prometheus.yaml").write_text("global: {}\n", encoding="utf-8")
+    port = free_port()
+    server = subprocess.Popen(
+        [
+            program("prometheus"),
+            f"--config.file={directory / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            "--storage.tsdb.retention.time=10y",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        prometheus = Prometheus(f"http://127.0.0.1:{port}")
+        until(lambda: prometheus.query("vector(1)", START), "Prometheus answers")
+        yield prometheus
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="module", params=[15, 30, 60], ids=lambda seconds: f"every {seconds} s")
+def scraped(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Prometheus, dict[str, Series]]]:
+    """A Prometheus that scraped several processes at one interval."""
+    interval: int = request.param
+    series = [
+        sparse(interval),
+        sparse(interval, restarts=3),
+        sparse(interval, born_at=7),
+        sparse(interval, restarts=1, born_at=2),
+    ]
+    with remembering(tmp_path_factory.mktemp("prometheus"), series) as prometheus:
+        yield prometheus, {each.name: each for each in series}
+
+
+def bars(prometheus: Prometheus, name: str) -> dict[float, float]:
+    """What the steps of a panel show, by the time at which each ends."""
+    expr = queries["increase"](f'{SELECTOR}{{name="{name}"}}', f"{STEP}s")
+    return {
+        time: line.last
+        for time in range(START, START + HOURS * 3600 + STEP, STEP)
+        for line in prometheus.query(expr, time)
+    }
+
+
+def truth(series: Series) -> Counter[int]:
+    """The same, as it was scripted."""
+    counted: Counter[int] = Counter()
+    for time, events in series.seen.items():
+        counted[-(-time // STEP) * STEP] += events
+    return counted
+
+
+@pytest.mark.parametrize("name", ["r0b0", "r0b7"])
+def test_each_step_shows_what_happened_in_it(
+    scraped: tuple[Prometheus, dict[str, Series]], name: str
+) -> None:
+    """To the event, with failed scrapes, and from the first event on."""
+    prometheus, series = scraped
+    shown, scripted = bars(prometheus, name), truth(series[name])
+    assert {time: value for time, value in shown.items() if value} == +scripted
+
+
+@pytest.mark.parametrize("name", ["r3b0", "r1b2"])
+def test_steps_add_up_also_where_a_process_began_again(
+    scraped: tuple[Prometheus, dict[str, Series]], name: str
+) -> None:
+    """No event goes undrawn where none was in doubt, and the sum is that of the counter."""
+    prometheus, series = scraped
+    shown, scripted = bars(prometheus, name), truth(series[name])
+    undrawn = [time for time in +scripted if not shown.get(time)]
+
+    assert undrawn == []
+    assert sum(shown.values()) == pytest.approx(scripted.total(), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["r0b0", "r3b0", "r0b7"])
+def test_a_total_is_that_of_the_counter(
+    scraped: tuple[Prometheus, dict[str, Series]], name: str
+) -> None:
+    """Over the whole time, the first event included; to the event where nothing began again.
+
+    Where something did, several times, `increase()` stretches what it saw to the first event.
+    """
+    prometheus, series = scraped
+    expr = queries["increase"](f'{SELECTOR}{{name="{name}"}}', f"{HOURS + 1}h")
+    (line,) = prometheus.query(expr, START + HOURS * 3600)
+
+    stretched = 0.03 if "r3" in name else 0
+    assert line.last == pytest.approx(series[name].seen.total(), rel=stretched)

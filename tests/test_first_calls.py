@@ -1,0 +1,195 @@
+"""What is said once: what limits a process, which agent has no limit, and that there was none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import Limits, LimitsPlugin, enable
+from otel_limits.cli import main
+from otel_limits.testing import ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import MakeAgent
+
+AGENT = """
+import strands
+from otel_limits.testing import ScriptedModel, says
+for _ in range(2):
+    strands.Agent(model=ScriptedModel([says("done")]), name="research", callback_handler=None)("go")
+"""
+
+UNUSED = "no agent of a followed framework (Strands) was called in this process"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of the limits of the process."""
+    return [text for text in caplog.messages if text.startswith("otel-limits: limits ")]
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program under `otel-limits run`."""
+    return subprocess.run(
+        [sys.executable, "-m", "otel_limits.cli", "run", "--", *command],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("source")
+def test_the_first_call_says_what_limits_it(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    """Agent, limits, action, and how it is followed; the second call says nothing."""
+    caplog.set_level(logging.INFO, "otel_limits")
+    enable(Limits(max_turns=30, max_tool_calls=5), action="ask", tree=Limits(max_turns=50))
+    for _ in range(2):
+        make_agent(ScriptedModel([says("done")]), name="research")("go")
+    way = "hooks" if "hooks" in request.node.name else "spans"
+    limits = "max_turns=30, max_tool_calls=5, tree_max_turns=50"
+    assert said(caplog) == [f"otel-limits: limits research: {limits}; action ask; {way}"]
+
+
+def test_quiet_says_nothing(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OTEL_LIMITS_QUIET is for those who know."""
+    caplog.set_level(logging.INFO, "otel_limits")
+    monkeypatch.setenv("OTEL_LIMITS_QUIET", "true")
+    enable(Limits(max_turns=30))
+    make_agent(ScriptedModel([says("done")]))("go")
+    assert said(caplog) == []
+
+
+def test_an_agent_without_a_limit_is_warned_about_once(
+    make_agent: MakeAgent, warnings_logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its first call, also where everything else is to be quiet."""
+    monkeypatch.setenv("OTEL_LIMITS_QUIET", "true")
+    enable()
+    for name in ("research", "writer", "research"):
+        make_agent(ScriptedModel([says("done")]), name=name)("go")
+    told = [text for text in warnings_logged() if "No limit is set" in text]
+    assert [name for text in told for name in ("research", "writer") if name in text] == [
+        "research",
+        "writer",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"limits": Limits(max_turns=3)}, {"tree": Limits(max_turns=3)}],
+    ids=["limit", "tree"],
+)
+def test_an_agent_with_a_limit_is_not(
+    make_agent: MakeAgent, warnings_logged: Callable[[], list[str]], arguments: dict[str, Any]
+) -> None:
+    """A limit of its budget tree is one."""
+    enable(**arguments)
+    make_agent(ScriptedModel([says("done")]))("go")
+    assert warnings_logged() == []
+
+
+def test_a_quota_is_a_limit(
+    make_agent: MakeAgent,
+    warnings_logged: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """It stops an agent, too."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("quotas: {all: {tokens: 1000000, window: day}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    agent = make_agent(ScriptedModel([says("done")]))
+    asyncio.run(agent.invoke_async("go"))
+    assert warnings_logged() == []
+
+
+def test_a_plugin_is_a_limit(
+    make_agent: MakeAgent, warnings_logged: Callable[[], list[str]]
+) -> None:
+    """Of its own agent; another one has none."""
+    enable()
+    make_agent(ScriptedModel([says("x")]), plugins=[LimitsPlugin(Limits(max_turns=3))])("go")
+    assert warnings_logged() == []
+    make_agent(ScriptedModel([says("x")]), name="other")("go")
+    assert len(warnings_logged()) == 1
+
+
+def test_check_says_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no mistake: whoever only wants metrics sets no limit."""
+    assert main(["check"]) == 0
+    assert "No limit is set: nothing stops agents." in capsys.readouterr().err
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "3")
+    assert main(["check"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_warnings_are_bounded(warnings_logged: Callable[[], list[str]]) -> None:
+    """A program that makes up names does not fill its log, or memory."""
+    from otel_limits.core.policy import Policy
+    from otel_limits.runs.registry import LIVE
+
+    enable()
+    for number in range(150):
+        LIVE.start(f"agent {number}", Policy()).finish("end_turn")
+    assert len([text for text in warnings_logged() if "No limit is set" in text]) == 100
+
+
+def test_run_says_it_on_standard_error() -> None:
+    """Whatever the program does with its log; standard output is the program's."""
+    done = run(sys.executable, "-W", "ignore", "-c", AGENT, OTEL_LIMITS_MAX_TURNS="30")
+    assert done.stdout == ""
+    assert done.stderr == ("otel-limits: limits research: max_turns=30; action halt; spans\n")
+
+
+@pytest.mark.parametrize("program", ["pass", "import strands"])
+def test_run_says_that_no_agent_was_called(program: str) -> None:
+    """One line at the exit of the program."""
+    done = run(sys.executable, "-W", "ignore", "-c", program, OTEL_LIMITS_MAX_TURNS="3")
+    assert done.stderr.count("\n") == 1
+    assert UNUSED in done.stderr
+
+
+def test_run_can_be_quiet() -> None:
+    """Of a program with agents, and of one without."""
+    for program in (AGENT, "pass"):
+        done = run(
+            *(sys.executable, "-W", "ignore", "-c", program),
+            OTEL_LIMITS_MAX_TURNS="3",
+            OTEL_LIMITS_QUIET="true",
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_the_program_starts_says_nothing_at_its_exit() -> None:
+    """It is not the program that `run` started; neither does a process that forked."""
+    start = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'pass'])"
+    assert run(sys.executable, "-c", start).stderr.count(UNUSED) == 1
+    fork = "import os; os._exit(0) if os.fork() == 0 else os.wait()"
+    assert run(sys.executable, "-W", "ignore", "-c", fork).stderr == ""
+
+
+def test_the_facts_say_it_too(make_agent: MakeAgent, facts: list[otel_limits.Fact]) -> None:
+    """What an observer is told of an invocation that begins."""
+    enable(Limits(max_turns=3), tree=Limits(max_turns=5), action="ask", observers=[facts.append])
+    make_agent(ScriptedModel([uses("search"), says("done")]))("go")
+    started = next(fact for fact in facts if isinstance(fact, otel_limits.Started))
+    assert dict(started.tree) == {"tree_max_turns": 5}
+    assert (started.has_quotas, started.configured_action) == (False, "ask")
