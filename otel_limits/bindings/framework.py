@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from otel_limits.core.facts import Stop
     from otel_limits.core.limits import Limits
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from otel_limits.runs.registry import Runs
 
 
+# By names and not by attributes: Strands sets its attributes after a span has begun, and whose it
+# is has to be known when it begins.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanNames:
     """How a framework's own spans are recognised."""
@@ -28,6 +30,20 @@ class SpanNames:
     """Begin of the name of the span of an invocation."""
     cycle: str
     """Name of the span of one pass through its loop: a model call and the tools it asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something of a framework that is used, and is not there."""
+
+    name: str
+    """Where it was looked for, such as `strands.agent.agent.Agent.add_hook`."""
+    version: str
+    """What it was looked for in, such as `strands-agents 1.62.0`."""
+    without: str
+    """What that means, as a sentence."""
+    is_vital: bool
+    """True where no limit can be in force without it; otherwise there is a fallback."""
 
 
 class Host(Protocol):
@@ -58,6 +74,9 @@ class Host(Protocol):
     def prepare(self) -> None:
         """Do what has to be done before the span of an invocation begins."""
 
+    def unfollowed(self, agent: str) -> None:
+        """An invocation of an agent cannot be followed, so that nothing limits it."""
+
 
 class Framework(Protocol):
     """One agent framework. Nothing of it is imported before the application imports it."""
@@ -77,6 +96,13 @@ class Framework(Protocol):
     @property
     def has_own(self) -> bool:
         """True while there is an agent with limits of its own."""
+
+    def gaps(self) -> Sequence[Gap]:
+        """Import the framework, and look for everything of it that is used.
+
+        Raises:
+            ImportError: It is not installed.
+        """
 
     def watch(self) -> None:
         """Follow every invocation from now on, by what `host` says; again is harmless."""

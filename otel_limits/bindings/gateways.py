@@ -15,12 +15,29 @@ PAYMENT_REQUIRED: Final = 402
 STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)
 """What gateways answer with: payment required, unprocessable, too many requests."""
 
+REFUSED: Final = 400
+"""The lowest status of a refusal."""
+
+CUT: Final = re.compile(
+    r"without sending complete message body|incomplete (chunked )?read|IncompleteRead"
+    r"|payload is not completed",
+    re.IGNORECASE,
+)
+"""How httpx, urllib3, http.client and aiohttp say that a body ended too early."""
+
+NOT_SENT: Final = ("Connect", "Pool")
+"""How the names of timeouts begin before which nothing was sent."""
+
 BUDGET_SPENT: Final = re.compile(
     r"budget.{0,40}(exceed|exhaust|spent|reached|limit)|(exceed|exhaust|over).{0,40}budget"
     r"|insufficient[_ ](quota|credit|funds|balance)|out of credits|spend(ing)?[_ ]limit",
     re.IGNORECASE,
 )
 """How LiteLLM, OpenAI, OpenRouter and others word it. A plain rate limit does not match."""
+
+CREDIT_SPENT: Final = re.compile(r"credit balance is too low", re.IGNORECASE)
+"""What Anthropic says, with the status of a bad request: "Your credit balance is too low to access
+the Anthropic API." (https://github.com/anthropics/claude-code/issues/66314)"""
 
 QUOTA_SPENT: Final = re.compile(r"quota.{0,20}exceeded", re.IGNORECASE)
 """What means the same, unless it is a rate that is called a quota."""
@@ -43,7 +60,10 @@ def budget_refusal(error: BaseException) -> Verdict | None:
 
 
 def _says_spent(error: BaseException) -> bool:
-    status = _status_of(error)
+    # The status first, as only the text of a refusal is evidence: models write of budgets, too.
+    status = status_of(error)
+    if status == REFUSED:
+        return CREDIT_SPENT.search(_text_of(error)) is not None
     return status == PAYMENT_REQUIRED or (status in STATUSES and _means_spent(_text_of(error)))
 
 
@@ -61,17 +81,44 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
+        # The cause was named by whoever raised it; the context is only what was being handled at
+        # the time.
         current = current.__cause__ or current.__context__
 
 
-def _status_of(error: BaseException) -> int | None:
+def http_status(error: BaseException) -> int | None:
+    """Return the status with which a vendor refused, or `None` where it did not refuse."""
+    statuses = (status_of(each) for each in chain_of(error) if not _is_of_stream(each))
+    return next((status for status in statuses if status is not None and status >= REFUSED), None)
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Tell whether nobody waited longer for a response that the vendor may be working on."""
+    names = [type(each).__name__ for each in chain_of(error)]
+    began = not any(name.startswith(NOT_SENT) for name in names)
+    return began and any("Timeout" in name for name in names)
+
+
+def is_answer_cut(error: BaseException) -> bool:
+    """Tell whether the body of a response broke off, where the client says no more than that."""
+    return any(CUT.search(str(each)) is not None for each in chain_of(error))
+
+
+def _is_of_stream(error: BaseException) -> bool:
+    """Tell an error that came as an event of a stream, after the status 200."""
+    return type(error).__name__ == "EventStreamError"  # botocore has a status in it all the same
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an error of a client library has."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode")  # type: ignore[no-any-return]
-    for holder in (error, response):
-        status = getattr(holder, "status_code", None)
-        if isinstance(status, int):
-            return status
+    for holder in (response, error):
+        for name in ("status_code", "status", "code"):  # the last two: aiohttp, google-genai
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and not isinstance(status, bool):
+                return status
     return None
 
 
@@ -82,4 +129,5 @@ def _text_of(error: BaseException) -> str:
         body = getattr(response, "text", "")
     except Exception:  # noqa: BLE001  httpx raises when the body was not read
         body = ""
+    # `body` is where the SDKs of OpenAI and Anthropic keep the parsed answer.
     return f"{error} {getattr(error, 'body', '')} {body}"

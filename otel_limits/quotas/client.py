@@ -15,9 +15,11 @@ from otel_limits.quotas.tickets import Ticket, demand_of
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
 
+# Longer than a model call takes, as the reservation of a worker that still waits must hold.
 LEASE_SECONDS: Final = 300.0
 """How long a reservation holds: after this, one whose worker died is free again."""
 
+# One is for a clock of ours that was wrong, one for a window that ended meanwhile.
 ATTEMPTS: Final = 3
 """How often windows are corrected by the store's time before the store counts as broken."""
 
@@ -57,10 +59,13 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
+        # One deadline over all attempts: the agent waits for the answer, not for each of them.
         deadline = time.monotonic() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
             reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
+            # The reply has told the store's time by now, so that the next attempt names
+            # the right windows.
             if reply.status != "elsewhere":
                 self.fallback.end()
                 return reply
@@ -89,6 +94,7 @@ class StoreClient:
 
     def give_back(self, ticket: Ticket) -> None:
         """Take a reservation back whose reply did not come: it may have been made all the same."""
+        # Settled with nothing: the store forgets the lease whichever of the two arrives first.
         charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
         self._carrier.send(Settle(ticket.id, charges))
 
@@ -108,6 +114,7 @@ class StoreClient:
             StoreError: There was none in time.
         """
         future = self._carrier.send(operation)
+        # A store in this process has answered by now: nobody waits for what is done.
         if not future.done():
             await _wait(future, max(0.0, deadline - time.monotonic()))
         if not future.done():
@@ -116,6 +123,7 @@ class StoreClient:
                 future.cancel()
             raise StoreError("the store did not answer in time")
         reply = future.result()
+        # Monotonic time plus an offset: setting the clock of this machine moves no window.
         self._clock_offset = reply.now - time.monotonic()
         return reply
 
@@ -127,6 +135,7 @@ class StoreClient:
 def settlement_of(ticket: Ticket) -> Settle:
     """Make the settlement of a ticket, and settle what was reserved in this process."""
     settlement = Settle(ticket.id, ticket.charges())
+    # Both, as what was used here still has to reach the store once it is back.
     if ticket.reserved_in is not None:
         ticket.reserved_in.run([settlement])
     return settlement

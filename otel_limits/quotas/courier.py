@@ -30,6 +30,7 @@ logger = logging.getLogger("otel_limits")
 BATCH: Final = 500
 """Operations that are sent together at most."""
 
+# A settlement has a few hundred bytes, so that an outage costs some megabytes at most.
 MAX_KEPT: Final = 10_000
 """Settlements that are kept during an outage; the oldest is lost when one more comes."""
 
@@ -77,9 +78,12 @@ class Courier:
         """Start no thread yet: there is nothing to carry."""
         self._store = store
         self._start_afresh()
+        # A daemon thread is cut off when the interpreter ends, with whatever it still had to send.
         atexit.register(self.close)
 
     def _start_afresh(self) -> None:
+        # All of it anew also after a fork: a lock that another thread held stays locked
+        # in the child.
         self._wake = threading.Condition()
         self._waiting: deque[tuple[Operation, Future[Reply]]] = deque()
         self._kept: deque[Settle] = deque()
@@ -95,6 +99,8 @@ class Courier:
         """
         future: Future[Reply] = Future()
         with self._wake:
+            # Refused at once: every agent would otherwise wait its timeout for a store that is
+            # known to be gone.
             if self._is_down or self._closing.is_set() or not self._has_thread():
                 self._keep(operation)
                 future.set_exception(StoreLostError("the store does not answer"))
@@ -105,6 +111,8 @@ class Courier:
 
     def _has_thread(self) -> bool:
         """Start the thread before its first operation; False where the system has none left."""
+        # Not in `__init__`: a server that forks its workers would start it in the parent, where
+        # nobody needs it.
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
             try:
@@ -122,6 +130,7 @@ class Courier:
 
     def close(self) -> None:
         """Send what is left, within a second, and let go of the store."""
+        # Or a process that switches quotas on and off would keep every courier until its end.
         atexit.unregister(self.close)
         self._closing.set()
         with self._wake:
@@ -154,6 +163,8 @@ class Courier:
             return [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
 
     def _carry(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
+        # A reservation whose agent has given up is not sent any more; from here on none
+        # can be cancelled.
         live = [each for each in batch if each[1].set_running_or_notify_cancel()]
         try:
             replies = self._store.run([operation for operation, _ in live])
@@ -166,21 +177,26 @@ class Courier:
     def _lose(self, batch: Sequence[tuple[Operation, Future[Reply]]], error: Exception) -> None:
         """Refuse everything that waits, and all that comes, until the store is back."""
         with self._wake:
+            # Under the same lock as the queue: nothing can be queued between the loss
+            # and the clearing.
             self._is_down = True
             late = [each for each in self._waiting if each[1].set_running_or_notify_cancel()]
             self._waiting.clear()
             for operation, _ in (*batch, *late):
                 self._keep(operation)
+        # Counted without a second line in the log: the one below says more.
         FAULTS.publish("quotas")
         logger.error(
             "otel-limits: the quota store does not answer (%s); until it does, quotas are decided "
             "by their on_backend_error.",
             error,
         )
+        # Outside the lock, as waking those who wait runs their code.
         for _, future in (*batch, *late):
             future.set_exception(StoreError(str(error)))
 
     def _keep(self, operation: Operation) -> None:
+        # A reservation is worth nothing later; what was used has to be counted however late.
         if not isinstance(operation, Settle):
             return
         self._kept.append(operation)
@@ -189,6 +205,7 @@ class Courier:
             FAULTS.report("quotas", StoreError("a settlement was lost: too many wait"))
 
     def _wait_for_store(self) -> None:
+        # In this thread and not by an agent's call: while the store is down, no agent waits for it.
         while not self._closing.wait(LOOK_INTERVAL_SECONDS):
             if self._is_back() and self._send_kept():
                 logger.warning("otel-limits: the quota store is back; what it missed was sent.")
@@ -205,7 +222,11 @@ class Courier:
         """Send the settlements that were kept; True when none is left."""
         while True:
             with self._wake:
+                # Looked at and not taken: what is being sent when the connection breaks must not be
+                # lost. Sent twice it counts once, as a store knows ids of operations.
                 batch = [self._kept[n] for n in range(min(BATCH, len(self._kept)))]
+                # Only with nothing left, and under the lock: new settlements go behind those
+                # that were kept.
                 if not batch:
                     self._is_down = False
                     return True

@@ -46,7 +46,7 @@ class Engine:
         quotas: What is to be held now.
         carrier: Brings operations to the store.
         publish: Takes facts.
-        price: Model id and usage → USD, for quotas in money.
+        price: Request and usage → USD, for quotas in money.
         timeout: Seconds that an agent waits for the store at most.
     """
 
@@ -66,6 +66,11 @@ class Engine:
         self._client = StoreClient(carrier, timeout)
         self._tickets = OpenTickets(quotas, price, self._client)
 
+    @property
+    def holds_quotas(self) -> bool:
+        """True while there is a quota that a call may have to ask."""
+        return self._tickets.has_quotas
+
     # --- the gate ---------------------------------------------------------------------------------
 
     async def admit(self, request: Request) -> Verdict | None:
@@ -82,10 +87,12 @@ class Engine:
     async def settle(self, invocation_id: str) -> None:
         """Count what the call took; while the store does not answer, the courier keeps it."""
         try:
+            # Taken before it is sent: whoever takes a ticket is the only one who settles it.
             ticket = self._tickets.close(invocation_id)
             if ticket is not None:
                 reply = await self._client.settle(ticket)
                 self._publish_use(ticket, reply.standings)
+        # The courier has it, and has said so in the log.
         except StoreError:
             return
         except Exception as error:  # noqa: BLE001  the agent must not feel it
@@ -134,12 +141,15 @@ class Engine:
         try:
             reply = await self._client.reserve(ticket, forced=False)
         except StoreError as error:
+            # A store that is slow may still reserve what nobody will use: then it has to
+            # be taken back.
             return self._degrade(ticket, was_sent=not isinstance(error, StoreLostError))
         self._publish_use(ticket, reply.standings)
         if reply.status == "refused":
             return await self._refuse(ticket, reply)
         # What is only observed lets the call go out, and its verdict is noted all the same.
         observed = lacking(ticket.needs, reply, enforced=False)
+        # An admitted call can only lack what is not enforced.
         short = [need for need, _ in observed]
         for need in ticket.needs:
             self._decide(ticket, need, "observed" if need in short else "admitted")
@@ -153,6 +163,7 @@ class Engine:
         verdict = verdict_of(denied)
         if verdict is not None and verdict.action == "wrap_up":
             # One last call goes out all the same. Without a reservation its settlement books it.
+            # A store that is lost between the two replies must not take the last answer away.
             with contextlib.suppress(StoreError):
                 await self._client.reserve(ticket, forced=True)
         else:
@@ -163,6 +174,8 @@ class Engine:
 
     def _degrade(self, ticket: Ticket, *, was_sent: bool) -> Verdict | None:
         """Do what every quota says for this case; one that denies is enough."""
+        # Anew, as an attempt may have ended half-way, and as the windows of now are those
+        # to decide in.
         self._client.fill(ticket, forced=False)
         denied: list[Denied] = [
             (need, unanswered(need))
@@ -171,6 +184,8 @@ class Engine:
         ]
         for need, _ in denied:
             self._decide(ticket, need, "degraded_denied")
+        # Not at all where a quota denies: the call does not go out, so that nothing is
+        # to be reserved.
         denied = denied or self._reserve_here(ticket)
         if not denied:
             return None
@@ -195,6 +210,8 @@ class Engine:
 
     def _publish_use(self, ticket: Ticket, standings: Iterable[Standing]) -> None:
         """Remember and publish how the counts stand now."""
+        # Strict, as a store that answers to another number of counts would be read as if
+        # they were ours.
         for need, demand, standing in zip(ticket.needs, ticket.demands, standings, strict=True):
             latest = self._client.fallback.remember(demand, standing)
             self._publish(use_of(need, demand, latest))

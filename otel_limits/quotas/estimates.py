@@ -8,6 +8,8 @@ from typing import Final
 
 from otel_limits.core.usage import Usage
 
+# The most that a Claude 3 model answers with. Most answers are far shorter, and the rest of a
+# reservation is given back when its call ends.
 FIRST_OUTPUT: Final = 4096
 """Output tokens assumed of a model without a known cap that has not shown yet what it does."""
 
@@ -47,6 +49,8 @@ class Estimates:
         """Estimate a call that is about to go out."""
         lessons = self._lessons(model)
         usage = Usage(
+            # By the worst of the last calls and not their mean: a reservation that is too low lets
+            # a fleet pass its quota, one that is too high only waits a little.
             input=projected_input + max(lessons.shortfalls, default=0),
             output=_highest(lessons) if output_cap is None else output_cap,
         )
@@ -60,6 +64,7 @@ class Estimates:
 
     def _lessons(self, model: str) -> Lessons:
         lessons = self._models.setdefault(model, Lessons())
+        # The one that is forgotten is the one that was asked for the longest time ago.
         self._models.move_to_end(model)
         if len(self._models) > MAX_MODELS:
             self._models.popitem(last=False)
@@ -68,4 +73,5 @@ class Estimates:
 
 def _highest(lessons: Lessons) -> int:
     seen = max(lessons.outputs, default=0)
+    # A few short answers say little about the next one.
     return seen if len(lessons.outputs) >= ENOUGH_CALLS else max(seen, FIRST_OUTPUT)

@@ -41,6 +41,7 @@ class Fallback:
         """Note how a count stands, and return it with its limit."""
         with self._lock:
             earlier = self._known.get(demand.count)
+            # The reply to a settlement has no limit: only a reservation looks up the grants.
             limit = standing.limit or (earlier.limit if earlier else demand.limit)
             latest = self._known[demand.count] = replace(standing, limit=limit)
             self._known.move_to_end(demand.count)
@@ -51,6 +52,8 @@ class Fallback:
     def end(self) -> None:
         """Begin anew: the store answers again, and what was used here is on its way to it."""
         if self._is_used:
+            # A new one, as tickets that are still open settle in the one that they
+            # were reserved in.
             self._memory, self._is_used = MemoryStore(self._clock), False
 
     def reserve(self, ticket: Ticket) -> tuple[list[QuotaNeed], Reply | None]:
@@ -75,4 +78,5 @@ class Fallback:
     def _left(self, demand: Demand) -> Demand:
         known = self.known(demand.count)
         limit = demand.limit if known is None else known.remaining
+        # What was known is taken off the limit already: it must not be counted a second time.
         return replace(demand, limit=limit, known=0)

@@ -69,6 +69,7 @@ def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
 
 def _counts(store: QuotaStore, quota: Quota, now: float) -> list[Count]:
     window = quota.windows.at(now)
+    # The store lists keys and no counts, so that this is one question per quota, not one per key.
     listed = {each.id: each.shown for each in store.keys(quota.name)}
     if not quota.key.sources:
         listed = {quota.key.key_of_text(quota.name, EVERYTHING).id: EVERYTHING}

@@ -20,10 +20,13 @@ INVALID: Final = "(invalid)"
 EVERYTHING: Final = "(all)"
 """Shown for a quota without a key: one count for all that it applies to."""
 
+# Baggage comes from outside: without a bound one request could fill a store with a
+# key of megabytes.
 MAX_VALUE_LENGTH: Final = 128
 HASH_LENGTH: Final = 32
 SHOWN_HASH_LENGTH: Final = 12
 
+# No space and no brace, so that a template can be read in one way only.
 SOURCE: Final = re.compile(r"agent|model|(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
 PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -101,6 +104,7 @@ class Template:
         if "{" not in self.text:
             return re.compile("(.+)")
         parts = PLACEHOLDER.split(self.text)
+        # `split` with a group gives text and placeholder in turns: the odd ones are placeholders.
         return re.compile("".join("(.+?)" if n % 2 else re.escape(p) for n, p in enumerate(parts)))
 
 
@@ -123,6 +127,7 @@ def key_text(value: object) -> str:
     if value is None or value == "":
         return MISSING
     text = str(value) if isinstance(value, (str, int)) else ""
+    # All of them share one count: whoever sends such values must not get a fresh amount with each.
     if not text or len(text) > MAX_VALUE_LENGTH or not text.isprintable():
         return INVALID
     return text

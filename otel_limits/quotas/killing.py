@@ -44,8 +44,10 @@ class KillListener:
         self._closing.set()
 
     def _start(self) -> None:
+        # One per thread: the parent's may have been set, and its thread does not exist in a child.
         self._closing = threading.Event()
         self._since: float | None = None
+        # More than are sent in the minute for which kills are noted.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         threading.Thread(
             target=self._listen, args=(self._closing,), name="otel-limits-kill", daemon=True
@@ -63,8 +65,11 @@ class KillListener:
         """Obey kills until the connection is lost."""
         with contextlib.suppress(StoreError):
             if self._since is None:
+                # The store's time and not ours, and only once: after a reconnection what was missed
+                # counts as well.
                 self._since = self._store.now()
             for kill in self._store.kills(self._since, closing):
+                # What arrives after `close()` is meant for those who still listen.
                 if not closing.is_set():
                     self._obey(kill)
 
@@ -73,6 +78,7 @@ class KillListener:
         # After reconnecting, those of the last minute are heard again.
         if kill.id in self._seen:
             return
+        # Before it is obeyed: one that fails half-way is not begun again at every reconnection.
         self._seen.append(kill.id)
         ended = self._kill(kill.pattern)
         logger.warning(

@@ -55,6 +55,7 @@ class Bucket:
 
     def purge(self, now: float, longest: float) -> None:
         """Drop leases that have expired."""
+        # A copy, as leases are dropped on the way.
         for operation, lease in list(self.leases.items()):
             # The clock may have been set back: no lease lasts longer than a new one.
             lease.expires = min(lease.expires, now + longest)
@@ -77,6 +78,7 @@ class MemoryStore:
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Do `operations` in order."""
         with self._lock:
+            # Under the lock, so that no operation sees an earlier time than the one before it.
             now = self._clock()
             self._forget(now)
             return [self._run(each, now) for each in operations]
@@ -121,6 +123,8 @@ class MemoryStore:
 
     def _run(self, operation: Operation, now: float) -> Reply:
         done = self._done.get(operation.id)
+        # The same id is one call: a settlement ends it for good, while a reservation that is sent
+        # again is answered as before. Only its settlement, which bears the same id, goes on.
         if done is not None and (done[1].status == "settled" or isinstance(operation, Reserve)):
             return done[1]
         if isinstance(operation, Settle):
@@ -129,14 +133,18 @@ class MemoryStore:
         else:
             reply = self._reserve(operation, now)
         if reply.status in ("admitted", "settled"):
+            # Taken out first, so that the newest stands last: `_forget` ends at the first that
+            # is not old.
             self._done.pop(operation.id, None)
             self._done[operation.id] = (now + REMEMBERED_SECONDS, reply)
         return reply
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
+        # Before anything is changed: a reservation holds in all of its counts or in none.
         if any(now not in demand.count.window for demand in operation.demands):
             return Reply("elsewhere", now)
         lease = operation.lease_seconds
+        # First, as it makes anew a count that was lost, from what the asker knows of it.
         wanted = [self._wanted(demand, now, lease) for demand in operation.demands]
         standings = [
             self._standing(demand.count, demand.limit, now, lease) for demand in operation.demands
@@ -160,10 +168,13 @@ class MemoryStore:
     def _wanted(self, demand: Demand, now: float, longest: float) -> int:
         bucket = self._bucket(demand.count, demand.known)
         bucket.purge(now, longest)
+        # Several calls of unknown size at once could each turn out bigger, and together
+        # pass the limit.
         alone = demand.certain or all(lease.certain for lease in bucket.leases.values())
         return demand.amount if alone else DOUBTFUL * demand.amount
 
     def _charge(self, operation: str, charge: Charge) -> Standing:
+        # The count is made where it is missing: what was used has to be counted, reserved or not.
         bucket = self._bucket(charge.count, charge.known)
         bucket.leases.pop(operation, None)
         bucket.used += charge.amount
@@ -174,6 +185,7 @@ class MemoryStore:
     ) -> Standing:
         bucket = self._buckets.get(_name(count), Bucket(count))
         bucket.purge(now, longest)
+        # Not dropped when they end: a person gives them, so there are few.
         grants = self._grants.get((count.quota, count.key), ())
         granted = sum(each for until, each in grants if until > now)
         return Standing(bucket.used, bucket.reserved, amount + granted)
@@ -194,6 +206,8 @@ class MemoryStore:
                 for name, bucket in self._buckets.items()
                 if bucket.count.window.end + RETENTION_SECONDS > now
             }
+            # Twice what was left, so that counts which cannot be dropped yet are not looked at
+            # with every call.
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
 
 

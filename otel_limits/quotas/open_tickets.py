@@ -40,11 +40,18 @@ class OpenTickets:
         self._client = client
         self.start_afresh()
 
+    @property
+    def has_quotas(self) -> bool:
+        """True while there is a quota to hold."""
+        return bool(self._quotas())
+
     def start_afresh(self) -> None:
         """Forget everything, in a child: what is open goes on in its parent."""
         # Threads of one invocation may ask models at once. Reentrant, because booking a call that
         # did not ask opens a ticket for it.
         self._lock = threading.RLock()
+        # New in a child: ids of operations must never be given twice, as the second would
+        # not be done.
         self._owner = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._invocations: dict[str, InvocationState] = {}
@@ -52,6 +59,7 @@ class OpenTickets:
 
     def open(self, request: Request) -> Ticket | None:
         """Open a ticket; `None` when no quota applies."""
+        # Before the lock: it reads baggage, and attributes of the application's own types.
         lookup = lookup_of(request)
         applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
         if not applying:
@@ -59,11 +67,14 @@ class OpenTickets:
         with self._lock:
             state = self._invocations.setdefault(request.invocation.id, InvocationState())
             self._settle(state)  # the end of the call before was not seen
+            # For calls that ask nobody, such as a summary: they know their invocation
+            # and nothing else.
             state.attributes = request.attributes
             worst = self._estimates.worst_case(request.model, request.input, request.output_cap)
             needs = [
                 need_of(quota, request, lookup, worst, self._price)
                 for quota in applying
+                # An invocation is counted by its first call and by no other.
                 if quota.name not in state.counted
             ]
             if needs:
@@ -113,6 +124,7 @@ class OpenTickets:
         )
         ticket = self.open(request)
         if ticket is not None:
+            # It has gone out, so that there is nothing left to refuse.
             ticket.leave_out([need for need in ticket.needs if need.amount == UNPRICED])
             self._client.fill(ticket, forced=True)
             self._note(ticket, call)
@@ -123,6 +135,7 @@ class OpenTickets:
         ticket.calls = 1
         ticket.tokens = call.usage.total
         ticket.cost = call.price or NO_COST
+        # What was estimated teaches nothing but the estimate.
         if call.kind == "measured":
             self._estimates.learn(ticket.request.model, ticket.request.input, call.usage)
 

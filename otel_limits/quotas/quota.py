@@ -20,6 +20,7 @@ UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations")
 BackendError = Literal["deny", "allow", "local"]
 BACKEND_ERRORS: Final[tuple[BackendError, ...]] = ("deny", "allow", "local")
 
+# Finer than the price of a token: the cheapest models cost some 10**-8 dollars for one.
 PARTS_PER_USD: Final = 10**9
 """Money is counted in whole billionths of a dollar, so that stores add integers."""
 

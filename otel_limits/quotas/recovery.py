@@ -31,6 +31,8 @@ def as_text(charges: Iterable[Charge]) -> str:
     """Write charges for the ledger, which gets hashes of keys and not the keys."""
     return json.dumps(
         [
+            # Without `shown`, which names the key for people: the store has it
+            # since the reservation.
             (count.quota, count.key, count.window.start, count.window.end, each.amount)
             for each in charges
             for count in (each.count,)
@@ -56,9 +58,12 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
     Raises:
         StoreError: The store does not answer.
     """
+    # The store says which, and not the ledger: most calls of a ledger were settled long ago.
     expired = store.expired(MOST)
     found = [from_text(*each) for each in find(expired)] if expired else []
     if found:
+        # Done before they are noted as done: a worker that dies between the two sends them once
+        # more, which changes nothing.
         store.run(found)
         store.done([each.id for each in found])
     return len(found)
@@ -97,6 +102,7 @@ class Recovery:
     def _work(self, closing: threading.Event) -> None:
         while not closing.wait(INTERVAL_SECONDS):
             self._look()
+        # In the thread that used it: a connection is never closed while another thread waits on it.
         self._store.close()
 
     @never_raises("quotas")

@@ -22,6 +22,9 @@ from otel_limits.quotas.store import (
     Status,
 )
 
+# In braces, which make it a hash tag: all keys are in one slot of a cluster, where a script can use
+# them together
+# (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags).
 TAG: Final = "{otel_limits}"
 OPERATION_KEY: Final = TAG + ":operation:"
 KILLS_KEY: Final = TAG + ":kills"
@@ -47,6 +50,8 @@ def source_of(script: str) -> str:
 @functools.cache
 def sha_of(script: str) -> str:
     """Return the name under which a server knows a script."""
+    # SHA-1 is what EVALSHA asks for; `usedforsecurity` lets it work where FIPS
+    # forbids it otherwise.
     return hashlib.sha1(source_of(script).encode(), usedforsecurity=False).hexdigest()
 
 
@@ -56,6 +61,7 @@ def call_of(operation: Operation) -> ScriptCall:
 
 
 def _reservation(operation: Reserve) -> ScriptCall:
+    # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
     keys = [OPERATION_KEY + operation.id, EXPIRED_KEY]
     lease = int(operation.lease_seconds * 1000)
     arguments: list[object] = [operation.id, lease, REMEMBERED_SECONDS * 1000]
@@ -73,6 +79,7 @@ def _reservation(operation: Reserve) -> ScriptCall:
             demand.known,
             f"{count.key} {count.shown}",
         ]
+    # As text: redis-py writes floats in its own way, and refuses booleans.
     return ScriptCall("reserve", keys, [str(each) for each in arguments])
 
 

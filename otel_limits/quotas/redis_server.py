@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from otel_limits.quotas.redis_store import RedisStore
+from otel_limits.quotas.stores import scheme_of
 
 CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?]*/[^?]*@")
 """A password with a `/` in it: what stands before that would be taken for the host and its port."""
@@ -40,6 +41,8 @@ class ServerLink:
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL and its options."""
     with no_secrets_told(name, url):
+        # Parsing a URL checks little; making a connection, without opening it, checks the
+        # options as well.
         redis.ConnectionPool.from_url(redis_url(url)).make_connection()
 
 
@@ -57,10 +60,12 @@ def redis_url(url: str) -> str:
 def client_settings(timeout: float, health_interval: int) -> dict[str, Any]:
     """Return what every client is made with."""
     return {
+        # Both, as connecting and answering can hang each by itself.
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
         # We try again ourselves: the client's own attempts would take longer than an agent waits.
         "retry": Retry(NoBackoff(), 0),
+        # Everything of ours is ASCII or UTF-8 text.
         "decode_responses": True,
         "health_check_interval": health_interval,
     }
@@ -77,10 +82,11 @@ def no_secrets_told(name: str, url: str) -> Iterator[None]:
         if CUT_PASSWORD.match(url):
             raise ValueError  # noqa: TRY301  for the sentence below
         yield
+    # Whatever redis-py raises for a URL: each option has its own way to fail.
     except (ValueError, TypeError, AttributeError, RedisError):
         raise ValueError(
             f"{name} must be a URL that the client of Redis can read; it cannot read this one "
-            f"with the scheme {url.partition(':')[0]!r}. The port must be a number up to 65535, "
+            f"with the scheme {scheme_of(url)!r}. The port must be a number up to 65535, "
             "the options after ? must be known to the client, and in a password write %2F for /, "
             "%3F for ?, %23 for # and %40 for @."
         ) from None

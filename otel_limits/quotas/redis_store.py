@@ -81,6 +81,7 @@ class RedisStore:
         Raises:
             StoreError: It cannot.
         """
+        # A write, as a replica, or a server whose disk is full, still answers to PING.
         self._ask(lambda client: client.set(CHECK_KEY, "1", px=1000))
 
     def now(self) -> float:
@@ -130,6 +131,7 @@ class RedisStore:
 
         def write(client: Any) -> None:
             bucket, _ = scripts.bucket_keys(count)
+            # Both or none: a count without its expiry would stay for ever.
             pipe = client.pipeline(transaction=True)
             pipe.hset(bucket, "used", 0)
             pipe.pexpireat(bucket, scripts.expires(count))
@@ -143,6 +145,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
+        # A set holds a member once, and two grants of one amount are two.
         member = f"{amount}:{uuid.uuid4().hex}"
         arguments = [member, str(int(until * 1000)), str(RETENTION_SECONDS * 1000)]
         self._evaluate([ScriptCall("grant", [scripts.grants_key(count)], arguments)])
@@ -221,6 +224,7 @@ class RedisStore:
 
     def _evaluate(self, calls: Sequence[ScriptCall]) -> list[Any]:
         def evaluate(client: Any) -> list[Any]:
+            # Each script is atomic by itself: a transaction would only keep others waiting.
             pipe = client.pipeline(transaction=False)
             for script, keys, arguments in calls:
                 pipe.evalsha(scripts.sha_of(script), len(keys), *keys, *arguments)

@@ -31,6 +31,7 @@ from otel_limits.quotas.quota import (
 )
 from otel_limits.quotas.windows import CALENDAR, UTC, Windows, length_of, zone_of
 
+# It is part of keys in Redis and a label in Prometheus: nothing that either would have to escape.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
 
 Refuse = Callable[[tuple[str, ...], str], None]
@@ -94,6 +95,7 @@ FIELDS: Final[Mapping[str, Field]] = {
         CONDITIONS, "What a model call must be for the quota to apply: sources and globs."
     ),
     "action": Field(
+        # Nobody who is asked in passing can extend what a whole fleet shares.
         choice(*(each for each in ACTIONS if each != "ask")),
         "What is done when it is exceeded; unset, what the agent does.",
     ),
@@ -160,6 +162,7 @@ class _Reading:
         if field is None:
             self._refuse(f"has no setting {key!r}. Known here: {', '.join(FIELDS)}.", key)
             return None
+        # Said as it was written: `repr` of a Decimal is not what stands in the file.
         written = str(value) if isinstance(value, Decimal) else None
         try:
             return field.kind.of_value(key, value, written)

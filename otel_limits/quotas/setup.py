@@ -58,9 +58,10 @@ class Quotas:
             quotas,
             carrier,
             publish=runs.observers.publish,
-            price=runs.price_of,
+            price=runs.price_of_request,
             timeout=TIMEOUT_SECONDS,
         )
+        # Last, as from here on model calls ask.
         runs.observers.gate = self._engine
 
     def after_fork(self) -> None:
@@ -70,6 +71,7 @@ class Quotas:
 
     def close(self) -> None:
         """Send what is left, and stop asking and listening."""
+        # First, so that no call asks a store that is being closed.
         self._runs.observers.gate = None
         self._engine.close()
         for thread in self._threads:

@@ -109,17 +109,24 @@ def open_shared_store(url: str, timeout: float, health_interval: int = 0) -> Sha
     return cast("SharedStore", store)
 
 
+def scheme_of(url: str) -> str:
+    """All of a URL that is shown: what follows the scheme may have a password in it."""
+    scheme, separator, _ = url.partition("://")
+    return scheme if separator and scheme.replace("+", "").isalnum() else ""
+
+
 def _kind_of(name: str, url: str) -> StoreKind:
+    # The patterns exclude each other, so that the order of the table does not matter.
     for kind in STORES:
         if re.fullmatch(kind.pattern, url):
             return kind
     *forms, last = (kind.form for kind in STORES)
     # Nothing but the scheme is shown: what follows it may contain a password.
     raise ValueError(
-        f"{name} must be {', '.join(forms)} or {last}, "
-        f"got one with the scheme {url.partition(':')[0]!r}."
+        f"{name} must be {', '.join(forms)} or {last}, got one with the scheme {scheme_of(url)!r}."
     )
 
 
 def _module_of(kind: StoreKind) -> StoreModule:
+    # A name out of our own table, never out of a URL.
     return cast("StoreModule", importlib.import_module(f"otel_limits.quotas.{kind.module}"))

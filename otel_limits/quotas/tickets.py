@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 UNPRICED: Final = -1
 """Stands for an amount of money that nobody knows."""
 
-PriceOf: TypeAlias = Callable[[str, Usage], Decimal | None]
+PriceOf: TypeAlias = "Callable[[Request, Usage], Decimal | None]"
 Known: TypeAlias = Callable[[Count], Standing | None]
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
@@ -92,6 +92,7 @@ class InvocationState:
     def close(self) -> Ticket | None:
         """Take the ticket, once: whoever takes it settles it."""
         ticket, self.ticket = self.ticket, None
+        # Only with a call that went out: one that was refused leaves the invocation uncounted.
         if ticket is not None and ticket.calls:
             self.counted.update(
                 need.quota.name for need in ticket.needs if need.quota.unit == "invocations"
@@ -123,7 +124,8 @@ def need_of(
     return QuotaNeed(
         quota=quota,
         key=quota.key.key(quota.name, lookup),
-        amount=_amount(quota.unit, request.model, worst.usage, price),
+        amount=_amount(quota.unit, request, worst.usage, price),
+        # A call is one call, however long its answer.
         certain=worst.certain or quota.unit in ("model_calls", "invocations"),
         # Nobody can be asked to extend a quota in passing: the whole fleet shares it.
         action="halt" if action == "ask" else action,
@@ -141,6 +143,8 @@ def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Dem
         limit=quota.amount,
         enforced=need.is_enforced and not forced,
         certain=need.certain,
+        # A store that restarted without its data goes on from what the fleet last saw, and
+        # not from 0.
         known=standing.used if standing is not None else 0,
     )
 
@@ -173,6 +177,7 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
 
 def exceeded(need: QuotaNeed, standing: Standing, status: str) -> Breach:
     """Say what the count comes to with this call."""
+    # An admitted call, which is only observed, is in what is reserved already.
     total = standing.used + standing.reserved + (need.amount if status == "refused" else 0)
     unit = need.quota.unit
     note = (
@@ -233,11 +238,11 @@ def _breach(need: QuotaNeed, cap: int, observed: int, note: str) -> Breach:
     )
 
 
-def _amount(unit: Unit, model: str, worst: Usage, price: PriceOf) -> int:
+def _amount(unit: Unit, request: Request, worst: Usage, price: PriceOf) -> int:
     """Return what the call may take at most, in parts; `UNPRICED` when nobody knows."""
     if unit == "tokens":
         return worst.total
     if unit != "usd":
         return 1
-    cost = price(model, worst)
+    cost = price(request, worst)
     return UNPRICED if cost is None else parts_of_usd(cost)

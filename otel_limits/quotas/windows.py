@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600
+# A year, be it a leap year: a store keeps a count for as long as its window, and not for ever.
 LONGEST_DAYS: Final = 366
 
 DURATION: Final = re.compile(
@@ -63,6 +64,7 @@ class Windows:
     def at(self, seconds: float) -> Window:
         """Return the window around a time, in seconds since the epoch."""
         if self.rule not in CALENDAR:
+            # From the epoch and not from the first use, so that workers agree without a word.
             length = length_of(self.rule)
             start = int(seconds // length) * length
             return Window(start, start + length)
@@ -125,4 +127,5 @@ def length_of(rule: str) -> int:
 def _midnight(day: date, zone: ZoneInfo) -> int:
     """Return the first second of `day`, or of what is left of it where midnight was skipped."""
     local = datetime(day.year, day.month, day.day, tzinfo=zone)
+    # By way of UTC: `zoneinfo` (PEP 495) takes a time that was skipped as one before the change.
     return int(local.astimezone(timezone.utc).timestamp())

@@ -1,180 +1,388 @@
-"""Model calls of one invocation: opened before they go out, and counted once when they end."""
+"""Model calls of one invocation: reserved for before they go out, counted once when they end."""
 
 from __future__ import annotations
 
 import contextvars
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.facts import CallKind, ModelCall
-from otel_limits.core.usage import EXACT, NO_USAGE, Usage
+from otel_limits.core.terms import DEFAULT_TERMS, sale_of
+from otel_limits.core.usage import EXACT, NO_COST, NOTHING_REPORTED, Usage, UsageRecord
+from otel_limits.runs.budget import ASSUMED_OUTPUT, Reservation
+from otel_limits.usage.normaliser import completed
+from otel_limits.usage.text import tokens_of_text
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
+    from otel_limits.core.policy import Verdict
+    from otel_limits.core.price import Quote
+    from otel_limits.core.terms import Sale
     from otel_limits.core.usage import Tally
     from otel_limits.runs.run import Run
 
-CHARACTERS_PER_TOKEN: Final = 4
-"""What an estimate assumes where the framework offers no projection."""
-
-NO_ORIGIN: Final = (None, None)
-"""Source and version of a price that nobody knows."""
+NOTHING: Final = Reservation()
+ONE_TURN: Final = Reservation(turns=1)
 
 
 class OpenCall:
     """A model call whose end has not been seen yet."""
 
     is_open = True
-    """False once it has been counted."""
+    """False once it has been counted, or given up before it went out."""
+    started: float | None = None
+    """When it went out, by the clock of its run; `None` where nobody saw it."""
+    reservation: Reservation | None = None
+    """What is kept for it in every budget of its run; `None` while it may not go out."""
+    is_paused = False
+    """True while whoever reads the answer does something else, or has forgotten it."""
+    is_of_loop = False
+    """True when the agent's loop asks, so that the response is to become a turn."""
     span_id: str | None = None
     """Its `chat` span, as soon as that has begun."""
-    streamed = False
-    """True when the provider sent something, so that it will bill the input."""
-    characters = 0
-    """What it has answered by now, in characters of text and arguments."""
-    reported = False
-    """True when the provider sent usage, be it zero."""
-    usage: Usage | None = None
-    """What the provider sent, before anybody folded cached tokens into anything."""
-    usage_total: int | None = None
-    counted: Usage | None = None
-    """The same as it counts, cached tokens in the input; `None` when it cannot be used."""
+    has_ended = False
+    """True when its end was seen, be it counted or not."""
+    answered = False
+    """True when the provider took the request on, so that it will bill the input."""
+    has_content = False
+    """True when it has sent a part of an answer, or usage."""
+    record: UsageRecord = NOTHING_REPORTED
+    """What it said that the call used."""
+    terms = DEFAULT_TERMS
+    """What the request asks for that its price depends on."""
 
     def __init__(
         self,
         model: str,
         input_estimate: int = 0,
-        started: float | None = None,
         provider: str = "unknown",
+        output_cap: int | None = None,
     ) -> None:
         """Remember what is known before the answer comes: little, where nobody saw it begin."""
         self.model = model
         self.provider = provider
         self.input_estimate = input_estimate
-        self.started = started
+        self.output_cap = output_cap
+        self.parts: list[str] = []
+        """The texts, thoughts and arguments that it has answered by now."""
+
+    @property
+    def is_side(self) -> bool:
+        """True when something else than the agent's loop asks."""
+        return not self.is_of_loop
 
     @property
     def output_estimate(self) -> int:
         """Tokens of what it has answered by now, about."""
-        return -(-self.characters // CHARACTERS_PER_TOKEN)
+        return tokens_of_text("".join(self.parts))
+
+    def sale(self, usage: Usage) -> Sale:
+        """Put together what its price depends on, if it used so much."""
+        return sale_of(self.model, self.provider, usage, self.record.tier, self.terms)
 
 
 class Calls:
-    """The model calls of one invocation, and the only way in which they are counted."""
+    """The model calls of one invocation, and the only way in which they are counted.
+
+    Each is admitted, goes out, and is settled; one that is not made after all is released. From
+    the first to the last of these, what it may use is reserved in the budget of the invocation
+    and in every tree around it, so that no other call gets the same twice.
+    """
 
     def __init__(self, run: Run) -> None:
         """Begin with none under way."""
         self._run = run
         self.under_way: set[OpenCall] = set()
         """A loop has one at most; tools and middleware may have more beside it."""
+        self._turn = NOTHING
+        """The turn that the loop has reserved, until its response is taken or nobody asks again."""
+        self._kept = NOTHING
+        """The tokens of the loop's call that failed, until it is tried again."""
 
-    def open(self, model: str, input_estimate: int, provider: str = "unknown") -> OpenCall:
-        """A request is about to go out."""
-        call = OpenCall(model, input_estimate, self._run.runs.now(), provider)
-        self.under_way.add(call)
+    def admit(
+        self, call: OpenCall, *, turn: bool = False, forces_output: bool = False, last: bool = False
+    ) -> Verdict | None:
+        """Decide whether a call may go out, and reserve what it may use, in one step.
+
+        It may when it has a `reservation` afterwards: nothing is against it, what is against it
+        is only observed, or it is the one last answer that may pass a cap, which the action
+        `wrap_up` of the verdict says.
+
+        Args:
+            call: The call.
+            turn: It is one of the agent's loop, so that its response becomes a turn. A side call is
+                judged by the limits alone that it could pass.
+            forces_output: It only forces structured output, which some limits yield to.
+            last: It can be made a last answer without tools.
+        """
+        run = self._run
+        wanted = self._wanted(call)
+        run.measure_time()
+        with run.runs.lock:
+            had_turn = self._turn is not NOTHING
+            if turn:  # what is tried again has kept its place, and nobody gets in between
+                self._forget_kept()
+            verdict = run.decide(with_reserved=True, forces_output=forces_output, side=not turn)
+            if verdict is None or verdict.action == "observe" or (last and self._is_last()):
+                call.is_of_loop = turn
+                self._hold(call, wanted)
+            elif not (had_turn and self.under_way):  # a call beside this one may need the turn
+                turn = False
+            if turn:
+                self._turn = run.budgets.hold(ONE_TURN)
+        return run.with_subjects(verdict)
+
+    def take(self, call: OpenCall) -> None:
+        """Reserve for a call that nobody can refuse."""
+        wanted = self._wanted(call)
+        with self._run.runs.lock:
+            self._hold(call, wanted)
+
+    def open(self, call: OpenCall) -> OpenCall:
+        """A call goes out now; one that was not admitted before is not refused any more."""
+        if call.reservation is None:
+            self.take(call)
+        call.started = self._run.runs.now()
         return call
+
+    def read_on(self, call: OpenCall) -> None:
+        """The answer of a call is read on, which may have lost what was reserved for it."""
+        call.is_paused = False
+        if call.is_open and call.reservation is None:
+            self.take(call)
+
+    def release(self, call: OpenCall) -> None:
+        """A call that was admitted is not made after all."""
+        with self._run.runs.lock:
+            self._give_back(call)
+            call.is_open = False
+
+    def turned(self) -> None:
+        """The response of the loop was taken into the conversation: what was reserved is used."""
+        with self._run.runs.lock:
+            self._forget_kept()
+            for budget in self._run.budgets:
+                budget.tally.turns += 1
+
+    def let_go(self) -> None:
+        """The loop asks for nothing more: give back what it has kept."""
+        with self._run.runs.lock:
+            self._forget_kept()
 
     def settle(
         self,
         call: OpenCall,
-        usage: Usage | None = None,
+        record: UsageRecord | None = None,
         *,
         failed: bool = False,
         aborted: bool = False,
-        output_estimate: int = 0,
     ) -> None:
         """The end of a model call was seen: count it.
 
         Args:
             call: The call; one that nobody saw begin was never opened.
-            usage: What the provider reported; `None` for what was noted of the call, if anything.
+            record: What the provider said; `None` for what was noted of the call, if anything.
             failed: The call ended without a response.
             aborted: Nobody waited for the response, so that it is billed all the same.
-            output_estimate: Tokens that the response is estimated to have, if any.
         """
-        run = self._run
-        usage = call.counted if usage is None else usage
-        kind = call_kind(usage, call, failed=failed)
-        estimated = False
-        if kind != "measured":
-            # A call that failed is billed all the same once the provider has read its input.
-            billed = usage is None and (aborted or call.streamed)
-            estimated = kind == "unmeasured" or (kind == "failed" and billed)
-            if estimated and run.policy.unmeasured != "ignore":
-                usage = Usage(input=call.input_estimate, output=output_estimate)
-        counted = usage or NO_USAGE
-        price = run.runs.price_of(call.model, counted)
-        # One step for the invocation and its tree, as another agent may be judged by the tree.
-        with run.runs.lock:
-            for tally in run.tallies:
-                add_call(tally, counted, price, estimated=estimated)
+        run, call.has_ended = self._run, True
+        if record is not None:
+            call.record = record
+        kind = call_kind(call.record, failed=failed)
+        # A call that failed is billed all the same once the provider has taken it on.
+        is_billed = not failed or aborted or call.answered
+        estimated = is_billed and call.record.sure != "measured"
+        counted = call.record.usage
+        if estimated and run.policy.unmeasured != "ignore":
+            counted = completed(call.record, call.input_estimate, call.output_estimate)
+        sale = call.sale(counted)
+        quote = run.runs.quote(sale)
+        number = self._count(
+            call, counted, quote.price, estimated=estimated, retried=failed and not aborted
+        )
         # Until here a fault leaves the call open, and it is settled when the invocation ends.
         call.is_open = False
-        self.under_way.discard(call)
-        self._publish(call, kind, counted, price, estimated=estimated)
+        self._publish(call, number, kind, sale, quote, estimated=estimated)
 
     def settle_all(self) -> None:
-        """The invocation is over: nobody waits for what is still under way."""
+        """The invocation is over: nobody waits for what its loop has still under way.
+
+        A side call may well be waited for, by a background task. It is settled when it ends, and
+        one that nobody waits for just now takes nothing from the trees unless it is read on.
+        """
+        # A copy, as settling a call takes it out of the set.
         for call in tuple(self.under_way):
-            self.settle(call, failed=True, aborted=True)
+            if call.started is None:
+                self.release(call)
+            elif call.has_ended:  # a fault has kept it from being counted
+                self.settle(call)
+            elif call.is_of_loop:
+                self.settle(call, failed=True, aborted=True)
+            elif call.is_paused:
+                self._let_wait(call)
+        self.let_go()
+
+    # --- what is reserved; all of it under the lock, but for `_wanted` ----------------------------
+
+    def _wanted(self, call: OpenCall) -> Reservation:
+        """What a call may use: its projected input, and as much output as the model ever gave."""
+        run = self._run
+        output = run.budgets.outputs.get(call.model)
+        if output is None:
+            output = min(call.output_cap or ASSUMED_OUTPUT, ASSUMED_OUTPUT)
+        cost = None
+        if run.budgets.has_cost_limit:
+            expected = Usage(input=call.input_estimate, output=output)
+            cost = run.runs.quote(call.sale(expected)).price
+        return Reservation(
+            model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
+        )
+
+    def _hold(self, call: OpenCall, wanted: Reservation) -> None:
+        call.reservation = self._run.budgets.hold(wanted)
+        self.under_way.add(call)
+
+    def _give_back(self, call: OpenCall, *, failed: bool = False) -> None:
+        """Give back what a call has not used; one of the loop that failed is tried again."""
+        reservation, call.reservation = call.reservation, None
+        self.under_way.discard(call)
+        if reservation is None:
+            return
+        self._run.budgets.give_back(reservation)
+        if failed and call.is_of_loop and self._kept is NOTHING:
+            self._kept = self._run.budgets.hold(replace(reservation, model_calls=0))
+
+    def _let_wait(self, call: OpenCall) -> None:
+        """Give back what is reserved for a call whose end is still to be seen."""
+        with self._run.runs.lock:
+            reservation, call.reservation = call.reservation, None
+            if reservation is not None:
+                self._run.budgets.give_back(reservation)
+
+    def _is_last(self) -> bool:
+        """Take the last answer that may pass a cap, if there is one."""
+        run = self._run
+        refusing = [budget for _, budget in run.tools.refusals.values()]
+        return not run.killed and run.budgets.take_wrap_up(refusing)
+
+    def _forget_kept(self) -> None:
+        """Give back what the loop has reserved beside its calls."""
+        for kept in (self._turn, self._kept):
+            if kept is not NOTHING:
+                self._run.budgets.give_back(kept)
+        self._turn = self._kept = NOTHING
+
+    def _learn(self, model: str, output: int) -> None:
+        outputs = self._run.budgets.outputs
+        if output > outputs.get(model, 0):
+            outputs[model] = output
+
+    def _count(
+        self, call: OpenCall, usage: Usage, price: Decimal | None, *, estimated: bool, retried: bool
+    ) -> int:
+        """Add a call to every budget in the place of its reservation, and return its number."""
+        run = self._run
+        # One step for the invocation and its trees, as another agent may be judged by those.
+        with run.runs.lock:
+            for budget in run.budgets:
+                add_call(budget.tally, call.model, usage, price, estimated=estimated)
+            self._learn(call.model, usage.output)
+            self._give_back(call, failed=retried)
+            # Two that end at once must not have one number: it is what tells their rows apart.
+            return run.tally.model_calls
 
     def _publish(
         self,
         call: OpenCall,
+        number: int,
         kind: CallKind,
-        counted: Usage,
-        price: Decimal | None,
+        sale: Sale,
+        quote: Quote,
         *,
         estimated: bool,
     ) -> None:
         run = self._run
-        source, version = NO_ORIGIN if price is None else run.runs.price_origin()
         run.runs.observers.publish(
             ModelCall(
                 invocation=run.invocation,
-                number=run.tally.model_calls,
+                number=number,
                 model=call.model,
                 kind=kind,
-                usage=counted,
+                usage=sale.usage,
                 estimated=estimated,
                 span_id=call.span_id,
                 seconds=None if call.started is None else run.runs.now() - call.started,
-                price=price,
-                price_source=source,
-                price_version=version,
+                price=quote.price,
+                price_source=quote.source,
+                price_version=quote.version,
+                price_basis=sale.basis,
+                unpriced=quote.unknown,
+                cost_is_limited=run.budgets.passes_unpriced,
+                tier=sale.tier,
                 provider=call.provider,
-                reported=call.usage,
-                reported_total=call.usage_total,
+                reported=call.record.reported,
+                reported_total=call.record.total,
+                # The turn counts once its response is taken into the conversation, which comes
+                # after this.
                 turn=run.tally.turns + 1,
                 iteration=run.tally.iterations + 1,
+                side=call.is_side,
             )
         )
 
 
-def add_call(tally: Tally, usage: Usage, price: Decimal | None, *, estimated: bool) -> None:
+def add_call(
+    tally: Tally, model: str, usage: Usage, price: Decimal | None, *, estimated: bool
+) -> None:
     """Add one model call to a tally."""
     tally.input += usage.input
     tally.output += usage.output
     tally.cache_read += usage.cache_read
     tally.cache_write += usage.cache_write
     tally.model_calls += 1
-    tally.unmeasured_calls += estimated
+    if estimated:
+        tally.unmeasured_calls += 1
+        tally.unmeasured_model = model
     if price is not None:
         tally.cost = EXACT.add(tally.cost, price)
     elif usage.total:
         tally.unpriced_calls += 1
+        tally.unpriced_model = model
 
 
-def call_kind(usage: Usage | None, call: OpenCall, *, failed: bool) -> CallKind:
+def call_kind(record: UsageRecord, *, failed: bool) -> CallKind:
     """Tell a failed, a measured, a real zero-token and an unmeasured call apart."""
     if failed:
         return "failed"
-    if usage is not None and usage.total:
-        return "measured"
-    return "zero_token" if call.reported else "unmeasured"
+    if record.sure != "measured":
+        return "unmeasured"
+    return "measured" if record.usage.total else "zero_token"
 
 
-FOLLOWED: Final[contextvars.ContextVar[OpenCall | None]] = contextvars.ContextVar(
+class Within:
+    """A place within a model call, from which a provider may ask further ones."""
+
+    # No `__init__`: a fault of recursion would come out of it where nobody could take it.
+    call: OpenCall | None = None
+    is_carried = False
+    """True when a request was made further in, and is this call."""
+    is_over = False
+    """True when that request has ended."""
+    is_shared = False
+    """True when further requests were made, each a call of its own."""
+
+
+# Set only while the provider's code runs, never across a `yield`: an async generator has no context
+# of its own (PEP 568 was never accepted), so that whoever reads the stream would be within the
+# call.
+FOLLOWED: Final[contextvars.ContextVar[Within | None]] = contextvars.ContextVar(
     "otel_limits_followed", default=None
 )
-"""The call that we are within: what the provider asks in turn, or traces, is that same call."""
+"""Where we are: what a provider asks in turn, or traces, is that same call."""
+
+
+def followed_call(run: Run) -> OpenCall | None:
+    """Return the call of `run` that the present task is within, if it is within one."""
+    within = FOLLOWED.get()
+    return within.call if within is not None and within.call in run.calls.under_way else None

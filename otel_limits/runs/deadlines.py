@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ class Deadlines:
         """Call `callback` in `seconds`, in the shared thread; returns what `cancel` takes."""
         number = next(self._numbers)
         with self._changed:
+            # The number stands between, as two callbacks of the same moment cannot be compared.
             heapq.heappush(self._queue, (time.monotonic() + seconds, number, callback))
             self._waiting.add(number)
             self._changed.notify()
@@ -50,12 +52,15 @@ class Deadlines:
     def cancel(self, number: int) -> None:
         """Forget a deadline; the thread ends when it was the last."""
         with self._changed:
+            # It stays in the queue: taking one out of the middle of a heap means making it anew,
+            # and most invocations end long before their deadline.
             self._waiting.discard(number)
             self._sweep()
             self._changed.notify()
 
     def after_fork(self) -> None:
         """Forget everything in a child, where the thread does not exist."""
+        # Also the condition: the thread may have held its lock at the moment of the fork.
         self.__init__()  # type: ignore[misc]
 
     @never_raises("deadlines")
@@ -63,6 +68,7 @@ class Deadlines:
         """Start the thread unless it runs; where that fails, the next deadline tries again."""
         with self._changed:
             if self._thread is None:
+                # A daemon, so that a program is not kept from ending by a deadline an hour away.
                 thread = threading.Thread(
                     target=self._work, name="otel-limits-deadlines", daemon=True
                 )
@@ -93,32 +99,34 @@ class Deadlines:
                     return callback
                 else:
                     self._changed.wait(min(left, LONGEST_WAIT_SECONDS))
+            # Under the lock, as is the look at it in `_start`: who adds a deadline now either is
+            # seen by this thread before it gets here, or starts the next one.
             self._thread = None
             return None
 
 
 class TimeLimit:
-    """The deadline of one invocation: its own, or that of its budget tree if that comes first."""
+    """The deadline of one invocation: its own, or that of a budget tree if that comes first."""
 
     def __init__(self, run: Run) -> None:
         """Wait for nothing yet."""
         self._run = run
         self._number: int | None = None
+        self._told = -math.inf
+        """Deadlines until this moment have been told as observed ones."""
 
     @never_raises("deadlines")
     def start(self) -> None:
         """Have the invocation cancelled when its time is up; again after a limit was extended."""
         self.forget()
         run, now = self._run, self._run.runs.now()
-        scopes = [(run.policy.limits, run.started)]
-        if run.tree is not None:
-            scopes.append((run.tree.limits, run.tree.started))
         ends = [
-            started + limits.max_duration_seconds
-            for limits, started in scopes
-            if limits.max_duration_seconds is not None
+            budget.started + seconds
+            for budget in run.budgets
+            if (seconds := budget.policy.limits.max_duration_seconds) is not None
+            and budget.started + seconds > self._told
         ]
-        if ends and run.policy.action != "observe" and run.cancel is not None:
+        if ends and run.cancel is not None:
             self._number = run.runs.deadlines.after(max(0.0, min(ends) - now), self._time_is_up)
 
     def forget(self) -> None:
@@ -129,6 +137,14 @@ class TimeLimit:
 
     @never_raises("deadlines")
     def _time_is_up(self) -> None:
-        verdict = self._run.judge()
-        if verdict is not None and self._run.cancel is not None:
-            self._run.cancel(verdict)
+        # Judged once more, as a human may have extended the limit after the thread took this
+        # callback.
+        run, verdict = self._run, self._run.judge()
+        if verdict is None or run.cancel is None:
+            return
+        if verdict.action != "observe":
+            run.cancel(verdict)
+            return
+        run.halt(verdict, "observed")  # it would have been ended now, whatever it waits for
+        self._told = run.runs.now()
+        self.start()  # a tree around it may have a deadline that acts

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from otel_limits.core.terms import DEFAULT_TERMS, Terms
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -23,6 +25,10 @@ class Request:
     """Input tokens that it is projected to have."""
     output_cap: int | None = None
     """Most output tokens that the model may answer with, where the request says so."""
+    provider: str = "unknown"
+    """Who is asked, such as `bedrock`."""
+    terms: Terms = DEFAULT_TERMS
+    """What it asks for that its price depends on."""
     action: Action = "halt"
     """What the agent's policy does at a limit."""
     unpriced: Unpriced = "warn"
@@ -37,6 +43,10 @@ class Gate(Protocol):
     It is told every fact, so that it knows what an admitted call took and when an invocation that
     was broken off is over.
     """
+
+    @property
+    def holds_quotas(self) -> bool:
+        """True while there is a quota that a call may have to ask."""
 
     def __call__(self, fact: Fact) -> Fact | None:
         """Take note of a fact, without waiting for anything.

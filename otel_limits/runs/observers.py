@@ -36,6 +36,8 @@ class Observers:
     def use(self, observers: tuple[Observer, ...]) -> None:
         """Tell these from now on, and nobody else."""
         subscriptions = [(each, subscriptions_of(each)) for each in observers]
+        # Both are replaced whole and never changed: `publish` reads them in other threads without a
+        # lock.
         self.all = observers
         self._takers = {
             kind: tuple((each, taken[kind]) for each, taken in subscriptions if kind in taken)
@@ -49,6 +51,8 @@ class Observers:
     def publish(self, fact: Fact) -> None:
         """Hand `fact` to its subscribers; one that fails does not keep it from the others."""
         if self.gate is not None:
+            # First, because it adds to a model call what quotas count of it, which the ledger
+            # records.
             fact = self.gate(fact) or fact
         for observer, take in self._takers.get(type(fact), ()):
             try:
@@ -89,6 +93,8 @@ def subscriptions_of(observer: Observer) -> Mapping[type, Taker]:
     """Return what takes the facts that an observer names, or all: a mock has any attribute."""
     for name in ("subscribes_to", "wants"):  # the second is the first one's name until 0.1
         named = getattr(observer, name, None)
+        # Types are looked at, and not only whether there is something: a mock answers to every
+        # name.
         if isinstance(named, dict):
             return named
         if isinstance(named, tuple):

@@ -8,26 +8,29 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Protocol
 
 from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation
 from otel_limits.core.faults import FAULTS, never_raises, note
 from otel_limits.core.policy import KILLED, Policy
-from otel_limits.core.usage import Usage
-from otel_limits.runs.calls import NO_ORIGIN
+from otel_limits.core.price import OF_NO_CALL, Quote
+from otel_limits.core.terms import sale_of
+from otel_limits.runs.budget import Budget, tree_of
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.observers import Observers
 from otel_limits.runs.run import Run
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tree import Group, Tree, current
+from otel_limits.runs.tree import Group, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from decimal import Decimal
 
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.usage import Usage
+    from otel_limits.core.terms import Sale
+    from otel_limits.core.usage import Number, Usage
+    from otel_limits.runs.gate import Request
 
 MAX_LIVE: Final = 10_000
 """Live invocations that are remembered; the oldest is settled when one more begins."""
@@ -74,10 +77,15 @@ class Runs:
         max_age_seconds: float = MAX_AGE_SECONDS,
     ) -> None:
         """Begin with no invocation and no observer."""
-        self.lock = threading.Lock()
+        # Guards every budget, too, as several invocations add to those of trees; it is held for
+        # additions and comparisons only. Its own thread may take it again: what ends an invocation
+        # can run at any moment, where the garbage collector closes a forgotten coroutine.
+        self.lock = threading.RLock()
         self.observers = Observers()
         self.prices: Prices | None = None
         self.tool_log: ToolLogWriter | None = None
+        self.has_begun = False
+        """True when any invocation has begun in this process."""
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
         self.deadlines = Deadlines()
@@ -100,19 +108,20 @@ class Runs:
             FAULTS.report("clock", error)
         return self._last_time
 
-    def price_of(self, model: str, usage: Usage) -> Decimal | None:
-        """USD of a model call, or `None` when nobody knows."""
-        if self.prices is None or not (usage.input or usage.output):
-            return None
+    def quote(self, sale: Sale) -> Quote:
+        """What a model call costs, and who says so; nothing for one without tokens."""
+        if self.prices is None or not sale.usage.total:
+            return OF_NO_CALL
         try:
-            return self.prices.price(model, usage)
+            return self.prices.quote(sale)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("prices", error)
-            return None
+            return OF_NO_CALL
 
-    def price_origin(self) -> tuple[str | None, str | None]:
-        """Source of the prices, and its version."""
-        return NO_ORIGIN if self.prices is None else (self.prices.source, self.prices.version)
+    def price_of_request(self, request: Request, usage: Usage) -> Decimal | None:
+        """USD of a model call that wants to go out, if it uses so much; `None` for unknown."""
+        sale = sale_of(request.model, request.provider, usage, None, request.terms)
+        return self.quote(sale).price
 
     def kill(
         self,
@@ -123,13 +132,16 @@ class Runs:
     ) -> int:
         """End live invocations at once; returns how many.
 
-        A request without the loop is left alone, as nothing can break it off.
+        A request without the loop is left alone, as nothing can break it off, and so is what has
+        come to its end.
 
         Args:
             agent: Name of the agents, `*` and `?` stand for any characters.
             trace_id: Trace whose invocations are ended.
             all: End every one.
         """
+        # A list of the values is made in one step under the GIL, so that other threads may begin
+        # invocations.
         matching = [
             run
             for run in list(self._live.values())
@@ -140,11 +152,23 @@ class Runs:
                 or (trace_id is not None and run.invocation.trace_id == trace_id)
             )
         ]
-        for run in matching:
-            run.killed = True
+        killed = []
+        with self.lock:
+            for run in matching:
+                if not run.is_over:
+                    # Kept, as the next judgement ends it where the framework cannot break it off.
+                    run.killed = True
+                    killed.append(run)
+        for run in killed:
             if run.cancel is not None:
                 run.cancel(KILLED)
-        return len(matching)
+        return len(killed)
+
+    def settle_end(self, run: Run) -> bool:
+        """Let no kill change any more how a run ends; True when it was killed before."""
+        with self.lock:
+            run.is_over = True
+            return run.killed
 
     def start(  # noqa: PLR0913  what is known when an invocation begins
         self,
@@ -163,6 +187,9 @@ class Runs:
 
         A direct one is never unsampled: it has no span that could be missed.
         """
+        # The processor saw the span begin or it never will: spans are handed to it before they are
+        # returned.
+        self.has_begun = True
         unsampled = not direct and not self.spans.take(span_id)
         parent = current()
         identity = uuid.uuid4().hex
@@ -175,18 +202,44 @@ class Runs:
             span_id=f"{span_id:016x}" if span_id else None,
             sampled=sampled,
         )
-        run = Run(self, invocation, policy, self._tree(parent, policy), unsampled=unsampled)
+        run = Run(self, invocation, policy, self._trees(parent, policy), unsampled=unsampled)
         if span_id and not unsampled:
             self.spans.own(run, span_id)
         with self.lock:
             self._live[identity] = run
+        # Outside the lock, as it tells observers.
         self._began(run, model, session_id, attributes or {})
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
         """Several agents begin to work together."""
         parent = current()
-        return Group(name, self._tree(parent, policy), parent)
+        return Group(name, policy, self._trees(parent, policy), parent)
+
+    def run_of(self, group: Group, model: str) -> Run:
+        """Return what is asked without an agent in a group, which makes an invocation of its own.
+
+        It has no loop, and ends with the group.
+
+        Args:
+            group: The group, of which the present task works for a member.
+            model: The model that is asked.
+        """
+        with group.lock:
+            if group.run is None:
+                agent = group.invocation.agent
+                group.run = self.start(agent, group.policy, model=model, direct=True)
+            if group.finished:
+                group.run.finish("end_turn")
+            return group.run
+
+    def end_group(self, group: Group) -> None:
+        """The agents that worked together are done."""
+        with group.lock:
+            group.finished = True
+            if (run := group.run) is not None:
+                run.finish(run.verdict.reason if run.verdict is not None else "end_turn")
+        close_trees(group)
 
     def forget(self, run: Run) -> bool:
         """Drop a run; False when that had been done before."""
@@ -194,24 +247,27 @@ class Runs:
         with self.lock:
             if run.finished:
                 return False
-            run.finished = True
+            run.finished = run.budget.closed = True
             self._live.pop(run.invocation.id, None)
+        close_trees(run)
         self.spans.forget(run)
         return True
 
     def after_fork(self) -> None:
         """Start afresh in a child: its parent's invocations go on in the parent."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.deadlines.after_fork()
         if self.observers.gate is not None:
             self.observers.gate.after_fork()
         self._live.clear()
         self.spans.after_fork()
 
-    def _tree(self, parent: Run | Group | None, policy: Policy) -> Tree | None:
-        if parent is not None and parent.tree is not None:
-            return parent.tree
-        return Tree(policy.tree, self.now()) if any(policy.tree.items()) else None
+    def _trees(self, parent: Run | Group | None, policy: Policy) -> tuple[Budget, ...]:
+        """Return the trees that something stands in, with one of its own where that can bind."""
+        above = parent.trees if parent is not None else ()
+        if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
+            return above
+        return (tree_of(policy, self.now()), *above)
 
     @never_raises("runs")
     def _began(
@@ -232,11 +288,15 @@ class Runs:
                 model=model,
                 session_id=session_id,
                 attributes=attributes,
+                tree=_caps_of_trees(run),
+                has_quotas=self.observers.gate is not None and self.observers.gate.holds_quotas,
+                configured_action=run.policy.action,
             )
         )
 
     def _evict(self) -> None:
         while self._live:
+            # Released before `finish`, which takes it again and then tells observers.
             with self.lock:  # other threads begin invocations, and end them
                 oldest = next(iter(self._live.values()), None)
             if oldest is None or not self._is_too_much(oldest):
@@ -245,6 +305,23 @@ class Runs:
 
     def _is_too_much(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
+
+
+def close_trees(scope: Run | Group) -> None:
+    """Close the trees that something has begun, as it has ended."""
+    above = () if scope.parent is None else scope.parent.trees
+    for tree in scope.trees[: len(scope.trees) - len(above)]:
+        tree.closed = True
+
+
+def _caps_of_trees(run: Run) -> dict[str, Number]:
+    """Every cap of the trees that a run stands in, the tightest of each name."""
+    caps: dict[str, Number] = {}
+    for tree in run.trees:
+        for name, cap in tree.policy.limits.items():
+            if isinstance(cap, int | float | Decimal):
+                caps[tree.prefix + name] = min(cap, caps.get(tree.prefix + name, cap))
+    return caps
 
 
 LIVE: Final = Runs()
@@ -279,5 +356,6 @@ def kill(
 
 
 FAULTS.publish = LIVE.observers.publish_fault
+# Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LIVE.after_fork)

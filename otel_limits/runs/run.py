@@ -12,18 +12,17 @@ from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.core.limits import (
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
-    TREE_PREFIX,
     Breach,
     Level,
     Limits,
 )
 from otel_limits.core.loops import Call, LoopState
 from otel_limits.core.policy import KILLED, Policy, Verdict, verdict_of
-from otel_limits.core.usage import Tally
+from otel_limits.runs.budget import Budget, Budgets
 from otel_limits.runs.calls import Calls
 from otel_limits.runs.deadlines import TimeLimit
 from otel_limits.runs.tools import ToolCalls
-from otel_limits.runs.tree import Group, Tree, current
+from otel_limits.runs.tree import Group, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +40,7 @@ class Run:
     counted.
     """
 
+    # The defaults stand on the class: most of these are never set in the life of an invocation.
     state: Any = None
     """What the framework's binding keeps of it."""
     cancel: Callable[[Verdict], None] | None = None
@@ -51,9 +51,11 @@ class Run:
     verdict: Verdict | None = None
     """Why it was halted, or would have been."""
     killed = False
-    wrapped_up = False
-    """True when the model was asked for its last answer."""
+    is_over = False
+    """True when it is settled how it ends, although its framework is not done with it yet."""
     finished = False
+    released = False
+    """True when it is not followed any more, as nothing is."""
     _nudged = False
 
     def __init__(
@@ -61,29 +63,35 @@ class Run:
         runs: Runs,
         invocation: Invocation,
         policy: Policy,
-        tree: Tree | None,
+        trees: tuple[Budget, ...],
         *,
         unsampled: bool,
     ) -> None:
         """Begin with an empty tally; `Runs.start` is the way to make one."""
         self.runs = runs
         self.invocation = invocation
-        self.policy = policy
         self.parent: Run | Group | None = current()
         """What started it: a live invocation, or a group of agents."""
-        self.tree = tree
         self.unsampled = unsampled
         """True when its span did not reach the span processor."""
-        self.tally = Tally()
-        self.tallies = (self.tally,) if tree is None else (self.tally, tree.tally)
-        """What everything that it uses is counted in."""
+        self.started = runs.now()
+        self.budget = Budget(policy, self.started)
+        self.tally = self.budget.tally
+        self.trees = trees
+        """The budget trees that it stands in: the innermost is the first."""
+        self.budgets = Budgets(self.budget, trees)
+        """What everything that it uses is counted in, and each of which binds it."""
         self.calls = Calls(self)
         self.tools = ToolCalls(self)
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
-        self.started = runs.now()
         self.started_wall = time.time()
         self.time_limit = TimeLimit(self)
         self._warned: set[tuple[str, float]] = set()
+
+    @property
+    def policy(self) -> Policy:
+        """What applies to it now; a human may have extended its limits."""
+        return self.budget.policy
 
     @property
     def is_direct(self) -> bool:
@@ -99,14 +107,18 @@ class Run:
         if self.loops is not None:
             self.loops.leg()
             self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
+        # What was only observed stays the answer for the whole invocation, and is told once.
         if self.action != "observed":
             self.action, self.verdict = "none", None
 
     def extend(self, more: Limits) -> None:
         """Let the invocation use that much more than it has used by now."""
-        self._measure_time()
+        self.measure_time()
+        # Counted from what is used by now and not from the old cap, which may have been passed by
+        # far.
         limits = more.beyond(self.tally, self.tools.by_tool).over(self.policy.limits)
-        self.policy = replace(self.policy, limits=limits)
+        self.budget.policy = replace(self.policy, limits=limits)
+        # They would be breaches for ever, and end what was just extended.
         self.tools.refusals.clear()
         self.time_limit.start()
 
@@ -121,10 +133,9 @@ class Run:
 
     def turn(self) -> None:
         """A model response was taken into the conversation."""
+        # Of this agent alone, whose loop is one task; a tree is counted by many at once.
         self.tally.iterations += 1
-        with self.runs.lock:
-            for tally in self.tallies:
-                tally.turns += 1
+        self.calls.turned()
         self.runs.observers.publish(facts.Turn(invocation=self.invocation, number=self.tally.turns))
 
     def repeat(self, calls: Sequence[Call], text: str | None) -> None:
@@ -140,26 +151,35 @@ class Run:
     # --- what follows from it ---------------------------------------------------------------------
 
     def judge(self) -> Verdict | None:
-        """Decide whether the agent may go on; `None` when it may."""
-        if self.killed:
-            return KILLED
-        return verdict_of(tuple(self._with_subject(breach) for breach in self._breaches()))
+        """Decide by what was used whether the agent may go on; `None` when it may."""
+        self.measure_time()
+        return self.with_subjects(self.decide())
 
-    def _breaches(self) -> tuple[Breach, ...]:
-        """Every limit that was reached, of the invocation and of its budget tree."""
-        self._measure_time()
-        breaches = (*self.policy.breaches(self.tally), *self.tools.refusals.values())
-        if self.tree is not None:
-            breaches += self.tree.limits.breaches(self.tree.tally, TREE_PREFIX)
-        return breaches
+    def decide(
+        self, *, with_reserved: bool = False, forces_output: bool = False, side: bool = False
+    ) -> Verdict | None:
+        """Look at every budget as it is; the time is what was measured last.
+
+        Args:
+            with_reserved: What model calls under way have reserved counts as used.
+            forces_output: Leave out limits that yield to a call that only forces the output.
+            side: Leave out what a call beside the agent's loop cannot pass. It may come after
+                the end, which only binds it to the trees that live on.
+        """
+        # Before any limit, and whatever the action: somebody pressed a button.
+        if self.killed and not (side and self.finished):
+            return KILLED
+        reached = [] if side else self.tools.reached()
+        for budget in self.budgets:
+            reached += budget.reached(
+                with_reserved=with_reserved, forces_output=forces_output, side=side
+            )
+        return verdict_of(reached)
 
     def levels(self) -> tuple[Level, ...]:
         """How much of each limit has been used."""
-        self._measure_time()
-        levels = self.policy.limits.levels(self.tally)
-        if self.tree is not None:
-            levels += self.tree.limits.levels(self.tree.tally, TREE_PREFIX)
-        return levels
+        self.measure_time()
+        return self.budgets.levels()
 
     def warn(self) -> tuple[facts.Warned, ...]:
         """Tell each soft threshold that was passed since the last time."""
@@ -176,16 +196,21 @@ class Run:
             self.runs.observers.publish(warning)
         return tuple(passed)
 
-    def nudge(self) -> bool:
-        """Tell whether the model is to be told, this once, that it repeats itself."""
+    def nudge(self) -> int | None:
+        """Say which call of the turn repeats earlier ones, when the model is to be told, once.
+
+        It is its position among the calls that `repeat` was told of.
+        """
         if self._nudged or self.loops is None or not self.policy.nudge:
-            return False
-        self._nudged = any(
-            kind.observed(self.tally) == cap - 1 and cap - 1 >= FIRST_REPETITION[kind.name]
-            for kind, cap in self.policy.limits.active
-            if kind.name in LOOP_LIMITS
-        )
-        return self._nudged
+            return None
+        for kind, cap in self.policy.limits.active:
+            if kind.name not in LOOP_LIMITS or cap - 1 < FIRST_REPETITION[kind.name]:
+                continue
+            # One before the cap, so that there is one turn left in which to do better.
+            if kind.observed(self.tally) == cap - 1:
+                self._nudged = True
+                return self.loops.position(kind.name)
+        return None
 
     def halt(self, verdict: Verdict, action: ActionTaken) -> None:
         """The agent is stopped because of `verdict`; an observed one is told once."""
@@ -204,6 +229,7 @@ class Run:
 
     def stop(self, reason: str) -> Stop:
         """How the invocation ends, or would end now."""
+        self.measure_time()
         return Stop(
             reason=reason,
             action=self.action,
@@ -219,7 +245,7 @@ class Run:
             started=self.started_wall,
             seconds=self.runs.now() - self.started,
             tool_calls=self.tally.tool_calls,
-            levels=self.levels(),
+            levels=self.budgets.levels(),
             cost=self.tally.cost,
             unpriced_calls=self.tally.unpriced_calls,
             invocation=self.invocation,
@@ -229,6 +255,7 @@ class Run:
         """The invocation is over: settle what is open, tell it once, and forget it."""
         if not self.runs.forget(self):
             return
+        # Before the stop is made, which sums up what the calls still open turn out to have used.
         self._close()
         self.runs.observers.publish_stop(self.stop(reason))
 
@@ -241,11 +268,16 @@ class Run:
         self.time_limit.forget()
         self.calls.settle_all()
 
-    def _measure_time(self) -> None:
-        now = self.runs.now()
-        self.tally.seconds = now - self.started
-        if self.tree is not None:
-            self.tree.tally.seconds = now - self.tree.started
+    def measure_time(self) -> None:
+        """Note how late it is, before anybody decides."""
+        self.budgets.measure_time(self.runs.now())
+
+    def with_subjects(self, verdict: Verdict | None) -> Verdict | None:
+        """Name the tools that breaches are about, which takes longer than a decision may."""
+        if verdict is None or verdict.reason != LOOP_DETECTED_STOP_REASON:
+            return verdict
+        breaches = tuple(self._with_subject(breach) for breach in verdict.breaches)
+        return replace(verdict, breaches=breaches)
 
     def _with_subject(self, breach: Breach) -> Breach:
         if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_limits.core.facts import ToolCall
-from otel_limits.core.limits import MAX_TOOL_CALLS_STOP_REASON, TREE_PREFIX, Breach
+from otel_limits.core.limits import MAX_TOOL_CALLS_STOP_REASON, Breach
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from otel_limits.core.facts import ToolStatus
+    from otel_limits.core.policy import Reached
+    from otel_limits.runs.budget import Budget
     from otel_limits.runs.run import Run
 
 
@@ -19,7 +23,7 @@ class ToolCalls:
         """Begin with none."""
         self._run = run
         self.by_tool: dict[str, int] = {}
-        self.refusals: dict[str, Breach] = {}
+        self.refusals: dict[str, tuple[Breach, Budget]] = {}
         """The last refusal of each limit that refused one: it halts the agent after its turn."""
         self._published = self._kept = 0
 
@@ -28,10 +32,10 @@ class ToolCalls:
         run = self._run
         with run.runs.lock:
             # Looked at and counted in one step: parallel agents of a tree share what is left.
-            breach = self._breach(tool)
-            if breach is not None:
-                self.refusals[breach.limit] = breach
-                if run.policy.action != "observe":
+            for breach, budget in self._spent(tool):
+                # Also where it is only observed: the judgement after the turn tells of it there.
+                self.refusals[breach.limit] = breach, budget
+                if budget.policy.action != "observe":
                     run.tally.refused_tool_calls += 1
                     return breach
             self._count(tool, 1)
@@ -65,24 +69,27 @@ class ToolCalls:
             self._kept += 1
             log.write(self._run.invocation, self._kept, tool, arguments, result, trigger=trigger)
 
-    def _breach(self, tool: str) -> Breach | None:
-        """Which limit has no call of `tool` left."""
+    def reached(self) -> list[Reached]:
+        """Every limit that has refused a call, and what its owner does about that."""
+        return [(breach, budget.policy.action) for breach, budget in self.refusals.values()]
+
+    def _spent(self, tool: str) -> Iterator[tuple[Breach, Budget]]:
+        """Every limit that has no call of `tool` left, and the budget that it is of."""
         run = self._run
-        limits, tree = run.policy.limits, run.tree
-        per_tool = (limits.max_calls_per_tool or {}).get(tool)
-        scopes = [
-            ("max_calls_per_tool", per_tool, self.by_tool.get(tool, 0), tool),
-            ("max_tool_calls", limits.max_tool_calls, run.tally.tool_calls, None),
+        per_tool = (run.policy.limits.max_calls_per_tool or {}).get(tool)
+        scopes: list[tuple[str, int | None, int, str | None, Budget]] = [
+            ("max_calls_per_tool", per_tool, self.by_tool.get(tool, 0), tool, run.budget)
         ]
-        if tree is not None:
-            cap = tree.limits.max_tool_calls
-            scopes.append((TREE_PREFIX + "max_tool_calls", cap, tree.tally.tool_calls, None))
-        for limit, cap, used, subject in scopes:
+        for budget in run.budgets:
+            limit = budget.prefix + "max_tool_calls"
+            cap = budget.policy.limits.max_tool_calls
+            scopes.append((limit, cap, budget.tally.tool_calls, None, budget))
+        for limit, cap, used, subject, budget in scopes:
             if cap is not None and used >= cap:
-                return Breach(limit, cap, used + 1, MAX_TOOL_CALLS_STOP_REASON, "calls", subject)
-        return None
+                reason = MAX_TOOL_CALLS_STOP_REASON
+                yield Breach(limit, cap, used + 1, reason, "calls", subject), budget
 
     def _count(self, tool: str, change: int) -> None:
         self.by_tool[tool] = self.by_tool.get(tool, 0) + change
-        for tally in self._run.tallies:
-            tally.tool_calls += change
+        for budget in self._run.budgets:
+            budget.tally.tool_calls += change

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import AfterInvocationEvent
 
+    from otel_limits.core.facts import Invocation
 
-ASK_ID: Final = "v1:otel_limits:ask"
-"""Id of the interrupt that asks a human for more."""
+NAME: Final = "otel_limits"
+"""Name of the interrupts that ask a human for more; their ids begin with it."""
 
 
 def can_be_extended(verdict: Verdict) -> bool:
@@ -33,48 +34,73 @@ def is_unanswered(event: AfterInvocationEvent) -> bool:
 
     Strands refuses that with an exception, which such a hook never met without us.
     """
-    asked = event.result is not None and any(
-        each.id == ASK_ID for each in event.result.interrupts or ()
-    )
-    return asked and not _answers(event.resume)
+    interrupts = (event.result and event.result.interrupts) or ()
+    # Each of them would have to be answered; of the last one we know that nobody but us asks it.
+    asked = [each.id for each in interrupts if each.name == NAME]
+    return bool(asked) and not _answers(event.resume, asked[-1])
 
 
-def _answers(resume: object) -> bool:
-    """Tell whether a hook resumes with answers alone, and ours is among them."""
+def _answers(resume: object, question_id: str) -> bool:
+    """Tell whether a hook resumes with answers alone, and one to a question is among them."""
     if not isinstance(resume, list) or not all(isinstance(each, Mapping) for each in resume):
         return False
     answers = [each.get("interruptResponse") for each in resume]
     ids = [each.get("interruptId") for each in answers if isinstance(each, Mapping)]
-    return len(ids) == len(resume) and ASK_ID in ids
+    return len(ids) == len(resume) and question_id in ids
 
 
-def question(verdict: Verdict) -> InterruptException:
-    """Make the interrupt that tells a human what was reached."""
+def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
+    """Make the interrupt that tells a human what was reached, and by whom.
+
+    Strands keeps the interrupts of all nodes of a graph by their ids alone, so that each question
+    needs one of its own.
+    """
     breach = cast("Breach", verdict.breach)
     return InterruptException(
         Interrupt(
-            id=ASK_ID,
-            name="otel_limits",
+            id=f"{NAME}:{invocation.agent}:{invocation.id}",
+            name=NAME,
+            # A session manager stores interrupts as JSON, so that nothing else may be in here:
+            # money is a Decimal.
             reason={
                 "limit": breach.limit,
                 "cap": as_json(breach.cap),
                 "observed": as_json(breach.observed),
                 "reason": breach.reason,
                 "unit": breach.unit,
-                "question": f"{why(verdict)}. Answer {{'extend': {{{breach.limit!r}: …}}}} "
-                "to go on, anything else to stop.",
+                "note": breach.note,
+                "agent": invocation.agent,
+                "invocation_id": invocation.id,
+                "question": f"{why(verdict)} by agent {invocation.agent!r} in invocation "
+                f"{invocation.id}. Answer {{'extend': {{{breach.limit!r}: …}}}} to go on, anything "
+                "else to stop.",
             },
         )
     )
 
 
 def answer_of(agent: Agent) -> Interrupt | None:
-    """Return our question with the human's answer, when this invocation follows it.
+    """Return our question with the human's answer, when this leg follows it.
 
     Only a resume follows it: with `None` for an answer, nobody gave more.
     """
     state = interrupt_state(agent)
-    return None if state is None else state.interrupts.get(ASK_ID)
+    # While tools wait, what is called like ours is of an agent that is one of them.
+    if state is None or state.pending_tool_execution is not None:
+        return None
+    ours = [each for each in state.interrupts.values() if each.name == NAME]
+    return ours[-1] if ours else None
+
+
+def take(agent: Agent, answer: Interrupt | None) -> None:
+    """Take an answer away once it was used.
+
+    Strands would keep it until the agent ends by itself, and a later resume, which answers what a
+    tool asks, would find it again.
+    """
+    state = interrupt_state(agent)
+    if answer is not None and state is not None:
+        state.interrupts.pop(answer.id, None)
 
 
 def extension_of(response: object) -> Limits | None:
@@ -100,6 +126,8 @@ def declined_verdict(answer: Interrupt | None) -> Verdict | None:
     """Rebuild the verdict that a human was asked about and did not lift."""
     if answer is None or extension_of(answer.response) is not None:
         return None
+    # It comes back from wherever the application stores its sessions. Whatever has become of it
+    # there, a question that nobody said yes to ends the invocation.
     reason = answer.reason if isinstance(answer.reason, Mapping) else {}
     return Verdict(
         reason.get("reason", "max_turns"),
@@ -110,6 +138,7 @@ def declined_verdict(answer: Interrupt | None) -> Verdict | None:
                 reason.get("observed", 0),
                 reason.get("reason", "max_turns"),
                 reason.get("unit", ""),
+                note=reason.get("note", ""),
             ),
         ),
     )

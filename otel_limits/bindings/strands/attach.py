@@ -50,16 +50,23 @@ LAST: Final = math.inf
 HOOKS: Final[Hooks] = (
     (MessageAddedEvent, message_added, FIRST),  # before a session manager stores the message
     (BeforeModelCallEvent, before_model, LAST),  # when nobody can cancel the call any more
+    # Last, so that a hook of the application which denies the whole turn has done so by then.
     (BeforeToolsEvent, before_tools, LAST),
     (BeforeToolCallEvent, before_tool, LAST),
+    # First, so that the call is known also where a later hook raises; what such a hook changes in
+    # the event is still seen, as it is read only when all tools of the turn have ended.
     (AfterToolCallEvent, after_tool, FIRST),
+    # Last, as a hook that ends the turn by itself is a natural end, which wins over a halt.
     (AfterToolsEvent, after_tools, LAST),
+    # Last, as a hook decides here whether the agent is resumed, and we may have to take that back.
     (AfterInvocationEvent, after_leg, LAST),
 )
 
 
 GATE_HOOKS: Final[Hooks] = (
+    # First, so that no slow hook of the application keeps a reservation from other processes.
     (AfterModelCallEvent, tell_gate, FIRST),
+    # Last, as a reservation for a call that another hook cancels would wait for its lease to end.
     (BeforeModelCallEvent, ask_gate, LAST),
 )
 """What an agent needs besides while quotas are set."""
@@ -84,6 +91,7 @@ class Attachment:
         """Begin a leg."""
         before_leg(event)
 
+    # As itself: a deep copy would go on into `own`, a bound method of the runtime, with its locks.
     def __copy__(self) -> Attachment:
         """Go along into a copy."""
         return self
@@ -102,6 +110,7 @@ STAGED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 def attachment_of(agent: Agent) -> Attachment | None:
     """Find the attachment among the agent's hooks; it stands first."""
+    # The public way to see what is registered wants an event, not its type.
     for callback in agent.hooks.get_callbacks_for(BeforeInvocationEvent(agent=agent)):
         if isinstance(callback, Attachment):
             return callback
@@ -124,9 +133,13 @@ def attach(agent: Agent) -> Attachment:
     everything through while nothing is live. It is added at the first invocation and not before:
     what an application has given the agent by then stands around ours.
     """
+    # Hooks and middleware have a registry each: an application may replace one without the other.
     attachment = anchor(agent)
     add_once(agent, HOOKS, AfterInvocationEvent(agent=agent))
     registry = middleware_registry(agent)
+    # Where the registry cannot be seen, the attachment remembers. A deep copy of one is new to us
+    # although it has our stages, and gets them twice: `Live.staged` and `PASS` keep the inner ones
+    # from following anything.
     if not attachment.is_staged if registry is None else registry not in STAGED:
         if AgentStreamStage is not None:
             agent.add_middleware(AgentStreamStage, agent_stage)
@@ -144,6 +157,7 @@ def wait_for_quotas(agent: Agent) -> None:
 
 def add_once(agent: Agent, hooks: Hooks, event: HookEvent) -> None:
     """Add hooks, unless the last of them is there: a copy of a registry has what it had."""
+    # The last one is looked for, as it alone shows that all of them are there.
     there: list[Any] = list(agent.hooks.get_callbacks_for(event))
     if hooks[-1][1] not in there:
         for kind, handler, order in hooks:

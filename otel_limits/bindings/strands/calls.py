@@ -1,121 +1,322 @@
-"""Every way out to a provider: each call of `Model.stream` is opened, followed and counted here."""
+"""Every way out to a provider: what asks `Model.stream` or `Model.structured_output` is counted."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from opentelemetry import trace
+
+from otel_limits.bindings.gateways import http_status, is_answer_cut, is_timeout
 from otel_limits.bindings.strands.attach import attach, is_staged
+from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import let_out
 from otel_limits.bindings.strands.invocations import Live
 from otel_limits.bindings.strands.reading import (
-    estimate_tokens,
     model_id,
     note_chunk,
+    note_output,
     provider_of,
+    schema_of,
     span_of_call,
 )
+from otel_limits.bindings.strands.requests import call_by_context, call_to
+from otel_limits.bindings.strands.side import let_side_out
 from otel_limits.bindings.strands.stages import PASS, note_failure
+from otel_limits.bindings.strands.terms import terms_of
+from otel_limits.bindings.strands.waiting import CutOff, Wait
+from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import never_raises
-from otel_limits.runs.calls import FOLLOWED
-from otel_limits.runs.run import Run
-from otel_limits.runs.tree import CURRENT
+from otel_limits.runs.calls import FOLLOWED, OpenCall, Within
+from otel_limits.runs.tree import CURRENT, Group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from otel_limits.bindings.strands.stages import ModelPass
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.run import Run
+
+# --- the doors ------------------------------------------------------------------------------------
 
 
 def followed_stream(original: Any) -> Any:
     """Make what stands in the place of a model's `stream`."""
-    # Not always a function: another instrumentation may have put its own thing there.
-    call = original if isinstance(original, FunctionType) else _as_function(original)
+    call = _as_function(original)
 
     @functools.wraps(original)
     def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
-        run, model_pass = CURRENT.get(), PASS.get()
+        # Read where the stream is asked for and not where it is read: an application may hand the
+        # generator to another task, whose context knows nothing of this invocation.
         ask = functools.partial(call, model, *args, **kwargs)
-        messages = args[0] if args else kwargs.get("messages", "")
-        if model_pass is not None and model_pass.live.run is run:
-            return _follow(run, model_pass, model, messages, ask)  # also of one that was evicted
-        if isinstance(run, Run) and not run.finished:
-            return _follow(run, None, model, messages, ask)
-        return ask()
+        run, model_pass = _run_of_task(model), PASS.get()
+        if run is None:
+            return ask()
+        if model_pass is not None and model_pass.live.run is not run:
+            model_pass = None
+        content = [*args, {name: each for name, each in kwargs.items() if name in SENT}]
+        passage = _passage(run, model, content, note_chunk, model_pass)
+        return ask() if passage is None else _follow(passage, ask)
 
     return stream
 
 
+def followed_structured_output(original: Any) -> Any:
+    """Make what stands in the place of a model's `structured_output`.
+
+    Three providers ask their own `stream` for it, which is that same call. The others use an API of
+    its own, and tell nobody what the provider reported.
+    """
+    call = _as_function(original)
+    is_coroutine = inspect.iscoroutinefunction(original)  # of a model that breaks the protocol
+
+    @functools.wraps(original)
+    def structured_output(model: Any, *args: Any, **kwargs: Any) -> Any:
+        ask = functools.partial(call, model, *args, **kwargs)
+        run = _run_of_task(model)
+        if run is None:
+            return ask()
+        output_model = args[0] if args else kwargs.get("output_model")
+        content = [*args[1:], {name: each for name, each in kwargs.items() if name in SENT}]
+        passage = _passage(run, model, [content, schema_of(output_model)], note_output)
+        if passage is None:
+            return ask()
+        if is_coroutine:
+            return _result_of(_follow(passage, functools.partial(_only, ask)))
+        return _follow(passage, ask)
+
+    return structured_output
+
+
+SENT: Final = frozenset(
+    ("messages", "prompt", "system_prompt", "system_prompt_content", "tool_specs")
+)
+"""What of the arguments of `stream` and `structured_output` the provider is sent."""
+
+
+async def _only(ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
+    yield await ask()
+
+
+async def _result_of(events: AsyncGenerator[Any, None]) -> Any:
+    return [event async for event in events][-1]
+
+
 def _as_function(method: Any) -> Callable[..., Any]:
     """Return what takes an object first, of whatever stands for a method of its class."""
+    # Not always a function: another instrumentation may have put its own thing there.
+    if isinstance(method, FunctionType):
+        return method
     bind = getattr(method, "__get__", lambda _, __: method)
     return lambda model, *args, **kwargs: bind(model, type(model))(*args, **kwargs)
 
 
-async def _follow(
-    run: Run,
-    model_pass: ModelPass | None,
-    model: Any,
-    messages: object,
-    ask: Callable[[], AsyncGenerator[Any, None]],
-) -> AsyncGenerator[Any, None]:
-    """Let a call out, pass on what the provider streams, and count the call when it ends."""
-    if FOLLOWED.get() in run.calls.under_way:  # a call that is followed asks this in its turn
-        async for chunk in ask():
-            yield chunk
-        return
-    call = _let_go(run, model_pass, model, messages)
-    answered, events = False, None
+@never_raises("binding")
+def _run_of_task(model: Any) -> Run | None:
+    """Return what a request of the present task counts for, if it is followed."""
+    scope, host = CURRENT.get() or _run_of_thread(), STRANDS.host
+    if isinstance(scope, Group):  # a node that is no agent asks by itself
+        if host is None or not host.is_on:
+            return None
+        scope = host.runs.run_of(scope, model_id(model))
+    return None if scope is None or scope.released else scope
+
+
+def _run_of_thread() -> Run | None:
+    """Return the invocation that a plain thread works for: it has only the span of its parent."""
+    context, host = trace.get_current_span().get_span_context(), STRANDS.host
+    if host is None or not context.is_valid:
+        return None
+    return host.runs.spans.owner(context.span_id)[0]
+
+
+# --- one passage ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """One request on its way through a door, of which several may stand one within the other.
+
+    A class that asks its parent's `stream`, or a model that asks another one, is one request. What
+    a model asks beyond the first is a request of its own.
+    """
+
+    run: Run
+    model: Any
+    content: object
+    """What is asked, to estimate it by."""
+    note: Callable[[OpenCall, Any], None]
+    """Notes what an event says of the call."""
+    model_pass: ModelPass | None = None
+    """The pass of the agent's loop that asks, if it does."""
+    within: Within = field(default_factory=Within)
+    around: Within | None = None
+    """The request that this one is, where it began further out."""
+
+    def begin(self) -> Within:
+        """Judge the call and open it, or carry the one that we are within."""
+        around = FOLLOWED.get()
+        if around is not None and around.call in self.run.calls.under_way:
+            if not around.is_carried:
+                self._carry(around)
+                return self.within
+            self._share(around)
+        call = self._describe() or OpenCall("unknown")
+        # Outside of every guard: what it raises is the refusal, which has to reach who asked.
+        self._judge(call)
+        # Once more where a fault broke it off: a call that is not opened is not counted.
+        self.within.call = self._open(call) or self._open(call)
+        return self.within
+
+    @never_raises("binding")
+    def _describe(self) -> OpenCall | None:
+        """Say what is known of a call: it is the one that the stage has let out, or one more."""
+        model, model_pass = self.model, self.model_pass
+        if model_pass is None:
+            return call_to(model, self.content)
+        call, model_pass.admitted = model_pass.admitted, None
+        call = call or call_by_context(model_pass.context)
+        if (
+            call is not None and model is not model_pass.context.model
+        ):  # a middleware has chosen another one
+            call.model, call.provider = model_id(model), provider_of(model.__class__)
+            call.terms = terms_of(model, self.content)
+        return call
+
+    @never_raises("binding")
+    def _carry(self, around: Within) -> None:
+        around.is_carried = True
+        self.around, self.within.call = around, around.call
+        if around.call is not None and around.call.model == "unknown":  # of a model around another
+            around.call.model = model_id(self.model)
+            around.call.provider = provider_of(self.model.__class__)
+
+    @never_raises("binding")
+    def _share(self, around: Within) -> None:
+        """A second request within one: what the outer one says from here on is of both."""
+        around.is_shared = True
+        if around.is_over:
+            _settle(self.run, around.call)
+
+    def _judge(self, call: OpenCall) -> None:
+        """Refuse a call that some limit has no place for."""
+        model_pass, live = self.model_pass, self.run.state
+        if model_pass is not None:
+            _attach_again(model_pass.live)
+            if call.reservation is None:  # a middleware asks again, and more has been used by now
+                let_out(model_pass.live, call, None)
+        elif not self.run.finished and isinstance(live, Live) and _attach_again(live):
+            # Our stage was not in the agent's registry any more: this is its loop.
+            live.asked = True
+            let_out(live, call, None)
+        else:
+            let_side_out(self.run, call)
+
+    @never_raises("binding")
+    def _open(self, call: OpenCall) -> OpenCall:
+        self.run.calls.open(call)
+        if self.model_pass is not None:
+            # What is current around a call beside the loop is the span of a tool, or of what asks.
+            call.span_id = span_of_call(self.run)
+            self.model_pass.calls.append(call)
+        return call
+
+    @never_raises("binding")
+    def take(self, event: Any) -> None:
+        """Note what an event says; whoever is further in has noted the texts already."""
+        within = self.within
+        if within.call is None:
+            return
+        within.call.is_paused = True
+        if within.is_shared:
+            return
+        if not within.is_carried or "metadata" in event:
+            self.note(within.call, event)
+
+    @never_raises("binding")
+    def read_on(self) -> None:
+        """Somebody reads on, so that the call uses more."""
+        if self.within.call is not None and self.within.call.is_paused:
+            self.run.calls.read_on(self.within.call)
+
+    @never_raises("binding")
+    def join(self, wait: Wait) -> None:
+        """Put a wait among those of the invocation, which end with that."""
+        live = self.run.state
+        if self.around is None and isinstance(live, Live) and not self.run.finished:
+            wait.join(live.waits)
+
+    def cut(self, cut: CutOff) -> None:
+        """Raise why the invocation was ended to whoever asked a model by himself.
+
+        The agent's loop finds the agent cancelled where the stream ends.
+        """
+        if self.model_pass is None:
+            verdict = self.run.state.verdict
+            raise limit_reached(verdict, self.run.stop(verdict.reason)) from cut
+
+    @never_raises("binding")
+    def fail(self, error: Exception) -> None:
+        """Count a call that failed: a middleware may ask again before anybody else learns of it."""
+        call = self.within.call
+        if isinstance(error, NotImplementedError) and call is not None and not call.answered:
+            self.run.calls.release(call)  # nobody was asked
+        _settle(self.run, call, error)
+        if self.around is None:
+            note_failure(self.model_pass, error)
+
+    @never_raises("binding")
+    def over(self, *, answered: bool) -> None:
+        """Count the call, unless others know better how it ended."""
+        call = self.within.call
+        if self.around is not None:
+            self.around.is_over = True
+            if self.around.is_shared:
+                _settle(self.run, call)
+        elif answered or self.model_pass is None:  # else the stage knows whether the loop had it
+            _settle(self.run, call)
+
+
+def _passage(*known: Any) -> Passage | None:
+    """Begin to follow a request, once more where a fault broke that off."""
+    begin = never_raises("binding")(Passage)
+    return begin(*known) or begin(*known)
+
+
+async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
+    """Let a call out, pass on what the provider sends, and count the call when it ends."""
+    within = passage.begin()
+    answered, events, wait = False, None, Wait()
+    passage.join(wait)
     try:
         # Only now, as a provider's own `stream` may be a function that sends at once.
         events = ask()
         chunks = aiter(events)
         while True:
-            token = FOLLOWED.set(call)
+            passage.read_on()
+            token = FOLLOWED.set(within)
             try:
-                chunk = await anext(chunks)
+                chunk = await wait.next_of(chunks)
             except StopAsyncIteration:
                 answered = True
                 break
+            except CutOff as cut:
+                passage.cut(cut)
+                break
             finally:
                 FOLLOWED.reset(token)
-            if call is not None:
-                note_chunk(call, chunk)
+            passage.take(chunk)
             yield chunk
     except Exception as error:
-        # Here, as a middleware may ask again before anybody else learns of the failure.
-        _settle(run, call, failed=True)
-        note_failure(model_pass, error)
+        passage.fail(error)
         raise
     finally:
-        if answered or model_pass is None:  # else the stage knows whether the loop had its answer
-            _settle(run, call)
+        wait.close()
+        passage.over(answered=answered)
         if (close := getattr(events, "aclose", None)) is not None:
             await close()
-
-
-def _let_go(
-    run: Run, model_pass: ModelPass | None, model: Any, messages: object
-) -> OpenCall | None:
-    """Judge a call, and open it."""
-    _judge(run, model_pass)
-    # Once more where a fault broke it off: a call that is not opened is not counted.
-    return _open(run, model_pass, model, messages) or _open(run, model_pass, model, messages)
-
-
-def _judge(run: Run, model_pass: ModelPass | None) -> None:
-    """Refuse a call of the agent's loop that no limit has a place for; others are not judged."""
-    if model_pass is not None:
-        _attach_again(model_pass.live)
-        if not model_pass.is_judged:  # a middleware asks again, and more has been used by now
-            let_out(model_pass.live, None)
-        model_pass.is_judged = False
-    elif isinstance(live := run.state, Live) and _attach_again(live):
-        # Our stage was not in the agent's registry any more: this is its loop.
-        live.asked = True
-        let_out(live, None)
 
 
 @never_raises("binding")
@@ -130,20 +331,14 @@ def _attach_again(live: Live) -> bool:
     return not was_staged
 
 
-@never_raises("binding")
-def _open(run: Run, model_pass: ModelPass | None, model: Any, messages: object) -> OpenCall:
-    projected = None if model_pass is None else model_pass.context.projected_input_tokens
-    asked = estimate_tokens(messages) if projected is None else projected
-    call = run.calls.open(model_id(model), asked, provider_of(model.__class__))
-    call.span_id = None if model_pass is None else span_of_call(run)
-    if model_pass is not None:
-        model_pass.calls.append(call)
-    return call
-
-
-@never_raises("binding")
-def _settle(run: Run, call: OpenCall | None, *, failed: bool = False) -> None:
-    """Count a call that has not been counted yet."""
-    if call is not None and call.is_open:
-        estimate = 0 if failed else call.output_estimate
-        run.calls.settle(call, failed=failed, output_estimate=estimate)
+def _settle(run: Run, call: OpenCall | None, error: Exception | None = None) -> None:
+    """Count a call that has not been counted yet; `error` is what it failed with."""
+    if call is None or not call.is_open:
+        return
+    if error is not None and call.answered and not call.has_content:
+        call.answered = http_status(error) is None  # some begin to stream before they ask
+    # Who waits no longer is billed all the same, be it we, the application or the network.
+    aborted = error is not None and (
+        isinstance(error, LimitReachedError) or is_timeout(error) or is_answer_cut(error)
+    )
+    run.calls.settle(call, failed=error is not None, aborted=aborted)

@@ -8,11 +8,11 @@ from otel_limits.bindings.framework import SpanNames
 from otel_limits.core.messages import MARKER, stop_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, MutableMapping
+    from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
     from strands.agent.agent import Agent
 
-    from otel_limits.bindings.framework import Host
+    from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.strands.patches import ClassPatcher
     from otel_limits.core.facts import Stop
     from otel_limits.core.limits import Limits
@@ -51,8 +51,19 @@ class StrandsFramework:
         """True while there is an agent with a `LimitsPlugin`."""
         import sys
 
+        # Looked up, not imported: that would import Strands into a program that may not use it.
         attach = sys.modules.get("otel_limits.bindings.strands.attach")
         return attach is not None and len(attach.ALL_WITH_OWN) > 0
+
+    def gaps(self) -> Sequence[Gap]:
+        """Import Strands, and look for everything of it that is used.
+
+        Raises:
+            ImportError: It is not installed.
+        """
+        from otel_limits.bindings.strands.probe import gaps
+
+        return gaps()
 
     def watch(self) -> None:
         """Follow every invocation from now on."""
@@ -68,10 +79,13 @@ class StrandsFramework:
         """
         import sys
 
+        # As above: where it was never imported, no invocation was ever followed.
         invocations = sys.modules.get("otel_limits.bindings.strands.invocations")
         for state in invocations.STATES if invocations is not None else ():
             if state.own is None:
                 state.abort()
+        # An agent with a plugin keeps its limits after `disable()`, and it is the patches that
+        # follow it.
         if self._patcher is not None and not self.has_own:
             self._patcher.stop()
 
@@ -118,6 +132,8 @@ class StrandsFramework:
 
     def put_stop(self, ending: Any, reason: str) -> None:
         """Put `reason` into a stop event, whose result and span then have it as well."""
+        # Strands appends fields to this tuple as it grows (seven in 1.62), so their number is left
+        # open.
         _, *rest = ending["stop"]
         ending["stop"] = (reason, *rest)
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from opentelemetry import trace
 from strands.interrupt import Interrupt, InterruptException
 
+from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.asking import can_be_extended, question
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.spans import end_quietly, write_halt
 from otel_limits.core.faults import never_raises, note
-from otel_limits.core.limits import KILLED_STOP_REASON, LIMITS, MAX_DURATION_STOP_REASON
-from otel_limits.core.messages import halt_text
-from otel_limits.core.policy import Verdict, verdict_of
+from otel_limits.core.limits import KILLED_STOP_REASON, MAX_DURATION_STOP_REASON
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.strands.invocations import Live
     from otel_limits.core.facts import ActionTaken
+    from otel_limits.core.policy import Verdict
+    from otel_limits.runs.calls import OpenCall
 
 AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that leave no time for a last answer or a question."""
@@ -39,76 +40,84 @@ class Refused(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
-def let_out(live: Live, context: InvokeModelContext | None) -> None:
-    """Raise what keeps a model call from going out, if anything does.
+def let_out(live: Live, call: OpenCall, context: InvokeModelContext | None) -> None:
+    """Reserve what a model call of the loop may use, or raise what keeps it from going out.
 
     Args:
         live: The invocation whose loop asks.
+        call: The call.
         context: What its stage knows of the call; `None` for a further call within the stage,
             which has no room for a last answer.
     """
     try:
-        refusal = _refusal(live, context)
+        refusal = _refusal(live, call, context)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         note("binding", error)
         return
+    # Raised out here, where the guard above would not take the refusal for a fault of ours.
     if refusal is not None:
+        if call.reservation is not None:  # of a quota, which was asked after our own limits
+            live.run.calls.release(call)
         end_quietly(trace.get_current_span())
         raise refusal
+    live.side_verdict = None  # whoever asked beside the loop has got over it
 
 
-def _refusal(live: Live, context: InvokeModelContext | None) -> InterruptException | None:
+def _refusal(
+    live: Live, call: OpenCall, context: InvokeModelContext | None
+) -> InterruptException | None:
     """Return what a limit or a quota does to this call, or `None`."""
-    verdict = live.verdict
-    if verdict is None and (judged := live.run.judge()) is not None:
-        forces_output = context is not None and context.structured_output_model is not None
-        verdict = _unless_yielding(judged) if forces_output else judged
+    # Taken once: the hook that asks the quotas runs for each response of the loop, not for each
+    # call that a middleware makes for it.
     against, live.against = live.against, None
+    verdict = live.verdict or live.wrapping
+    if verdict is not None:  # whatever a middleware or a hook tries: the last answer was the last
+        return _refused(live, verdict)
+    may_be_last = context is not None and not live.run.budget.wrapped_up
+    forces_output = context is not None and live.only_forces(context)
+    verdict = live.run.calls.admit(call, turn=True, forces_output=forces_output, last=may_be_last)
+    may_be_last = may_be_last and call.reservation is not None
     for each in (verdict, against):
-        refusal = _objection(live, each, context) if each is not None else None
-        if refusal is not None:
-            return refusal
+        if each is not None:
+            refusal = _objection(live, each, may_ask=context is not None, may_be_last=may_be_last)
+            if refusal is not None:
+                return refusal
     return None
 
 
 def _objection(
-    live: Live, verdict: Verdict, context: InvokeModelContext | None
+    live: Live, verdict: Verdict, *, may_ask: bool, may_be_last: bool
 ) -> InterruptException | None:
-    """Return what a verdict does to this call."""
+    """Return what a verdict does to a call that has not gone out."""
     action = verdict.action or live.run.policy.action
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return None
-    if live.verdict is None and verdict.reason not in AT_ONCE and context is not None:
-        if action == "ask" and can_be_extended(verdict):
-            return question(verdict)
-        if action == "wrap_up" and not live.run.wrapped_up and not context.tool_choice:
+    if verdict.reason not in AT_ONCE:
+        if action == "ask" and may_ask and can_be_extended(verdict):
+            return question(verdict, live.run.invocation)
+        if action == "wrap_up" and may_be_last:
             live.wrapping = live.wrapping or verdict
+            live.run.budget.wrapped_up = True
             return None
-    # From here on every call of this leg is refused, whatever a middleware tries.
+    return _refused(live, verdict)
+
+
+def _refused(live: Live, verdict: Verdict) -> Refused:
+    """Refuse this call, and every one that is still to come in this leg."""
     live.verdict, live.wrapping = verdict, None
     return Refused()
-
-
-def _unless_yielding(verdict: Verdict) -> Verdict | None:
-    """Drop the limits that yield to a call that only forces structured output."""
-    return verdict_of(
-        tuple(
-            breach
-            for breach in verdict.breaches
-            if breach.limit not in LIMITS or not LIMITS[breach.limit].yields_to_output
-        )
-    )
 
 
 def perform(
     agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
     """The halt is a fact now: tell it, mark its message and the live span."""
+    # First, as the stop that goes into the message reads action and verdict from the run.
     live.run.halt(verdict, action)
     live.marked = message
     stop = live.run.stop(verdict.reason)
-    synthetic = action != "wrapped_up"
+    synthetic = is_ours(message, verdict)
     STRANDS.mark(cast("Any", message), stop, synthetic=synthetic)
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
@@ -118,8 +127,7 @@ def perform_if_due(agent: Agent, live: Live, message: Message) -> None:
     """Perform the halt under way when this is its message, unless that was done."""
     if live.marked is not None or live.verdict is None:
         return
-    # Strands makes the message out of our text; nothing else connects the two.
-    if message["content"] == [{"text": halt_text(live.verdict)}]:
+    if is_ours(message, live.verdict):
         action = live.verdict.action or live.run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
         perform(agent, live, message, live.verdict, taken)
@@ -133,4 +141,6 @@ def ends_loop(live: Live, verdict: Verdict) -> bool:
         return False
     if live.wrapping is not None or verdict.reason in AT_ONCE:
         return True
+    # Both need the next model call: its stage is where a question can be raised, and where a call
+    # can be sent without tools.
     return action != "ask" and not (action == "wrap_up" and not live.wrapped_up)

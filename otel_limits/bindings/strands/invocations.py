@@ -4,53 +4,38 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
-from otel_limits.bindings.strands.asking import answer_of, declined_verdict, extend
+from otel_limits.bindings.strands.a2a import tell_client
+from otel_limits.bindings.strands.asking import answer_of, declined_verdict, extend, take
 from otel_limits.bindings.strands.framework import STRANDS
-from otel_limits.bindings.strands.reading import (
-    audit_attributes,
-    estimate_tokens,
-    model_id,
-    provider_of,
-)
+from otel_limits.bindings.strands.reading import audit_attributes, model_id
+from otel_limits.bindings.strands.requests import call_to
+from otel_limits.bindings.strands.waiting import Waits
 from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.core.messages import halt_text
+from otel_limits.core.policy import Verdict
 from otel_limits.runs.tree import CURRENT
+from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
-    from strands.hooks import AfterToolCallEvent, HookRegistry
-    from strands.interrupt import Interrupt
+    from strands.hooks import HookRegistry
+    from strands.middleware import InvokeModelContext
     from strands.types.content import Message
+    from strands.types.events import ModelStopReason
 
     from otel_limits.bindings.framework import Host
-    from otel_limits.core.limits import Breach
-    from otel_limits.core.policy import Policy, Verdict
+    from otel_limits.bindings.strands.batch import Batch
+    from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Run
-
-
-class Batch:
-    """The tool calls of one turn, as they come and go."""
-
-    def __init__(self, requests: list[Mapping[str, Any]], *, denied: bool) -> None:
-        """Begin with the tool uses, in the order in which the model asked.
-
-        When a hook denied them all, none was admitted.
-        """
-        self.requests = requests
-        self.denied = denied
-        self.refusals: dict[str, Breach] = {}
-        """Those that a limit refuses, by tool use id."""
-        self.results: dict[str, AfterToolCallEvent] = {}
-        """The final attempt of each, by tool use id."""
 
 
 @dataclass(slots=True)
@@ -65,10 +50,10 @@ class Live:
     """The halt under way."""
     wrapping: Verdict | None = None
     """The halt before which the model gives a last answer."""
-    answer: Interrupt | None = None
-    """Our last question that was answered: Strands keeps it, and it is taken once."""
     against: Verdict | None = None
     """What a quota has against the next model call."""
+    ending: Any = None
+    """The stop event, once the leg has come to its end; its hooks may still be at work."""
     marked: Message | None = None
     """The message that the halt left."""
     has_output: bool = False
@@ -79,16 +64,36 @@ class Live:
     """True while the last model call was one that overflowed the context."""
     asked: bool = False
     """True from when a response is asked for until it is taken into the conversation."""
+    response: ModelStopReason | None = None
+    """What the model has answered to that."""
+    forced_after: int | None = None
+    """Turns before the call that only forces structured output; a second one is no such call."""
     staged: bool = False
     """True while our stage follows the leg: copied middleware may have it twice."""
     batch: Batch | None = None
     text: str = ""
     """What the model said in the turn under way."""
+    side_verdict: Verdict | None = None
+    """Why a call was refused that the leg may have asked for beside its own."""
+    waits: Waits = field(default_factory=Waits)
+    """What the invocation waits for; its legs share them."""
 
     @property
     def wrapped_up(self) -> bool:
         """True when the model was asked for its last answer: there is only one."""
-        return self.run.wrapped_up or self.wrapping is not None
+        return self.run.budget.wrapped_up or self.wrapping is not None
+
+    def only_forces(self, context: InvokeModelContext) -> bool:
+        """Tell whether a call only forces structured output: the leg's first that does.
+
+        A response that ended the leg is followed by one such call. What comes after that tries to
+        mend an output that was not valid, and those turns count like any other.
+        """
+        if context.structured_output_model is None:
+            return False
+        if self.forced_after is None:
+            self.forced_after = self.run.tally.turns
+        return self.forced_after == self.run.tally.turns
 
 
 class AgentState:
@@ -116,10 +121,14 @@ class AgentState:
 
     def abort(self) -> None:
         """End all that is live here, as nothing is followed any more."""
+        # Each is finished outside the lock: that tells observers, which are foreign code.
         while (run := self.leave()) is not None:
+            run.released = True
             run.finish(run.reason or "aborted")
         while self.direct:
-            self.direct.pop().finish("aborted")
+            run = self.direct.pop()
+            run.released = True
+            run.finish("aborted")
 
 
 class AgentStates:
@@ -127,6 +136,8 @@ class AgentStates:
 
     def __init__(self) -> None:
         """Begin with none."""
+        # Not a WeakKeyDictionary, which asks for a hash: a subclass that defines `__eq__` alone has
+        # none.
         self._states: dict[int, tuple[weakref.ref[Agent], AgentState]] = {}
 
     def __iter__(self) -> Iterator[AgentState]:
@@ -136,6 +147,7 @@ class AgentStates:
     def get(self, agent: object) -> AgentState | None:
         """Return the state of an agent that was followed before."""
         entry = self._states.get(id(agent))
+        # Python gives the id of an object that is gone to the next one that is made.
         return entry[1] if entry is not None and entry[0]() is agent else None
 
     def of(self, agent: Agent) -> AgentState:
@@ -163,18 +175,23 @@ def live_of(agent: object) -> Live | None:
 
 
 @never_raises("binding")
-def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> None:
+def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> bool:
     """An invocation begins under `span`.
 
     A fault must not leave it without its limits: it is begun once more, as one without a span.
+
+    Returns:
+        True, unless it could not be begun and is not followed.
     """
     former = live_of(agent)
     try:
         _begin(agent, span, policy_of)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         FAULTS.report("binding", error)
+        # Only where nothing was begun: a second one on top would never be ended.
         if live_of(agent) is former:
             _begin(agent, trace.INVALID_SPAN, policy_of)
+    return True
 
 
 def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> None:
@@ -185,11 +202,13 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
         policy = extend(policy, answer.response)
     declined = declined_verdict(answer)
     run = _start(agent, span, policy)
-    live = Live(run, weakref.ref(agent), agent.hooks, verdict=declined, answer=answer)
+    live = Live(run, weakref.ref(agent), agent.hooks, verdict=declined)
     state.live.append(live)
     run.state = live
+    take(agent, answer)
     # Not reset by a token: the stream may be read, and closed, in another context than this one.
     CURRENT.set(run)
+    # Before the deadline, which is not waited for where nothing could be broken off.
     run.cancel = _canceller(weakref.ref(agent), weakref.ref(run))
     run.time_limit.start()
 
@@ -219,6 +238,7 @@ def _canceller(
 ) -> Callable[[Verdict], None]:
     """Make what ends an invocation from any thread, without keeping it or its agent alive."""
 
+    @never_raises("binding")
     def cancel(verdict: Verdict) -> None:
         agent, run = agent_ref(), run_ref()
         state = STATES.get(agent)
@@ -227,9 +247,15 @@ def _canceller(
         # Under the lock, as `agent.cancel` would otherwise hit the invocation that begins next.
         with state.lock:
             live = state.live[-1] if state.live else None
-            if live is not None and live.run is run and live.verdict is None:
+            # The halt that came first stands, and where an inner invocation of the same agent is
+            # the newest, `agent.cancel` would end that one.
+            if live is None or live.run is not run or live.ending is not None:
+                return  # what its hooks still do is theirs; a leg that one resumes is refused
+            if live.verdict is None:
                 live.verdict = verdict
                 agent.cancel(message=halt_text(verdict))
+                # Strands looks at that between chunks only, and there may never be another one.
+                live.waits.cut()
 
     return cancel
 
@@ -243,17 +269,34 @@ def end(
 ) -> None:
     """The newest invocation is over, with a result, an exception, or nobody waiting for it."""
     state = STATES.get(agent)
+    # It leaves before anybody is told, as what an observer does then (even calling the agent) comes
+    # later than this invocation.
     run = state.leave() if state is not None else None
     if run is None:
         return
+    tell_client(run, response)
     if response is not None:
         run.finish(response.stop_reason)
+    elif isinstance(error, LimitReachedError) and _is_raised_by(error, run):
+        run.finish(error.stop.reason)  # type: ignore[union-attr]
     elif isinstance(error, LimitReachedError) and run.verdict is not None:
         run.finish(run.verdict.reason)
     elif cancellation is not None:
         run.finish(run.reason or "aborted")
     else:
         run.finish("error" if error is not None else "aborted")
+
+
+def _is_raised_by(error: LimitReachedError, run: Run) -> bool:
+    """Tell whether it was a refusal that ended an invocation, and tell that as its halt.
+
+    A hook that runs after the loop asked a model, and did nothing about the refusal.
+    """
+    stop = error.stop
+    if stop is None or run.verdict is not None or stop.invocation_id != run.invocation.id:
+        return False
+    run.halt(Verdict(stop.reason, stop.breaches), "raised")
+    return True
 
 
 @never_raises("binding")
@@ -277,6 +320,7 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
 def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | None) -> None:
     """A direct request is over, without an output where it failed."""
     state = STATES.get(agent)
+    # `disable()` ends direct requests that are under way, and what it has ended is over.
     if run is None or state is None or run not in state.direct:
         return
     state.direct.remove(run)
@@ -284,15 +328,18 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
     # Most providers ask for structured output without `Model.stream`, where we would have seen it.
     if output is not None and not run.tally.model_calls:
         _book_unseen(run, agent, prompt, output)
-    run.finish("end_turn" if output is not None else "error")
+    if output is None and run.verdict is not None and run.action == "raised":
+        run.finish(run.verdict.reason)
+    else:
+        run.finish("end_turn" if output is not None else "error")
 
 
 @never_raises("binding")
 def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
     """Book a request that a provider made by itself: only its texts are known."""
-    asked = estimate_tokens([agent.messages, prompt])
-    call = run.calls.open(model_id(agent.model), asked, provider_of(type(agent.model)))
-    run.calls.settle(call, output_estimate=estimate_tokens(output))
+    call = call_to(agent.model, [*agent.messages, prompt])
+    call.parts.append(as_json(output))
+    run.calls.settle(run.calls.open(call))
 
 
 def is_direct(agent: Agent) -> bool:

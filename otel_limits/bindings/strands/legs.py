@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.asking import (
     answer_of,
     declined_verdict,
     extension_of,
     is_unanswered,
+    take,
 )
+from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import perform, perform_if_due
 from otel_limits.bindings.strands.invocations import STATES, Live, is_direct, live_of
-from otel_limits.bindings.strands.reading import request_of
+from otel_limits.bindings.strands.requests import request_of
 from otel_limits.bindings.strands.spans import write_warnings
+from otel_limits.core.errors import limit_reached
 from otel_limits.core.faults import never_raises, never_raises_async
+from otel_limits.core.policy import KILLED
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -28,11 +33,16 @@ if TYPE_CHECKING:
     )
     from strands.types.content import Message
 
+    from otel_limits.core.errors import LimitReachedError
+    from otel_limits.core.facts import ActionTaken
+
 
 @never_raises("binding")
 def before_leg(event: BeforeInvocationEvent) -> None:
     """Begin a leg; the first one keeps what the invocation began with."""
     live, agent = live_of(event.agent), event.agent
+    # `structured_output_async` (1.62) fires both events of an invocation without running the loop.
+    # Inside a tool, what is live is the loop around it, and this is not a leg of that.
     if live is None or is_direct(agent):
         return
     live.run.leg()
@@ -40,33 +50,62 @@ def before_leg(event: BeforeInvocationEvent) -> None:
     if not live.run.tally.cycles:
         return
     answer = answer_of(agent)  # of a hook that resumes our own question
-    if answer is not None and answer is not live.answer:
+    if answer is not None:
         more = extension_of(answer.response)
         if more is not None:
             live.run.extend(more)
+    take(agent, answer)
+    # All anew: a halt, a batch or an output of the leg before must not end this one.
     STATES.of(agent).live[-1] = live.run.state = Live(
         live.run,
         weakref.ref(agent),
         agent.hooks,
         verdict=declined_verdict(answer),
-        answer=answer or live.answer,
+        waits=live.waits,
     )
 
 
-@never_raises("binding")
 def after_leg(event: AfterInvocationEvent) -> None:
-    """A leg that was refused, or asks a human, is not resumed: nothing would come of it."""
+    """End a leg, and with the last one the invocation."""
+    if (error := _end_leg(event)) is not None:
+        raise error
+
+
+@never_raises("binding")
+def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
+    """A leg that was refused, or asks a human, is not resumed: nothing would come of it.
+
+    Returns:
+        What is to be raised where that is the action.
+    """
     live = live_of(event.agent)
     if live is None or is_direct(event.agent):
-        return
+        return None
     if live.batch is not None:  # a hook asked a human before any tool ran
         batch, live.batch = live.batch, None
-        for request in batch.requests:  # none of it began: its replay is admitted anew
-            if request["toolUseId"] not in batch.refusals and not batch.denied:
+        for position, request in enumerate(batch.requests):
+            # None of it began: its replay is admitted anew.
+            if position not in batch.refusals and not batch.denied:
                 live.run.tools.give_back(request["name"])
+    live.run.calls.let_go()
     # A hook would resume for ever: each further leg would be refused as this one was.
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
+    if event.resume is None and live.run.runs.settle_end(live.run) and live.marked is None:
+        return _tell_kill(event, live)
+    return None
+
+
+def _tell_kill(event: AfterInvocationEvent, live: Live) -> LimitReachedError | None:
+    """Tell of a kill that came when the answer was there already: the answer stays as it is."""
+    result, run = event.result, live.run
+    if result is None or live.ending is None:
+        return None
+    action: ActionTaken = "raised" if run.policy.action == "raise" else "halted"
+    perform(event.agent, live, result.message, KILLED, action)
+    STRANDS.put_stop(live.ending, KILLED.reason)
+    run.reason, result.stop_reason = KILLED.reason, cast("Any", KILLED.reason)
+    return limit_reached(KILLED, run.stop(KILLED.reason)) if action == "raised" else None
 
 
 @never_raises("binding")
@@ -74,7 +113,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
     """A response is asked for, whoever answers: a middleware can do so itself."""
     live = live_of(event.agent)
     if live is not None and not event.cancel:
-        live.asked = True
+        live.asked = live.waits.is_asking = True
 
 
 @never_raises_async("quotas")
@@ -102,16 +141,30 @@ def message_added(event: MessageAddedEvent) -> None:
     live, message = live_of(event.agent), event.message
     if live is None or message["role"] != "assistant":
         return
-    # Strands writes metadata into each response. What else an assistant says while none is asked
-    # for is an earlier response, a denial or a halt.
-    if not (live.asked and "metadata" in message):
+    # What else an assistant says is an earlier response, a denial or a halt.
+    if not (live.asked and _is_response(live, message)):
         perform_if_due(event.agent, live, message)
         return
-    live.asked = False
+    live.asked = live.waits.is_asking = False
+    live.response = None
     run = live.run
     run.turn()
     if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
         _look_at_turn(event.agent, live, message)
+
+
+def _is_response(live: Live, message: Message) -> bool:
+    """Tell whether a message is what a model answered.
+
+    Strands writes metadata into each response; a hook may drop it from the object that the model
+    stage has passed on. One that was cut off is another object.
+    """
+    if "metadata" in message:
+        return True
+    response = live.response
+    if response is None or response.stop_reason == "cancelled":
+        return False
+    return message is response.message or response.stop_reason == "max_tokens"
 
 
 def _look_at_turn(agent: Agent, live: Live, message: Message) -> None:
@@ -121,4 +174,5 @@ def _look_at_turn(agent: Agent, live: Live, message: Message) -> None:
     if live.run.loops is not None:
         live.text = "".join(block.get("text", "") for block in message["content"])
     if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
-        perform(agent, live, message, live.wrapping, "wrapped_up")
+        taken: ActionTaken = "halted" if is_ours(message, live.wrapping) else "wrapped_up"
+        perform(agent, live, message, live.wrapping, taken)

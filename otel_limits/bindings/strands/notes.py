@@ -11,16 +11,26 @@ if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message, Messages
 
 
-def append_nudge(message: Message) -> None:
-    """Add the nudge to the last tool result, in a copy: the tool may keep its own."""
-    result = message["content"][-1]["toolResult"]
-    message["content"][-1] = {
+def append_nudge(message: Message, repeated: object) -> None:
+    """Add the nudge to the result of the call that repeats, in a copy: the tool may keep its own.
+
+    Args:
+        message: The results of a turn, in the order of the requests.
+        repeated: That result; the last one where it is not among them.
+    """
+    results = [block["toolResult"] for block in message["content"]]
+    position = next((n for n, each in enumerate(results) if each is repeated), -1)
+    result = results[position]
+    message["content"][position] = {
         "toolResult": {**result, "content": [*result["content"], {"text": NUDGE_NOTE}]}
     }
 
 
 def with_note(messages: Any, note: str) -> Any:
     """Add a note at the end of what the model is sent."""
+    # At the end of the last message and not before it: everything in front stays byte for byte the
+    # same, so that a provider's prompt cache still fits. Into the same message, as several
+    # providers refuse two of one role in a row.
     if messages and messages[-1]["role"] == "user":
         last = {**messages[-1], "content": [*messages[-1]["content"], {"text": note}]}
         return [*messages[:-1], last]
@@ -45,6 +55,7 @@ def _tell(block: ContentBlock) -> list[ContentBlock]:
     """Tell a call or a result in words; pictures and documents stay what they are."""
     if "toolUse" in block:
         use = block["toolUse"]
+        # Not escaped: `\u00e4` costs the model several tokens for one letter.
         arguments = json.dumps(use["input"], default=str, ensure_ascii=False)
         return [{"text": f"[I called the tool {use['name']} with {arguments}]"}]
     if "toolResult" not in block:

@@ -7,14 +7,15 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import wrapt
+from opentelemetry import trace
 
+from otel_limits.bindings.strands.doors import Doors, Patches
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from opentelemetry.trace import Span
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.framework import Host
@@ -33,7 +34,8 @@ class ClassPatcher:
         self._host = host
         self._on = False
         self._registered = False
-        self._originals: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        self._patches = Patches()
+        self._doors = Doors(self._patches, lambda: self._on)
 
     def start(self) -> None:
         """Patch the classes that are there, and those that are imported later."""
@@ -41,6 +43,9 @@ class ClassPatcher:
             return
         self._on = True
         for module, patch in PATCHES.items():
+            # wrapt has no way to take a hook back, so that each is registered once for the life of
+            # the process and asks whether we are on. Later starts patch by themselves what has been
+            # imported by then.
             if module in sys.modules and self._registered:
                 self._patched(module, patch)
             elif not self._registered:
@@ -52,10 +57,7 @@ class ClassPatcher:
         """Put every class back as it was."""
         # First, so that what is imported meanwhile is not patched any more.
         self._on = False
-        for (owner, name), (original, ours) in self._originals.items():
-            if vars(owner).get(name) is ours:  # another instrumentation may stand around it
-                setattr(owner, name, original)
-        self._originals.clear()
+        self._patches.take_back()
 
     @never_raises("binding")
     def _patched(
@@ -64,27 +66,35 @@ class ClassPatcher:
         if self._on:
             patch(self, sys.modules[module])
 
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Put a wrapper in the place of what a class has under a name, where it has something."""
-        original = vars(owner).get(name)
-        if original is not None and (owner, name) not in self._originals:
-            ours = wrapper(original)
-            self._originals[owner, name] = original, ours
-            setattr(owner, name, ours)
-
     def agents(self, module: Any) -> None:
         """Patch agents."""
-        self._wrap(module.Agent, "_start_agent_trace_span", self._agent_start)
-        self._wrap(module.Agent, "_end_agent_trace_span", self._agent_end)
-        self._wrap(module.Agent, "structured_output_async", self._structured_output)
+        from otel_limits.bindings.strands.private import SPAN_METHODS
+
+        begin, end = (name.removeprefix("Agent.") for name in SPAN_METHODS)
+        if hasattr(module.Agent, begin) and hasattr(module.Agent, end):
+            self._patches.wrap(module.Agent, begin, self._agent_start)
+            self._patches.wrap(module.Agent, end, self._agent_end)
+        else:
+            self._patches.wrap(module.Agent, "stream_async", self._agent_stream)
+        self._patches.wrap(module.Agent, "structured_output_async", self._structured_output)
 
     def graphs(self, module: Any) -> None:
         """Patch graphs."""
-        self._wrap(module.Graph, "stream_async", self._group_stream)
+        self._patches.wrap(module.Graph, "stream_async", self._group_stream)
 
     def swarms(self, module: Any) -> None:
         """Patch swarms."""
-        self._wrap(module.Swarm, "stream_async", self._group_stream)
+        self._patches.wrap(module.Swarm, "stream_async", self._group_stream)
+
+    def models(self, module: Any) -> None:
+        """Patch models, those that are defined later included."""
+        self._doors.watch_classes_of(module.Model)
+
+    def servers(self, module: Any) -> None:
+        """Patch what serves agents over A2A."""
+        from otel_limits.bindings.strands.a2a import followed_execute
+
+        self._patches.wrap(module.StrandsA2AExecutor, "execute", followed_execute)
 
     # --- invocations ------------------------------------------------------------------------------
 
@@ -93,6 +103,8 @@ class ClassPatcher:
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             host = self._host()
             if host is not None:
+                # Before the span is made: it may be the first, and the provider that would see it
+                # not yet set.
                 host.prepare()
             span = original(agent, *args, **kwargs)
             self._begun(agent, span)
@@ -101,15 +113,20 @@ class ClassPatcher:
         return start
 
     @never_raises("binding")
-    def _begun(self, agent: Agent, span: Span) -> None:
+    def _begun(self, agent: Agent, span: trace.Span) -> None:
         from otel_limits.bindings.strands.invocations import begin
 
         policy_of = self._policy_of(agent) or self._policy_of(agent)  # a fault must not let it go
+        is_followed = False
         if policy_of is not None:
-            self._watch_models_of(agent)
-            begin(agent, span, policy_of)
+            self._doors.watch_of(agent)
+            is_followed = begin(agent, span, policy_of) is True
             self._wait_for_quotas(agent)
+        host = self._host()
+        if host is not None and host.is_on and not is_followed:
+            host.unfollowed(agent.name)
 
+    # With a guard of its own: what fails here must not leave the agent without its other limits.
     @never_raises("quotas")
     def _wait_for_quotas(self, agent: Agent) -> None:
         from otel_limits.bindings.strands.attach import wait_for_quotas
@@ -139,14 +156,46 @@ class ClassPatcher:
             error: Exception | None = None,
             cancellation: BaseException | None = None,
         ) -> Any:
-            from otel_limits.bindings.strands import invocations
-
             try:
                 return original(agent, response, error, cancellation)
+            # Also where ending the span fails, or the invocation would be live for ever, and the
+            # next one of this agent taken for one inside it.
             finally:
-                invocations.end(agent, response, error, cancellation)
+                self._ended(agent, response, error, cancellation)
 
         return end
+
+    @never_raises("binding")
+    def _ended(self, agent: Agent, *outcome: Any) -> None:
+        from otel_limits.bindings.strands.invocations import end
+
+        end(agent, *outcome)
+
+    def _agent_stream(self, original: Any) -> Any:
+        """Follow invocations where nothing else says when one begins and ends."""
+
+        @functools.wraps(original)
+        async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
+            if (host := self._host()) is not None:
+                host.prepare()
+            self._begun(agent, trace.INVALID_SPAN)
+            result, failure, broken_off = None, None, None
+            events = original(agent, *args, **kwargs)
+            try:
+                async for event in events:
+                    result = event.get("result", result)
+                    yield event
+            except Exception as error:
+                failure = error
+                raise
+            except BaseException as error:
+                broken_off = error
+                raise
+            finally:
+                await events.aclose()
+                self._ended(agent, result, failure, broken_off)
+
+        return stream_async
 
     def _structured_output(self, original: Any) -> Any:
         """Follow `agent.structured_output(…)`, which asks the model without the agent loop."""
@@ -160,7 +209,7 @@ class ClassPatcher:
             policy_of = self._policy_of(agent)
             if policy_of is None:
                 return await original(agent, output_model, prompt, **kwargs)
-            self._watch_models_of(agent)
+            self._doors.watch_of(agent)
             run = begin_direct(agent, policy_of)
             output = None
             try:
@@ -183,53 +232,23 @@ class ClassPatcher:
             name = str(getattr(group, "id", "group"))
             scope = host.runs.group(name, host.policy(name))
             CURRENT.set(scope)
+            self._doors.watch_all()
             events = original(group, *args, **kwargs)
             try:
                 async for event in events:
                     yield event
             finally:
-                scope.finished = True
+                host.runs.end_group(scope)
                 CURRENT.set(before)
                 await events.aclose()
 
         return stream_async
 
-    # --- models -----------------------------------------------------------------------------------
-
-    @never_raises("binding")
-    def _watch_models_of(self, agent: Agent) -> None:
-        """Follow every model that may be asked: a tool may ask one that no agent has."""
-        from strands.models import Model
-
-        # At every invocation, as an application may define a class of models at any time.
-        for model in (agent.model, agent.aux_model):
-            self._watch_model(model)
-        for derived in subclasses_of(Model):
-            self._watch_class(derived)
-
-    def _watch_model(self, model: Any) -> None:
-        """Follow a model by its class: an attribute of an object would go along into its copies."""
-        owner = next((each for each in type(model).__mro__ if "stream" in vars(each)), None)
-        if owner is not None:
-            self._watch_class(owner)
-
-    def _watch_class(self, owner: type) -> None:
-        if self._on and (owner, "stream") not in self._originals:
-            from otel_limits.bindings.strands.calls import followed_stream
-
-            self._wrap(owner, "stream", followed_stream)
-
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
     "strands.agent.agent": ClassPatcher.agents,
+    "strands.models.model": ClassPatcher.models,
+    "strands.multiagent.a2a.executor": ClassPatcher.servers,
     "strands.multiagent.graph": ClassPatcher.graphs,
     "strands.multiagent.swarm": ClassPatcher.swarms,
 }
-
-
-def subclasses_of(owner: type) -> list[type]:
-    """Return every class that is derived from `owner`, by now; one of two parents comes twice."""
-    derived: list[type] = owner.__subclasses__()
-    for each in derived:  # which grows meanwhile
-        derived += each.__subclasses__()
-    return derived

@@ -1,15 +1,14 @@
 """Every private name of Strands that is used: why, and what is done where it is gone.
 
 `PRIVATE_NAMES` is the list. A name that is missing never keeps `strands` from being imported, and
-an agent never feels it: what stands under `without` is done instead.
+an agent never feels it: what stands under `without` is done instead, and its limits stay in force.
 """
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from strands.hooks import MessageAddedEvent
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -27,9 +26,23 @@ class PrivateName(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Look for it; names of an agent that was made are looked for where they are used."""
-        return self.name.startswith("Agent().") or found(self.module, self.name) is not None
+        """Look for it; of an agent that is made it is known what its class sets or has."""
+        if self.name.startswith("Agent()."):
+            return _is_set(found(self.module, "Agent"), self.name.removeprefix("Agent()."))
+        return found(self.module, self.name) is not None
 
+
+def _is_set(owner: Any, name: str) -> bool:
+    """Tell whether objects of a class have an attribute, without making one."""
+    if owner is None or hasattr(owner, name):
+        return owner is not None
+    # What stands around `__init__`, of another instrumentation, may not say what is within it.
+    code = getattr(inspect.unwrap(owner.__init__), "__code__", None)
+    return code is None or name in code.co_names
+
+
+SPAN_METHODS: Final = ("Agent._start_agent_trace_span", "Agent._end_agent_trace_span")
+"""Between these two an invocation has a span."""
 
 EVENTS: Final = "strands.types._events"
 AGENT: Final = "strands.agent.agent"
@@ -37,15 +50,15 @@ AGENT: Final = "strands.agent.agent"
 PRIVATE_NAMES: Final = (
     PrivateName(
         AGENT,
-        "Agent._start_agent_trace_span",
+        SPAN_METHODS[0],
         "An invocation begins, after its span and before any hook: no hook has the span's ids.",
-        "No invocation is followed.",
+        "Invocations are followed from `stream_async`, without their spans.",
     ),
     PrivateName(
         AGENT,
-        "Agent._end_agent_trace_span",
+        SPAN_METHODS[1],
         "An invocation ends with a result, with an exception or because nobody waits for it.",
-        "No invocation is followed.",
+        "Invocations are followed from `stream_async`, without their spans.",
     ),
     PrivateName(
         "strands.middleware._agent_stream",
@@ -96,7 +109,10 @@ PRIVATE_NAMES: Final = (
         "A natural end at the cap is a halt.",
     ),
     PrivateName(
-        AGENT, "Agent()._checkpointing", "As for `_deferred_cancel`.", "As for `_deferred_cancel`."
+        AGENT,
+        "Agent()._checkpointing",
+        "The loop is going to end by itself after these tools.",
+        "A natural end at the cap is a halt.",
     ),
     PrivateName(
         AGENT,
@@ -122,6 +138,8 @@ class Missing:
     """Stands for a class that is gone: nothing is an instance of it."""
 
 
+# Looked up at import and never again, as these are compared by `type(event) is` for every event of
+# a stream. A class in the place of `None` keeps those comparisons valid where one is gone.
 ModelStreamChunkEvent: Any = found(EVENTS, "ModelStreamChunkEvent") or Missing
 AgentStreamStage: Any = found("strands.middleware._agent_stream", "AgentStreamStage")
 EventLoopStopEvent: Any = found(EVENTS, "EventLoopStopEvent") or Missing
@@ -129,8 +147,16 @@ StartEventLoopEvent: Any = found(EVENTS, "StartEventLoopEvent") or Missing
 StructuredOutputEvent: Any = found(EVENTS, "StructuredOutputEvent") or Missing
 
 
+def custom_client(model: Any) -> Any:
+    """Return the client that an application has given a model, if there is one."""
+    return getattr(model, "_custom_client", None)
+
+
 async def append_message(agent: Agent, message: Message) -> None:
     """Add a message to the conversation, and tell the hooks."""
+    from strands.hooks import MessageAddedEvent
+
+    # It also gives the message the tracking id by which session managers of 1.62 know it.
     append = getattr(agent, "_append_messages", None)
     if append is not None:
         await append(message)

@@ -11,20 +11,19 @@ from opentelemetry import baggage, trace
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 from otel_limits.bindings.strands.private import interrupt_state
-from otel_limits.core.faults import never_raises, note
+from otel_limits.core.faults import note
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.core.usage import Usage
-from otel_limits.otel.processor import token_count
-from otel_limits.runs.calls import CHARACTERS_PER_TOKEN, OpenCall
-from otel_limits.runs.gate import Request
+from otel_limits.usage.normaliser import record_of_usage
+from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from strands.agent.agent import Agent
-    from strands.hooks import AfterToolsEvent, BeforeModelCallEvent
+    from strands.hooks import AfterToolsEvent
     from strands.types.content import Message
 
+    from otel_limits.runs.calls import OpenCall
     from otel_limits.runs.run import Run
 
 DICTIONARIES: Final = (dict, Mapping)
@@ -33,43 +32,28 @@ DICTIONARIES: Final = (dict, Mapping)
 MODEL_CLASSES: Final = 32
 """Classes of models whose provider is remembered."""
 
-OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""What providers call the most output tokens of an answer."""
+MODELS: Final = "strands.models"
+ABSTRACT: Final = ("model",)
+"""Modules that are of no provider."""
 
-
-def usage_of(usage: Mapping[str, Any]) -> Usage | None:
-    """Return what the provider reported for a message, in the sense of `Usage`."""
-    sent, output = token_count(usage["inputTokens"]), token_count(usage.get("outputTokens"))
-    if sent is None or output is None:
-        return None
-    read = token_count(usage.get("cacheReadInputTokens", 0)) or 0
-    written = token_count(usage.get("cacheWriteInputTokens", 0)) or 0
-    # Providers fold cached tokens into the input, or report them beside it. As Strands does for
-    # its spans (`strands.telemetry.metrics`), the total tells which.
-    is_folded = sent + output == usage.get("totalTokens")
-    return Usage(
-        input=sent if is_folded else sent + read + written,
-        output=output,
-        cache_read=read,
-        cache_write=written,
-    )
-
-
-def estimate_tokens(content: object) -> int:
-    """Tokens that `content` has, about: never 0."""
-    return max(1, (_characters(content) or 0) // CHARACTERS_PER_TOKEN)
-
-
-@never_raises("binding")
-def _characters(content: object) -> int:
-    return len(json.dumps(content, default=str, ensure_ascii=False))
+BEFORE_REQUEST: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemini": ("messageStart",),
+    "ollama": ("messageStart", "contentBlockStart"),
+}
+"""Chunks that these send before they ask the vendor: they say nothing of it."""
 
 
 def model_id(model: object) -> str:
-    """Return the id under which the provider knows a model, or `unknown`."""
+    """Return the id under which the provider knows a model, or `unknown`.
+
+    SageMaker knows endpoints only: the name of one is the model's.
+    """
     try:
         config = getattr(model, "config", None)
         known = config.get("model_id") if isinstance(config, DICTIONARIES) else None
+        if known is None:
+            endpoint = getattr(model, "endpoint_config", None)
+            known = endpoint.get("endpoint_name") if isinstance(endpoint, DICTIONARIES) else None
     except Exception as error:  # noqa: BLE001  a model may be anything
         note("binding", error)
         return "unknown"
@@ -77,46 +61,72 @@ def model_id(model: object) -> str:
 
 
 @functools.lru_cache(MODEL_CLASSES)
-def provider_of(model: type[object]) -> str:
-    """Who serves models of a class: Strands names its module after their provider."""
-    package, _, module = model.__module__.rpartition(".")
-    return module if package == "strands.models" else model.__qualname__
+def provider_of(model: type) -> str:
+    """Who serves models of a class: Strands names its module after their provider.
+
+    A class that is derived from one of those asks the same provider.
+    """
+    # A class of the application's own has no provider that could be known; its name tells most.
+    for each in model.__mro__:
+        package, _, module = each.__module__.rpartition(".")
+        if package == MODELS and module not in ABSTRACT:
+            return module
+    return model.__qualname__
 
 
 def note_chunk(call: OpenCall, chunk: Mapping[str, Any]) -> None:
-    """Note what a chunk of a response says: how long it is, and the usage that was reported.
-
-    That is kept as it was sent, too, so that a wrong rule of counting can be undone later.
-    """
+    """Note what a chunk of a response says: its text, and the usage that was reported."""
     try:
-        call.streamed = True
         if "contentBlockDelta" in chunk:
-            call.characters += _length(chunk["contentBlockDelta"]["delta"])
-        usage = chunk["metadata"].get("usage") if "metadata" in chunk else None
-        if usage is not None:
-            call.counted = usage_of(usage)
-            call.usage = _as_sent(usage)
-            call.usage_total = token_count(usage.get("totalTokens"))
-            call.reported = True  # from here on nobody has to look again
+            call.answered = call.has_content = True
+            call.parts.append(_text_in(chunk["contentBlockDelta"]["delta"]))
+        elif "metadata" in chunk:
+            call.answered = call.has_content = True
+            if (usage := chunk["metadata"].get("usage")) is not None:
+                call.record = record_of_usage(usage, call.provider)
+        elif not any(name in chunk for name in BEFORE_REQUEST.get(call.provider, ())):
+            call.answered = True
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         note("binding", error)
 
 
-def _length(delta: Mapping[str, Any]) -> int:
-    """Characters of text, reasoning or arguments in a part of a response."""
+def note_output(call: OpenCall, event: Mapping[str, Any]) -> None:
+    """Note what an event of a structured output says: most providers only give the output."""
+    try:
+        if "metadata" in event or "contentBlockDelta" in event:
+            note_chunk(call, event)
+            return
+        call.answered = call.has_content = True
+        if "output" in event:
+            output = event["output"]
+            dump = getattr(output, "model_dump_json", None)
+            call.parts.append(dump() if dump is not None else as_json(output))
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        note("binding", error)
+
+
+def schema_of(output_model: object) -> object:
+    """Return the schema that a provider is sent with a request for structured output."""
+    try:
+        return output_model.model_json_schema()  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  whatever is no output model has none, which is no fault
+        return None
+
+
+def _text_in(delta: Mapping[str, Any]) -> str:
+    """Return text, reasoning or arguments in a part of a response."""
     if "text" in delta:
-        return len(delta["text"])
+        return str(delta["text"])
     part = delta.get("toolUse") or delta.get("reasoningContent") or {}
-    return len(part.get("input") or part.get("text") or "")
+    return str(part.get("input") or part.get("text") or "")
 
 
-def _as_sent(usage: Mapping[str, Any]) -> Usage:
-    return Usage(
-        input=token_count(usage.get("inputTokens")) or 0,
-        output=token_count(usage.get("outputTokens")) or 0,
-        cache_read=token_count(usage.get("cacheReadInputTokens", 0)) or 0,
-        cache_write=token_count(usage.get("cacheWriteInputTokens", 0)) or 0,
-    )
+def note_answer(call: OpenCall, usage: Mapping[str, Any], message: Message) -> None:
+    """Note the answer of a model whose chunks nobody saw."""
+    record = record_of_usage(usage, call.provider)
+    if record.usage.total:  # the loop has zeros where there was no usage
+        call.record = record
+    call.parts.append(as_json(message["content"]))
 
 
 def span_of_call(run: Run) -> str | None:
@@ -135,6 +145,7 @@ def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
     """What `keys` are set to on the agent, or in the baggage of whoever called it."""
     if not keys:
         return {}
+    # The agent's own wins: baggage may come over the network, from whoever called this service.
     found = {**baggage.get_all(), **agent.trace_attributes}
     return {key: str(found[key]) for key in keys if key in found}
 
@@ -147,6 +158,7 @@ def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:
     finished = _finished(agent)
     if finished:
         asked = [use for use in asked if use["toolUseId"] not in finished]
+    # Only a request for structured output registers any, so that no other turn has to look.
     if agent.tool_registry.dynamic_tools:
         asked = [use for use in asked if not is_output_tool(agent, use["name"])]
     return asked
@@ -166,27 +178,22 @@ def is_output_tool(agent: Agent, name: str) -> bool:
     return tool is not None and isinstance(tool, StructuredOutputTool)
 
 
-def denial_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
+def denial_of(result: Mapping[str, Any] | None, event: AfterToolsEvent) -> Mapping[str, Any] | None:
     """Return the error that a call was answered with that came to no tool.
 
     A hook denied the whole turn, or no tool can have such a name. `None` when there is no such
     error, or when it only says that the agent is cancelled.
     """
+    # Strands 1.62 answers every call of a cancelled turn with an error, which no tool and no hook
+    # gave.
     if event.agent.cancel_signal.is_set():
         return None
-    result = _result_of(request, event)
     return result if result is not None and status_of(result) == "error" else None
 
 
-def acceptance_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
+def acceptance_of(result: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return what a call was answered with that goes on in the background, if it does."""
-    result = _result_of(request, event)
     return result if result is not None and status_of(result) == "success" else None
-
-
-def _result_of(request: Mapping[str, Any], event: AfterToolsEvent) -> Mapping[str, Any] | None:
-    results = (block["toolResult"] for block in event.message["content"])
-    return next((each for each in results if each["toolUseId"] == request["toolUseId"]), None)
 
 
 def status_of(result: Mapping[str, Any]) -> Literal["success", "error"]:
@@ -216,32 +223,3 @@ def text_of(result: Mapping[str, Any]) -> str:
         str(part["text"]) if "text" in part else json.dumps(part, default=str, ensure_ascii=False)
         for part in result.get("content", ())
     )
-
-
-@never_raises("binding")
-def request_of(run: Run, event: BeforeModelCallEvent) -> Request:
-    """Say what is known of a model call before it goes out."""
-    agent, projected = event.agent, event.projected_input_tokens
-    return Request(
-        invocation=run.invocation,
-        model=model_id(agent.model),
-        input=estimate_tokens(agent.messages) if projected is None else projected,
-        output_cap=output_cap(agent.model),
-        action=run.policy.action,
-        unpriced=run.policy.unpriced,
-        attributes=agent.trace_attributes,
-    )
-
-
-def output_cap(model: object) -> int | None:
-    """Return the most output tokens that a model may answer with, where its settings say so."""
-    config = getattr(model, "config", None)
-    if not isinstance(config, Mapping):
-        return None
-    params = config.get("params")
-    caps = (
-        token_count(settings.get(name))
-        for settings in (config, params if isinstance(params, Mapping) else {})
-        for name in OUTPUT_CAPS
-    )
-    return next((cap for cap in caps if cap), None)

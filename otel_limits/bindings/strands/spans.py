@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 
 @never_raises("span")
-def end_quietly(span: trace.Span) -> None:
+def end_quietly(span: trace.Span | None) -> None:
     """End the span that a refusal leaves, or Strands ends it as an error, which it is not."""
+    if span is None or not span.is_recording():
+        return
     name = getattr(span, "name", "")
-    if span.is_recording() and (name == STRANDS.spans.cycle or name.startswith(CALL_PREFIXES)):
+    if name == STRANDS.spans.cycle or name.startswith(CALL_PREFIXES):
+        # OpenTelemetry ignores any status after OK, and any end after the first: the error that
+        # Strands writes when it sees the refusal pass by changes nothing any more.
         span.set_status(trace.StatusCode.OK)
         span.end()
 
@@ -41,6 +45,8 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
         attributes[semconv.LIMIT_NAME] = verdict.breach.limit
         attributes[semconv.LIMIT_VALUE] = as_json(verdict.breach.cap)
         attributes[semconv.LIMIT_CONSUMED] = as_json(verdict.breach.observed)
+    # As attributes and as an event: backends filter spans by the former, and show the latter on a
+    # time line.
     span.set_attributes(attributes)
     span.add_event(semconv.HALT_EVENT, attributes)
     if run.action == "raised":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from opentelemetry import trace
@@ -11,6 +11,7 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
+from otel_limits.bindings.strands.answers import as_last
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import Refused, let_out, perform_if_due
 from otel_limits.bindings.strands.invocations import Live, live_of
@@ -22,11 +23,15 @@ from otel_limits.bindings.strands.private import (
     StructuredOutputEvent,
     append_message,
 )
-from otel_limits.bindings.strands.reading import model_id, provider_of, usage_of
+from otel_limits.bindings.strands.reading import note_answer
+from otel_limits.bindings.strands.requests import call_by_context
+from otel_limits.bindings.strands.side import halt_meant, refused_to_loop, results_for
 from otel_limits.bindings.strands.spans import end_quietly
-from otel_limits.core.errors import limit_reached
+from otel_limits.bindings.strands.waiting import CutOff, Wait
+from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import never_raises, note
-from otel_limits.core.messages import budget_note, halt_message, wrap_up_note
+from otel_limits.core.messages import budget_note, halt_message, halt_text, wrap_up_note
+from otel_limits.runs.calls import OpenCall
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
@@ -34,8 +39,6 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
-
-    from otel_limits.runs.calls import OpenCall
 
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
@@ -59,9 +62,16 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
 async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any) -> Events:
     """Put our stop reason in place of the framework's, and raise where that is the action."""
     followed.staged, halted = True, False
-    events = next_fn(context)
+    events, wait = next_fn(context), Wait()
+    wait.join(followed.waits, is_leg=True)
     try:
-        async for event in events:
+        while True:
+            try:
+                event = await wait.next_of(events)
+            except StopAsyncIteration:
+                break
+            # Two steps deep and not behind a decorator: this runs for each token of a stream, and
+            # deep down in a runaway every frame of ours is one that the agent has less.
             if type(event) in MILESTONES:
                 try:
                     halted = _pass(agent, event)
@@ -71,23 +81,35 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
+            followed.run.runs.settle_end(
+                followed.run
+            )  # hooks may still be at work, and can change nothing
             raise
+        if isinstance(error, CutOff):  # Strands ends its spans for errors only, not for this
+            end_quietly(context.invocation_state.get("event_loop_cycle_span"))
         halted = True
         yield await _answer(agent, live, context)
     finally:
-        followed.staged = False  # a hook may resume before anything of the leg has run
+        followed.staged = followed.waits.is_asking = False  # a hook may resume before anything runs
+        wait.close()
         await events.aclose()
     # Only now, as what is left of the generator would otherwise end in another context.
     live = live_of(agent)
     run = live and live.run
     # `halted` is of this leg; the action may be of one that a hook has resumed since.
-    if halted and run and run.action == "raised" and run.verdict is not None:
+    if halted and run and run.verdict and (run.action == "raised" or refused_to_loop(run)):
         raise limit_reached(run.verdict, run.stop(run.verdict.reason))
 
 
 def _is_refused(live: Live, error: Exception) -> bool:
     """Tell a refusal of ours, also where a middleware has made an error of its own of it."""
-    return live.verdict is not None and any(isinstance(each, Refused) for each in chain_of(error))
+    ours = (Refused, CutOff, LimitReachedError)  # the last, where the loop asked for a summary
+    if live.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
+        return True
+    if (verdict := halt_meant(live, error)) is None:
+        return False
+    live.verdict, live.wrapping = verdict, None
+    return True
 
 
 def _pass(agent: Agent, event: object) -> bool:
@@ -117,15 +139,20 @@ def _stop(agent: Agent, live: Live, event: Any) -> bool:
     if verdict is not None:
         reason = verdict.reason
         STRANDS.put_stop(event, reason)
-    live.run.reason = reason
+    live.run.reason, live.ending = reason, event
     return verdict is not None
 
 
 async def _answer(agent: Agent, live: Live, context: Any) -> Any:
     """Answer in the model's place and end the leg."""
     assert live.verdict is not None  # what a refusal carries
+    # A refused call leaves the user's message, or tool results, as the last one. With an answer
+    # after it the history is one that every provider accepts when the conversation goes on.
     message: Any = halt_message(live.verdict)
     live.asked = False
+    # What was refused may be a call that a hook made before the tools: they have no results then.
+    if (unanswered := results_for(agent.messages, halt_text(live.verdict))) is not None:
+        await append_message(agent, unanswered)
     await append_message(agent, message)
     request_state = context.invocation_state.get("request_state", {})
     stop = EventLoopStopEvent(live.verdict.reason, message, agent.event_loop_metrics, request_state)
@@ -143,8 +170,8 @@ class ModelPass:
 
     live: Live
     context: InvokeModelContext
-    is_judged: bool = True
-    """True until the call that the stage has judged goes out."""
+    admitted: OpenCall | None
+    """The call that the stage has let out, until it goes."""
     calls: list[OpenCall] = field(default_factory=list)
     failure: Exception | None = None
     """What the last call that failed did so with."""
@@ -154,18 +181,20 @@ class ModelPass:
     def close(self, answer: ModelStopReason | None) -> None:
         """Count what is still open: a cancelled stream is left without being closed."""
         calls, answered = self.live.run.calls, answer is not None
-        if not self.calls and self.has_streamed:
+        admitted, self.admitted = self.admitted, None
+        if admitted is not None and not self.calls and self.has_streamed:
             # Not by a class that is patched, such as a proxy or a mock: only its answer tells.
-            model, asked = self.context.model, self.context.projected_input_tokens
-            call = calls.open(model_id(model), asked or 0, provider_of(type(model)))
-            usage = None if answer is None else usage_of(answer.usage)
-            calls.settle(call, usage, failed=not answered)
+            call = calls.open(admitted)
+            if answer is not None:
+                note_answer(call, answer.usage, answer.message)
+            calls.settle(call, failed=not answered)
+        elif admitted is not None:
+            # A pass without a call whose answer was not streamed is one that a middleware answered
+            # by itself, from a cache for instance: no model was asked, and none is counted.
+            calls.release(admitted)
         for call in self.calls:
             if call.is_open:
-                estimate = call.output_estimate if answered else 0
-                calls.settle(
-                    call, failed=not answered, aborted=not answered, output_estimate=estimate
-                )
+                calls.settle(call, failed=not answered, aborted=not answered)
 
 
 def note_failure(model_pass: ModelPass | None, error: Exception) -> None:
@@ -182,6 +211,8 @@ PASS: Final[contextvars.ContextVar[ModelPass | None]] = contextvars.ContextVar(
 
 def model_stage(context: Any, next_fn: Next) -> Events:
     """Follow a model call of a live invocation; anything else passes through."""
+    # A deep copy of the agent's middleware has this handler twice; the outer pass is the one that
+    # follows.
     live, within = live_of(context.agent), PASS.get()
     if live is None or (within is not None and within.live is live):
         return next_fn(context)
@@ -194,9 +225,9 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     All of it waits until somebody asks for the response: a middleware may prepare several calls,
     and make none of them. The call itself is counted where it leaves for the provider.
     """
-    live.asked = True
-    let_out(live, context)
-    model_pass, answer = ModelPass(live, context), None
+    live.asked, call = True, call_by_context(context) or OpenCall("unknown")
+    let_out(live, call, context)
+    model_pass, answer = ModelPass(live, context, call), None
     events = next_fn(_with_notes(live, context) or context)
     try:
         while True:
@@ -214,7 +245,9 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
             if type(event) is ModelStreamChunkEvent:
                 model_pass.has_streamed = True
             elif type(event) is ModelStopReason:
-                answer = event
+                if live.wrapping is not None:
+                    event = as_last(event, live.wrapping)
+                answer = live.response = event
             yield event
     except Exception as error:
         if not _gives_up(model_pass, error):
@@ -223,7 +256,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
         raise Refused from error
     finally:  # at once, also when nobody reads on: what the loop does next may be told of it
         if answer is not None:
-            live.overflowed = False
+            live.overflowed = live.waits.is_asking = False
         never_raises("binding")(model_pass.close)(answer)
         await events.aclose()
 
@@ -231,10 +264,11 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
 @never_raises("binding")
 def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
     """Tell the model what it has to know; the conversation does not keep it."""
-    if live.wrapping is not None and not live.run.wrapped_up:
-        live.run.wrapped_up = True
+    if live.wrapping is not None:
         told = with_note(without_tools(context.messages), wrap_up_note(live.wrapping))
-        return context.replace(messages=told, tool_specs=[], tool_choice=None)
+        return replace(
+            context, messages=told, tool_specs=[], tool_choice=None, structured_output_model=None
+        )
     if live.run.policy.tell_model and (levels := live.run.levels()):
         return context.replace(messages=with_note(context.messages, budget_note(levels)))
     return None

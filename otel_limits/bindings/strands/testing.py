@@ -128,6 +128,7 @@ class ScriptedModel(Model):
 
     def _keep(self, messages: Messages, tool_specs: list[ToolSpec] | None) -> None:
         """Keep what was asked, as it was at that moment."""
+        # The agent goes on to write into these very objects.
         self.requests.append(copy.deepcopy(messages))
         self.tool_specs.append(tool_specs)
 

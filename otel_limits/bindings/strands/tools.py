@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.halting import ends_loop
-from otel_limits.bindings.strands.invocations import Batch, live_of
+from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.notes import append_nudge
 from otel_limits.bindings.strands.private import ends_by_itself
 from otel_limits.bindings.strands.reading import (
@@ -51,15 +52,16 @@ def before_tools(event: BeforeToolsEvent) -> None:
     if live.wrapping is not None:
         event.cancel = f"Not run: {why(live.wrapping)}."
         return
+    # A turn that a hook denied as a whole takes no calls from anybody's budget.
     denied = bool(event.cancel)
     live.batch = batch = Batch(tool_uses(event.agent, event.message), denied=denied)
     if denied:
         return
     # Now, and not as each one starts: tools run at once, and the order of the requests decides.
-    for request in batch.requests:
+    for position, request in enumerate(batch.requests):
         breach = live.run.tools.admit(request["name"])
         if breach is not None:
-            batch.refusals[request["toolUseId"]] = breach
+            batch.refusals[position] = breach
 
 
 @never_raises("binding")
@@ -67,7 +69,8 @@ def before_tool(event: BeforeToolCallEvent) -> None:
     """Answer in the place of a tool that has no call left."""
     live = live_of(event.agent)
     if live is not None and live.batch is not None:
-        breach = live.batch.refusals.get(event.tool_use["toolUseId"])
+        position = live.batch.position_of(event.tool_use)
+        breach = None if position is None else live.batch.refusals.get(position)
         if breach is not None:
             event.cancel_tool = refusal_note(breach)
 
@@ -77,7 +80,10 @@ def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: a retry comes by here again."""
     live = live_of(event.agent)
     if live is not None and live.batch is not None:
-        live.batch.results[event.tool_use["toolUseId"]] = event
+        position = live.batch.position_of(event.tool_use)
+        if position is not None:
+            # The event and not its result, which a hook that runs after ours may still replace.
+            live.batch.results[position] = event
 
 
 @never_raises("binding")
@@ -102,14 +108,16 @@ def after_tools(event: AfterToolsEvent) -> None:
 
 def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
     """Tell the calls that were answered, in request order, and look for repetitions."""
+    # Taken away, so that `after_leg` finds a batch only where a hook stopped the turn before its
+    # end.
     run, batch, live.batch = live.run, live.batch, None
     if batch is None:
         return []
     answered, calls = [], []
-    for request in batch.requests:
-        if request["toolUseId"] in batch.refusals:
+    for position, request in enumerate(batch.requests):
+        if position in batch.refusals:
             run.tools.ended(request["name"], "refused", None, None)
-        elif (answer := _answer_to(request, run, batch, event)) is not None:
+        elif (answer := _answer_to(position, run, batch, event)) is not None:
             use, result, seconds = answer
             answered.append(answer)
             identity = None
@@ -119,25 +127,24 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
             run.tools.ended(use["name"], status_of(result), seconds, identity)
     if run.loops is not None and event.message["content"]:  # or all of it waits for a human
         run.repeat(calls, live.text)
-        if run.nudge():
-            append_nudge(event.message)
+        if (repeated := run.nudge()) is not None:
+            append_nudge(event.message, answered[repeated][1] if answered else None)
     return answered
 
 
-def _answer_to(
-    request: Mapping[str, Any], run: Run, batch: Batch, event: AfterToolsEvent
-) -> Answered | None:
+def _answer_to(position: int, run: Run, batch: Batch, event: AfterToolsEvent) -> Answered | None:
     """Return what the model is told of a call that no limit refused; only those that ran count."""
-    done = batch.results.get(request["toolUseId"])
+    request, done = batch.requests[position], batch.results.get(position)
     if done is not None and done.cancel_message is None:
         return done.tool_use, done.result, done.duration
-    if done is None and (accepted := acceptance_of(request, event)) is not None:
+    # No event of an end, and yet a success: the tool was taken over by a background task.
+    told = batch.result_in(position, [block["toolResult"] for block in event.message["content"]])
+    if done is None and (accepted := acceptance_of(told)) is not None:
         return request, accepted, None
+    # Only what was admitted has taken anything from the budget.
     if not batch.denied:
         run.tools.give_back(request["name"])
-    denial: Mapping[str, Any] | None = (
-        done.result if done is not None else denial_of(request, event)
-    )
+    denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(told, event)
     if denial is None:
         return None
     return {**request, "name": clean(request["name"])}, denial, None  # a model may make it up

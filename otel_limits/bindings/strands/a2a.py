@@ -1,0 +1,81 @@
+"""Tells A2A clients of a halt: without this it reaches them as a task that was completed."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import wrapt
+
+from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.spans import as_json
+from otel_limits.core.faults import never_raises
+from otel_limits.core.messages import MARKER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_limits.runs.run import Run
+
+STOPS: Final[contextvars.ContextVar[list[Mapping[str, Any]] | None]] = contextvars.ContextVar(
+    "otel_limits_a2a_stops", default=None
+)
+"""Where the stops of the request go that the present task serves."""
+
+
+def followed_execute(original: Any) -> Any:
+    """Make what stands in the place of the `execute` of Strands' A2A executor."""
+
+    @functools.wraps(original)
+    async def execute(executor: Any, context: Any, event_queue: Any) -> Any:
+        stops: list[Mapping[str, Any]] = []
+        token = STOPS.set(stops)
+        try:
+            return await original(executor, context, _Telling(event_queue, stops))
+        finally:
+            STOPS.reset(token)
+
+    return execute
+
+
+@never_raises("binding")
+def tell_client(run: Run, result: object) -> None:
+    """Keep the stop of an invocation that a client has asked for, if it was a halt."""
+    stops, verdict = STOPS.get(), run.verdict
+    # Agents that this one has called end within the same request.
+    if stops is None or verdict is None or run.parent is not None or run.action == "observed":
+        return
+    marker = STRANDS.marker_of(result)
+    breach = verdict.breach
+    stops.append(
+        {
+            "reason": verdict.reason,
+            "action": run.action,
+            "limit": breach and breach.limit,
+            "cap": breach and as_json(breach.cap),
+            "observed": breach and as_json(breach.observed),
+            "synthetic": marker is None or marker["synthetic"],  # where it was raised, too
+        }
+    )
+
+
+class _Telling(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """The queue of a request's events, which adds the stop to the last one.
+
+    A2A keeps the metadata of a status update as the task's own (`TaskManager`, a2a-sdk 0.3).
+    """
+
+    def __init__(self, queue: Any, stops: list[Mapping[str, Any]]) -> None:
+        super().__init__(queue)
+        self._self_stops = stops
+
+    async def enqueue_event(self, event: Any) -> Any:
+        """Pass an event on."""
+        self._self_add(event)
+        return await self.__wrapped__.enqueue_event(event)
+
+    @never_raises("binding")
+    def _self_add(self, event: Any) -> None:
+        if self._self_stops and getattr(event, "final", False):
+            event.metadata = {**(event.metadata or {}), MARKER: self._self_stops[-1]}

@@ -1,0 +1,63 @@
+"""The tool calls of one turn, by their positions: some models use one id for several of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strands.hooks import AfterToolCallEvent
+
+    from otel_limits.core.limits import Breach
+
+
+class Batch:
+    """The tool calls of one turn, as they come and go."""
+
+    def __init__(self, requests: list[Mapping[str, Any]], *, denied: bool) -> None:
+        """Begin with the tool uses, in the order in which the model asked.
+
+        When a hook denied them all, none was admitted.
+        """
+        self.requests = requests
+        self.denied = denied
+        self.refusals: dict[int, Breach] = {}
+        """Those that a limit refuses, by position."""
+        self.results: dict[int, AfterToolCallEvent] = {}
+        """The final attempt of each, by position."""
+        self._uses = list(requests)
+        """The same objects, or what hooks have put in their places."""
+        self._seen: set[int] = set()
+
+    def position_of(self, use: Mapping[str, Any]) -> int | None:
+        """Return which request an event is about.
+
+        The framework hands on the very object of the message. Where a hook has put another one in
+        its place, the id tells; of several with that id, it is the first that is still to come,
+        since calls start in the order of the requests.
+        """
+        for position, known in enumerate(self._uses):
+            if known is use:
+                self._seen.add(position)
+                return position
+        alike = self._alike(use)
+        waiting = [each for each in alike if each not in self._seen]
+        running = [each for each in alike if each not in self.results]
+        found = next(iter(waiting or running or alike), None)
+        if found is not None:
+            self._seen.add(found)
+            self._uses[found] = use
+        return found
+
+    def result_in(
+        self, position: int, results: list[Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        """Return the result of a request among those that the model is told: ids come in order."""
+        number = self._alike(request := self.requests[position]).index(position)
+        alike = [each for each in results if each["toolUseId"] == request["toolUseId"]]
+        return alike[number] if number < len(alike) else None
+
+    def _alike(self, use: Mapping[str, Any]) -> list[int]:
+        identity = use.get("toolUseId")
+        return [n for n, each in enumerate(self.requests) if each["toolUseId"] == identity]

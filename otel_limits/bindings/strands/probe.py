@@ -1,0 +1,74 @@
+"""Looks for everything of Strands that is used, by private names and by public ones."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.bindings.framework import Gap
+from otel_limits.bindings.strands.private import AGENT, PRIVATE_NAMES, SPAN_METHODS, found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOORS: Final = ("Agent.add_hook", "Agent.add_middleware")
+"""Public methods of agents that are looked up only when they are called."""
+
+CANCEL: Final = "Agent.cancel"
+
+STREAM: Final = "Agent.stream_async"
+
+UNFOLLOWED: Final = "Without it no agent can be followed or stopped."
+
+
+def gaps() -> tuple[Gap, ...]:
+    """Return what is missing.
+
+    Raises:
+        ImportError: Strands is not installed.
+    """
+    import strands.agent.agent  # noqa: F401  the whole of it, before any part is looked for
+
+    return (*_private_gaps(), *_public_gaps())
+
+
+def _private_gaps() -> Iterator[Gap]:
+    for each in PRIVATE_NAMES:
+        if not each.is_there:
+            yield _gap(f"{each.module}.{each.name}", each.without, is_vital=False)
+
+
+def _public_gaps() -> Iterator[Gap]:
+    # What stands in for the methods that begin and end the span of an invocation.
+    needed = DOORS if all(found(AGENT, name) for name in SPAN_METHODS) else (*DOORS, STREAM)
+    for name in needed:
+        if found(AGENT, name) is None:
+            yield _gap(f"{AGENT}.{name}", UNFOLLOWED, is_vital=True)
+    if found(AGENT, CANCEL) is None:
+        without = "Deadlines and kills take effect before the next model call only."
+        yield _gap(f"{AGENT}.{CANCEL}", without, is_vital=False)
+    try:
+        # The binding imports every other name, so that one that is gone shows here.
+        import otel_limits.bindings.strands.calls
+        import otel_limits.bindings.strands.patches  # noqa: F401
+    except ImportError as error:
+        yield _gap(_name_in(error), UNFOLLOWED, is_vital=True)
+
+
+def _name_in(error: ImportError) -> str:
+    """Name what could not be imported, without the path of a file."""
+    name = re.match(r"cannot import name '(\w+)'", str(error))
+    return f"{error.name}.{name[1]}" if name else str(error.name or error)
+
+
+def _gap(name: str, without: str, *, is_vital: bool) -> Gap:
+    return Gap(name=name, version=_version(), without=without, is_vital=is_vital)
+
+
+def _version() -> str:
+    """Name the release; a frozen application may have left its metadata out."""
+    try:
+        return f"strands-agents {version('strands-agents')}"
+    except PackageNotFoundError:
+        return "strands-agents"

@@ -1,0 +1,115 @@
+"""Side calls: model calls that no agent's loop makes, and what a spent budget does to them.
+
+A refusal is the limit's error, as an exception is what every caller of a model expects. Where the
+loop itself asked for the call, such as for a summary, the error comes out of the loop and becomes
+its halt. Application code that asked gets it, and can do without the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.bindings.gateways import chain_of
+from otel_limits.bindings.strands.invocations import Live
+from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.faults import never_raises, note
+from otel_limits.core.limits import TREE_PREFIX
+from otel_limits.core.policy import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strands.types.content import Message
+
+    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.run import Run
+
+
+def let_side_out(run: Run, call: OpenCall) -> None:
+    """Reserve what a side call may use, or raise the error of the limit that it would pass."""
+    try:
+        verdict = run.calls.admit(call)
+        if verdict is not None and verdict.action == "observe" and not run.finished:
+            run.halt(verdict, "observed")
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        note("binding", error)
+        return
+    # Raised out here, where the guard above would not take the refusal for a fault of ours.
+    if verdict is not None and call.reservation is None:
+        raise _error_of(run, verdict)
+
+
+def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
+    if run.is_direct:  # the request is the invocation, which ends by this
+        run.halt(verdict, "raised")
+    breaches = {"breach": verdict.breach, "breaches": verdict.breaches}
+    error = limit_reached(verdict, replace(run.stop(verdict.reason), **breaches))  # type: ignore[arg-type]
+    note_refusal(run, verdict)
+    return error
+
+
+def note_refusal(run: Run, verdict: Verdict) -> None:
+    """Remember that something was refused that the loop of `run` may have asked for."""
+    if isinstance(run.state, Live):
+        run.state.side_verdict = verdict
+
+
+def halt_meant(live: Live, error: Exception) -> Verdict | None:
+    """Return the halt that an error out of the loop means, if it means one.
+
+    It is one when the loop asked for a call that was refused: the error of that limit, or whatever
+    a steering handler or a classifier makes of an agent of its own that gave no output.
+    """
+    for each in chain_of(error):
+        if isinstance(each, LimitReachedError) and each.stop is not None and each.stop.breaches:
+            stop = each.stop
+            if _is_of(live.run, stop.breaches[0].limit, stop.breaches[0].cap, stop.invocation_id):
+                return Verdict(stop.reason, stop.breaches)
+    return live.side_verdict
+
+
+def _is_of(run: Run, limit: str, cap: object, invocation_id: str) -> bool:
+    """Tell whether a breach is one of this invocation, or of a tree that it stands in."""
+    if invocation_id == run.invocation.id:
+        return True
+    name = limit.removeprefix(TREE_PREFIX)
+    return limit.startswith(TREE_PREFIX) and any(
+        dict(tree.policy.limits.items()).get(name) == cap for tree in run.trees
+    )
+
+
+@never_raises("binding")
+def refused_to_loop(run: Run) -> bool:
+    """Tell whether a halted invocation was asked for by the loop of another one, and tell that.
+
+    What it gives back would be taken for an answer: a summary in the place of the conversation.
+    It is raised there. A tool gets it as the agent's answer, and so does who reads a stream.
+    """
+    verdict, parent = run.verdict, getattr(run.parent, "state", None)
+    if verdict is None or verdict.breach is None or not isinstance(parent, Live):
+        return False
+    if parent.run.finished or not any(each.is_under_way for each in parent.waits.open):
+        return False  # its loop stands still, while the application does something else
+    if not _is_of(parent.run, verdict.breach.limit, verdict.breach.cap, ""):
+        return False
+    note_refusal(parent.run, verdict)
+    return parent.batch is None
+
+
+def results_for(messages: Sequence[Message], text: str) -> Message | None:
+    """Make the results of tools that the last message asks for and that nobody has run."""
+    asked = [
+        block["toolUse"]["toolUseId"]
+        for message in messages[-1:]
+        if message["role"] == "assistant"
+        for block in message["content"]
+        if "toolUse" in block
+    ]
+    if not asked:
+        return None
+    results: Any = [
+        {"toolResult": {"toolUseId": each, "status": "error", "content": [{"text": text}]}}
+        for each in asked
+    ]
+    return {"role": "user", "content": results}

@@ -1,0 +1,149 @@
+"""Reads what a request asks for that its price depends on, from the settings of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from otel_limits.bindings.strands.private import custom_client
+from otel_limits.bindings.strands.reading import provider_of
+from otel_limits.core.faults import note
+from otel_limits.core.sellers import seller_at
+from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, STANDARD, Terms, named_tier
+
+MAX_DEPTH: Final = 5
+"""How deep settings are looked into; a tool's own settings are three levels down."""
+
+TIERS: Final = (
+    "service_tier",  # OpenAI, Anthropic, Mistral, Groq
+    "serviceTier",  # Bedrock: {"type": "priority"}
+    "latency",  # Bedrock: performanceConfig {"latency": "optimized"}
+    "inference_geo",  # Anthropic: "us" costs more than "global"
+    "speed",  # Anthropic: "fast"
+)
+ORDINARY: Final = frozenset({"global"})
+"""What costs no more than if nobody had asked for it, beside the standard tier."""
+
+SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "search_parameters")
+SEARCH_TOOL: Final = "web_search"
+"""What the type of a search tool begins with, at Anthropic and in OpenAI's Responses API."""
+
+MODALITIES: Final = ("modalities", "response_modalities", "responseModalities")
+
+ADDRESSES: Final = ("base_url", "api_base", "azure_endpoint", "server_url", "host")
+"""Arguments of clients that say where they send to."""
+MOVABLE: Final = frozenset(
+    {"anthropic", "litellm", "mistral", "ollama", "openai", "openai_responses"}
+)
+"""Classes of models that are used with other vendors than the one that they are named after."""
+
+
+RECORDS: Final = ("__dataclass_fields__", "model_fields")
+"""What the classes of records have, such as CacheConfig and the tools of google-genai."""
+
+
+class Said(NamedTuple):
+    """One setting, however deep it is."""
+
+    name: str
+    value: Any
+
+
+def terms_of(model: Any, content: object = ()) -> Terms:
+    """Return what a request of a model asks for, by its settings and by all that it is sent.
+
+    What is not said is the vendor's default.
+    """
+    try:
+        settings = tuple(_settings(getattr(model, "config", None), MAX_DEPTH))
+        blocks = tuple(_blocks(content))
+        return Terms(
+            seller=_seller(model),
+            tier=_tier(settings),
+            cache_ttls=frozenset(_ttls(model, settings, blocks)) or DEFAULT_TERMS.cache_ttls,
+            audio_in=any("audio" in block for block in blocks),
+            audio_out=any(_has_audio(said) for said in settings),
+            searches=any(_is_search(said) for said in settings),
+        )
+    except Exception as error:  # noqa: BLE001  a model may be anything
+        note("binding", error)
+        return DEFAULT_TERMS
+
+
+def _settings(held: Any, depth: int) -> Iterator[Said]:
+    """Yield every setting, and those within it."""
+    if depth == 0:
+        return
+    if isinstance(held, Mapping):
+        for name, value in held.items():
+            yield Said(str(name), value)
+            yield from _settings(value, depth - 1)
+    elif isinstance(held, (list, tuple)):
+        for each in held:
+            yield from _settings(each, depth - 1)
+    elif any(hasattr(type(held), mark) for mark in RECORDS):
+        yield from _settings(vars(held), depth - 1)
+
+
+def _blocks(content: object, depth: int = MAX_DEPTH) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of which a request consists, from within its messages and lists."""
+    if isinstance(content, Mapping):
+        if isinstance(content.get("content"), list):
+            yield from _blocks(content["content"], depth)
+        else:
+            yield content
+    elif isinstance(content, (list, tuple)) and depth:
+        for each in content:
+            yield from _blocks(each, depth - 1)
+
+
+def _tier(settings: Iterable[Said]) -> str:
+    """Return the first tier that is not the standard one."""
+    for name, value in settings:
+        held = value.get("type") if isinstance(value, Mapping) else value
+        if name in TIERS and isinstance(held, str):
+            tier = named_tier(held)
+            if tier != STANDARD and tier not in ORDINARY:
+                return tier if name != "inference_geo" else f"{name} {tier}"
+    return STANDARD
+
+
+def _ttls(
+    model: Any, settings: Iterable[Said], blocks: Iterable[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield how long each part that is cached is to stay in the cache."""
+    config = getattr(model, "config", None)
+    cache = config.get("cache_config") if isinstance(config, Mapping) else None
+    usual = getattr(cache, "ttl", None) or FIVE_MINUTES
+    for block in blocks:
+        if isinstance(point := block.get("cachePoint"), Mapping):
+            yield str(point.get("ttl") or usual)
+    for name, value in settings:
+        if name in ("cache_config", "cache_tools") and value:
+            yield str(getattr(value, "ttl", None) or usual)
+        elif name in ("tools_ttl", "system_prompt_ttl") and isinstance(value, str):
+            yield value
+        elif name == "cache_control" and isinstance(value, Mapping):
+            yield str(value.get("ttl") or FIVE_MINUTES)
+
+
+def _has_audio(said: Said) -> bool:
+    listed = said.value if isinstance(said.value, (list, tuple)) else ()
+    return said.name in MODALITIES and any("audio" in str(each).lower() for each in listed)
+
+
+def _is_search(said: Said) -> bool:
+    if said.name == "type":
+        return isinstance(said.value, str) and said.value.startswith(SEARCH_TOOL)
+    return said.name in SEARCHES and said.value is not None
+
+
+def _seller(model: Any) -> str | None:
+    """Return who sells, where the client was told an address of somebody else."""
+    if provider_of(model.__class__) not in MOVABLE:
+        return None
+    client = getattr(model, "client", None) or custom_client(model)
+    held = (getattr(model, "client_args", None), getattr(model, "config", None))
+    told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
+    told += [getattr(model, "host", None), getattr(client, "base_url", None)]
+    return next((seller for each in told if each and (seller := seller_at(str(each)))), None)

@@ -1,0 +1,358 @@
+"""Random compositions of agents, and what has to hold of each: for tests alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from strands import Agent, ModelRetryStrategy, tool
+from strands.hooks import AfterInvocationEvent, AfterModelCallEvent
+from strands.multiagent import GraphBuilder, Swarm
+from strands.types.exceptions import ModelThrottledException
+
+import otel_limits
+from otel_limits import Halt, Limits, LimitsPlugin, ModelCall, Stop
+from otel_limits.runs.run import Run
+from otel_limits.testing import Answer, fails, says
+from tests.metered import Metered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits import Breach, Fact
+    from otel_limits.core.policy import Action
+    from otel_limits.runs.budget import Budget
+
+ACTIONS: tuple[Action, ...] = ("halt", "halt", "wrap_up", "raise", "ask", "observe")
+CAPS = {
+    "max_turns": (1, 8),
+    "max_model_calls": (1, 10),
+    "max_token_budget": (20, 300),
+    "max_tool_calls": (1, 8),
+}
+MOST_AGENTS = 12
+
+
+@dataclass
+class Scene:
+    """One composition: how it is made, and what was seen of it."""
+
+    chance: random.Random
+    agents: list[Agent] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+
+    def limits(self, *, often: float, tree: bool) -> Limits:
+        """Cap some things, or nothing."""
+        if self.chance.random() > often:
+            return Limits()
+        names = self.chance.sample(list(CAPS), self.chance.choice((1, 1, 2)))
+        caps = {name: self.chance.randint(*CAPS[name]) for name in names}
+        if not tree and self.chance.random() < 0.2:
+            caps["max_iterations"] = self.chance.randint(1, 4)
+        return Limits(**caps)  # type: ignore[arg-type]
+
+    def plugins(self) -> list[Any]:
+        """Give an agent limits of its own, a tree of its own, and an action of its own."""
+        own = self.limits(often=0.4, tree=False)
+        tree = self.limits(often=0.4, tree=True)
+        if own == tree == Limits():
+            return []
+        return [LimitsPlugin(own, action=self.chance.choice(ACTIONS), tree=tree)]
+
+    @property
+    def calls(self) -> int:
+        """Requests that reached the models."""
+        return sum(agent.model.calls for agent in self.agents)  # type: ignore[attr-defined]
+
+    # --- agents -----------------------------------------------------------------------------------
+
+    def agent(self, depth: int) -> Agent:
+        """Make an agent whose tools may be, or call, other agents."""
+        chance, name = self.chance, f"agent{len(self.agents)}"
+        agent = Agent(
+            model=Metered(()),
+            name=name,
+            callback_handler=None,
+            plugins=self.plugins(),
+            retry_strategy=ModelRetryStrategy(max_attempts=3, initial_delay=0, max_delay=0),
+        )
+        self.agents.append(agent)
+        for made in self.tools(depth):
+            agent.tool_registry.process_tools([made])
+        names = [each for each in agent.tool_registry.registry if each != "handoff_to_agent"]
+        agent.model = Metered(self.script(names))
+        if chance.random() < 0.2:
+            agent.hooks.add_callback(AfterModelCallEvent, self.validator())
+        if chance.random() < 0.15:
+            resumes = iter(["go on"] * chance.randint(1, 3))
+            agent.hooks.add_callback(
+                AfterInvocationEvent, lambda event: setattr(event, "resume", next(resumes, None))
+            )
+        return agent
+
+    def script(self, names: list[str]) -> Iterator[Answer]:
+        """Answer at random, for ever."""
+        chance = self.chance
+        while True:
+            dice = chance.random()
+            if dice < 0.1:
+                yield fails(ModelThrottledException("busy"))
+            elif dice < 0.13:
+                yield fails(OSError("gone"))
+            elif dice < 0.25:
+                yield says("done")
+            else:
+                chosen = chance.choices(names, k=chance.choice((1, 2, 4, 6)))
+                yield Answer(tools=tuple((each, {"input": "go"}) for each in chosen))
+
+    def validator(self) -> Any:
+        """Have a response asked for again, now and then."""
+
+        def validate(event: AfterModelCallEvent, **_: Any) -> None:
+            if event.stop_response is not None and self.chance.random() < 0.3:
+                event.retry = True
+            elif event.stop_response is not None and self.chance.random() < 0.3:
+                event.stop_response.message.pop("metadata", None)
+
+        return validate
+
+    def tools(self, depth: int) -> Iterator[Any]:
+        """Give it something that does no more than it says, and something that composes."""
+
+        @tool
+        async def look(input: str = "") -> str:  # noqa: A002  every tool here takes it
+            """Look."""
+            await asyncio.sleep(0)
+            return "nothing " + input
+
+        yield look
+        if depth and len(self.agents) < MOST_AGENTS:
+            ways = (self.as_tools, self.in_parallel, self.abandoned, self.in_graph, self.in_swarm)
+            yield from self.chance.choice(ways)(depth - 1)
+
+    def as_tools(self, depth: int) -> Iterator[Any]:
+        """Agents that are tools themselves."""
+        for _ in range(self.chance.randint(2, 4)):
+            child = self.agent(depth)
+            yield child.as_tool(name=child.name, description="Ask.")
+
+    def in_parallel(self, depth: int) -> Iterator[Any]:
+        """A tool that asks several agents at once."""
+        children = [self.agent(depth) for _ in range(self.chance.randint(2, 5))]
+
+        @tool
+        async def ask_all(input: str) -> str:  # noqa: A002
+            """Ask all of them at once."""
+            calls = (self.asked(child, input) for child in children)
+            return str(await asyncio.gather(*calls))
+
+        yield ask_all
+
+    async def asked(self, child: Agent, prompt: str) -> str:
+        """Ask an agent that may be busy with another question."""
+        try:
+            return str((await child.invoke_async(prompt)).stop_reason)
+        except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
+            return type(error).__name__
+
+    def abandoned(self, depth: int) -> Iterator[Any]:
+        """A tool that reads an agent's stream for a while, asks another one, and closes it."""
+        first, second = self.agent(depth), self.agent(0)
+        number = self.chance.randint(1, 30)
+
+        @tool
+        async def abandon(input: str) -> str:  # noqa: A002
+            """Read a little."""
+            stream = first.stream_async(input)
+            try:
+                async for _ in first_of(stream, number):
+                    pass
+                return await self.asked(second, input)
+            except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
+                return type(error).__name__
+            finally:
+                await stream.aclose()  # type: ignore[attr-defined]
+
+        yield abandon
+
+    def in_graph(self, depth: int) -> Iterator[Any]:
+        """A tool that runs a graph: two entries, and one behind both."""
+        nodes = [self.agent(depth if not n else 0) for n in range(3)]
+        builder = GraphBuilder()
+        for node in nodes:
+            builder.add_node(node, node.name)
+        builder.set_entry_point(nodes[0].name)
+        builder.set_entry_point(nodes[1].name)
+        builder.add_edge(nodes[0].name, nodes[2].name)
+        builder.set_max_node_executions(5)
+
+        @tool
+        async def run_graph(input: str) -> str:  # noqa: A002
+            """Run the graph."""
+            try:
+                return str((await builder.build().invoke_async(input)).status)
+            except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
+                return type(error).__name__
+
+        yield run_graph
+
+    def in_swarm(self, depth: int) -> Iterator[Any]:
+        """A tool that runs a swarm of two."""
+        nodes = [self.agent(depth), self.agent(0)]
+
+        @tool
+        async def run_swarm(input: str) -> str:  # noqa: A002
+            """Run the swarm."""
+            try:
+                return str((await Swarm(nodes, max_iterations=3).invoke_async(input)).status)
+            except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
+                return type(error).__name__
+
+        yield run_swarm
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    async def play(self, top: Agent) -> None:
+        """Ask the outermost agent, and answer what it asks, a few times."""
+        prompt: Any = "go"
+        for _ in range(3):
+            try:
+                result = await top.invoke_async(prompt)
+            except Exception:  # noqa: BLE001  of a limit, or of a model
+                return
+            if result.stop_reason != "interrupt":
+                return
+            answers = ("stop", {"extend": {"max_turns": 2, "max_token_budget": 50}})
+            prompt = [
+                {
+                    "interruptResponse": {
+                        "interruptId": each.id,
+                        "response": self.chance.choice(answers),
+                    }
+                }
+                for each in result.interrupts or ()
+            ]
+
+
+async def first_of(stream: Any, number: int) -> Any:
+    """The first events of a stream."""
+    for _ in range(number):
+        event = await anext(stream, None)
+        if event is None:
+            return
+        yield event
+
+
+# --- what has to hold -----------------------------------------------------------------------------
+
+
+def problems_of(scene: Scene, runs: list[Run]) -> Iterator[str]:
+    """Say what does not hold."""
+    trees = {id(tree): tree for run in runs for tree in run.trees}.values()
+    largest = max((f.usage.total for f in scene.facts if isinstance(f, ModelCall)), default=0)
+    for budget in (*(run.budget for run in runs), *trees):
+        if budget.policy.action != "observe":
+            yield from over(budget, largest)
+        held = budget.reserved
+        if (held.turns, held.model_calls, held.tokens, held.cost) != (0, 0, 0, 0):
+            yield f"reserved for ever: {held}"
+    for tree in trees:
+        below = [run.tally for run in runs if tree in run.trees]
+        for name in ("turns", "model_calls", "tokens", "tool_calls"):
+            parts, whole = sum(getattr(each, name) for each in below), getattr(tree.tally, name)
+            if parts != whole:
+                yield f"{name} of a tree are {whole}, and {parts} of its members"
+    for fact in scene.facts:
+        if isinstance(fact, Halt) and fact.breaches and not reached(fact.breaches[0]):
+            yield f"halted below its cap: {fact.breaches[0]}"
+    yield from invalid_histories(scene)
+    told, made = sum(run.tally.model_calls for run in runs), scene.calls
+    if told != made:
+        yield f"{made} calls were made, and {told} were told"
+
+
+def reached(breach: Breach) -> bool:
+    """Tell whether a limit was reached by what was used and what was reserved."""
+    return breach.observed >= breach.cap and 0 <= breach.reserved <= breach.observed
+
+
+def over(budget: Budget, largest: int) -> Iterator[str]:
+    """Say which caps were passed by more than one last answer, and tokens by more than a call."""
+    caps, used = dict(budget.policy.limits.items()), budget.tally
+    last = int(budget.wrapped_up and budget.policy.action == "wrap_up")
+    for name, most in (
+        ("model_calls", caps.get("max_model_calls")),
+        ("turns", caps.get("max_turns", 10**9) + last),
+        ("tool_calls", caps.get("max_tool_calls")),
+        ("tokens", caps.get("max_token_budget", 10**9) - 1 + largest * (1 + last)),
+    ):
+        if most is not None and getattr(used, name) > most:
+            yield f"{budget.prefix}{name} are {getattr(used, name)}, of {caps} and {last} more"
+
+
+def invalid_histories(scene: Scene) -> Iterator[str]:
+    """Say which agents were halted with a tool use that has no result."""
+    ends = {fact.agent: fact for fact in scene.facts if isinstance(fact, Stop)}
+    for agent in scene.agents:
+        end = ends.get(agent.name)
+        is_halted = end is not None and end.action in ("halted", "wrapped_up", "raised")
+        if is_halted and not is_valid(agent.messages):
+            yield f"history of {agent.name}: {agent.messages[-3:]}"
+
+
+def is_valid(messages: Any) -> bool:
+    """Every tool use has its result in the message after it."""
+    pending: list[str] = []
+    for message in messages:
+        results = [b["toolResult"]["toolUseId"] for b in message["content"] if "toolResult" in b]
+        if sorted(results) != sorted(pending):
+            return False
+        pending = [b["toolUse"]["toolUseId"] for b in message["content"] if "toolUse" in b]
+    return not pending
+
+
+def problems(seed: int) -> list[str]:
+    """Make one composition, let it run, and say what does not hold of it."""
+    runs: list[Run] = []
+    original = Run.__init__
+
+    def begin(run: Run, *arguments: Any, **named: Any) -> None:
+        original(run, *arguments, **named)
+        runs.append(run)
+
+    scene = Scene(random.Random(seed))  # noqa: S311  chance, no secret
+    with patch.object(Run, "__init__", begin):
+        otel_limits.enable(
+            scene.limits(often=0.5, tree=False),
+            tree=scene.limits(often=0.8, tree=True),
+            action=scene.chance.choice(ACTIONS),
+            observers=[scene.facts.append],
+        )
+        try:
+            asyncio.run(scene.play(scene.agent(2)))
+        finally:
+            otel_limits.disable()
+    return [f"seed {seed}: {each}" for each in problems_of(scene, runs)]
+
+
+def main() -> None:
+    """Try as many as the first argument says, from the seed that the second one says."""
+    number, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    found = 0
+    for seed in range(first, first + number):
+        for problem in problems(seed):
+            found += 1
+            print(problem)  # noqa: T201
+    print(f"{number} compositions, {found} problems")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The times and bounds of quotas as they are shipped, which other tests shorten."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_limits import enable
+from otel_limits.quotas.courier import Courier
+from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.recovery import Recovery
+from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.conftest import MakeAgent
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+
+class LostStore(MemoryStore):
+    """A store that does not answer until it is back."""
+
+    def __init__(self) -> None:
+        """Begin lost."""
+        super().__init__()
+        self.is_lost = True
+        self.arrived: list[str] = []
+        self.looks: list[float] = []
+        self.asked: list[int] = []
+
+    def run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Note what arrives."""
+        if self.is_lost:
+            raise StoreError("lost")
+        self.arrived += [each.id for each in operations]
+        return super().run(operations)
+
+    def check(self) -> None:
+        """Note when somebody looks; it is back for the one after the first."""
+        self.looks.append(time.monotonic())
+        if len(self.looks) == 1:
+            raise StoreError("lost")
+        self.is_lost = False
+
+    def expired(self, most: int) -> list[str]:
+        """Note who asks for reservations that nobody settled."""
+        self.asked.append(most)
+        return []
+
+
+@pytest.fixture
+def store() -> LostStore:
+    """A store that is lost."""
+    return LostStore()
+
+
+@pytest.fixture
+def courier(store: LostStore) -> Iterator[Courier]:
+    """A courier that has noticed the loss."""
+    courier = Courier(store)
+    courier.send(Settle("first", ())).exception()
+    yield courier
+    courier.close()
+
+
+def test_a_lost_store_is_looked_for_once_a_second(store: LostStore, courier: Courier) -> None:
+    """What it missed is sent as soon as it is back, and new operations go to it again."""
+    eventually(lambda: store.arrived == ["first"])
+    assert store.looks[1] - store.looks[0] >= 0.99
+    eventually(lambda: not courier._is_down)
+    assert courier.send(Settle("second", ())).result().status == "settled"
+
+
+def test_ten_thousand_settlements_wait_and_no_more(store: LostStore, courier: Courier) -> None:
+    """The oldest are given up, the youngest wait for the store."""
+    with courier._wake:  # so that nothing is sent meanwhile
+        for number in range(10_020):
+            courier.send(Settle(str(number), ()))
+        assert len(courier._kept) == 10_000
+        assert (courier._kept[0].id, courier._kept[-1].id) == ("20", "10019")
+
+
+def test_the_settlements_of_the_dead_are_looked_for_once_a_minute(store: LostStore) -> None:
+    """A thousand at a time."""
+    recovery = Recovery(store, lambda _: ())  # type: ignore[arg-type]
+    recovery.close()
+    waited: list[float] = []
+
+    class Closing:
+        """An event that is set after the second time that it is waited for."""
+
+        def wait(self, seconds: float) -> bool:
+            """Wait for no time."""
+            waited.append(seconds)
+            return len(waited) == 2
+
+    recovery._work(Closing())  # type: ignore[arg-type]
+    assert (waited, store.asked) == ([60.0, 60.0], [1_000])
+
+
+def test_a_policy_file_that_changes_is_read_within_a_second(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its quota holds from then on, and counts no call from before."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("defaults: {limits: {max_turns: 5}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    enable()
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    path.write_text("quotas: {calls: {model_calls: 1, window: month}}")
+    began = time.monotonic()
+    assert agent("go").stop_reason == "end_turn"
+    eventually(lambda: agent("go").stop_reason == "quota_exceeded")
+    assert time.monotonic() - began >= 0.5

@@ -1,0 +1,259 @@
+"""A side call that would pass a cap is refused: the loop halts by it, and others get its error."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import SummarizingConversationManager
+from strands.models.routing import ClassifierStrategy, ModelRouter
+from strands.types.exceptions import ContextWindowOverflowException
+from strands.vended_plugins.steering import LLMSteeringHandler
+
+from otel_limits import (
+    Fact,
+    Limits,
+    MaxModelCallsReachedError,
+    MaxTokenBudgetReachedException,
+    enable,
+)
+from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
+from tests.test_ways_out import ByItself, Report, asking, calls, extract, read, stops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from strands.types.content import Messages
+
+
+def assert_valid(messages: Messages) -> None:
+    """Hold that every tool use has its result, and that the last word is an assistant's."""
+    for message, following in itertools.pairwise(messages):
+        asked = [b["toolUse"]["toolUseId"] for b in message["content"] if "toolUse" in b]
+        given = [b["toolResult"]["toolUseId"] for b in following["content"] if "toolResult" in b]
+        assert sorted(asked) == sorted(given)
+    assert messages[-1]["role"] == "assistant"
+    assert not any("toolUse" in block for block in messages[-1]["content"])
+
+
+def caught(ask: Callable[[], Any], errors: list[BaseException]) -> Callable[[], Any]:
+    """Ask until that is refused, and keep the refusal."""
+
+    async def until_refused() -> str:
+        try:
+            while True:
+                await ask()
+        except Exception as error:  # noqa: BLE001  the test looks at it
+            errors.append(error)
+        return "refused"
+
+    return until_refused
+
+
+@pytest.mark.parametrize("way", [read, extract], ids=["stream", "structured_output"])
+def test_what_a_tool_asks_is_refused_at_the_cap(
+    way: Callable[[Any], Any], source: str, facts: list[Fact]
+) -> None:
+    """N permits exactly N requests, and the tool gets the limit's error for the next."""
+    enable(Limits(max_model_calls=4), observers=[facts.append])
+    helper, errors = ByItself(endless(says("hint")), model_id="helper"), list[BaseException]()
+    agent = asking(caught(lambda: way(helper), errors))
+    result = agent("go")
+    assert (helper.calls, agent.model.calls) == (3, 1)  # type: ignore[attr-defined]
+    assert [type(error) for error in errors] == [MaxModelCallsReachedError]
+    stop = errors[0].stop  # type: ignore[attr-defined]
+    assert (stop.reason, stop.breach.cap) == ("max_model_calls", 4)
+    assert (result.stop_reason, stops(facts)["thinker"].model_calls) == ("max_model_calls", 4)
+    assert_valid(agent.messages)
+
+
+def test_a_token_budget_refuses_side_calls(source: str) -> None:
+    """It lags by one call at most, whoever makes it."""
+    enable(Limits(max_token_budget=200))
+    helper = ScriptedModel(endless(says("hint", usage=tokens(1000))))
+    errors = list[BaseException]()
+    assert asking(caught(lambda: read(helper), errors))("go").stop_reason == "max_token_budget"
+    assert helper.calls == 1
+    assert [type(error) for error in errors] == [MaxTokenBudgetReachedException]
+
+
+def test_the_tools_of_the_last_turn_may_ask(source: str) -> None:
+    """A side call is no turn, and passes no cap on turns."""
+    enable(Limits(max_turns=1))
+    helper = ScriptedModel([says("hint")])
+    assert asking(lambda: read(helper))("go").stop_reason == "max_turns"
+    assert helper.calls == 1
+
+
+def test_what_is_only_observed_is_let_out(source: str, facts: list[Fact]) -> None:
+    """It is told as what would have been halted."""
+    enable(Limits(max_model_calls=1), action="observe", observers=[facts.append])
+    helper = ScriptedModel([says("hint")])
+    assert asking(lambda: read(helper))("go").stop_reason == "end_turn"
+    stop = stops(facts)["thinker"]
+    assert (helper.calls, stop.action, stop.model_calls) == (1, "observed", 3)
+
+
+@pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
+def test_a_direct_request_in_a_spent_tree_raises(source: str, facts: list[Fact]) -> None:
+    """It is an invocation without a result that could say so."""
+    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+    inner = Agent(model=ByItself([]), callback_handler=None, name="inner")
+    errors = list[BaseException]()
+    ask = caught(lambda: inner.structured_output_async(Report, "what?"), errors)
+    assert asking(ask)("go").stop_reason == "max_model_calls"
+    assert [type(error) for error in errors] == [MaxModelCallsReachedError]
+    assert inner.model.calls == 0  # type: ignore[attr-defined]
+    assert (stops(facts)["inner"].reason, stops(facts)["inner"].action) == (
+        "max_model_calls",
+        "raised",
+    )
+
+
+# --- where the loop asks --------------------------------------------------------------------------
+
+
+def long_conversation() -> Any:
+    """Make a conversation that can be summarised."""
+    return [
+        {"role": role, "content": [{"text": f"{number}"}]}
+        for number, role in enumerate(["user", "assistant"] * 4)
+    ]
+
+
+@pytest.mark.parametrize("action", ["halt", "raise", "wrap_up", "ask"])
+def test_a_summary_that_is_refused_halts(action: Any, source: str, facts: list[Fact]) -> None:
+    """The loop cannot go on without it, as its context has overflowed."""
+    enable(Limits(max_model_calls=1), action=action, observers=[facts.append])
+    model = ScriptedModel([fails(ContextWindowOverflowException("too long"))])
+    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
+    agent = Agent(
+        model=model,
+        conversation_manager=manager,
+        callback_handler=None,
+        name="long",
+        messages=long_conversation(),
+    )
+    if action == "raise":
+        with pytest.raises(MaxModelCallsReachedError):
+            agent("go")
+    else:
+        assert agent("go").stop_reason == "max_model_calls"
+    assert (model.calls, stops(facts)["long"].reason) == (1, "max_model_calls")
+    assert_valid(agent.messages)
+    assert len(agent.messages) == 10
+
+
+def test_a_summary_by_an_agent_of_its_own_that_is_refused_halts(
+    source: str, facts: list[Fact]
+) -> None:
+    """What a halted agent says does not take the place of the conversation."""
+    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+    writer = Agent(model=ScriptedModel([]), callback_handler=None, name="writer")
+    manager = SummarizingConversationManager(
+        summary_ratio=0.5, preserve_recent_messages=1, summarization_agent=writer
+    )
+    agent = Agent(
+        model=ScriptedModel([fails(ContextWindowOverflowException("too long"))]),
+        conversation_manager=manager,
+        callback_handler=None,
+        name="long",
+        messages=long_conversation(),
+    )
+    assert agent("go").stop_reason == "max_model_calls"
+    assert [message["content"][0].get("text") for message in agent.messages[:8]] == [
+        str(number) for number in range(8)
+    ]
+    assert_valid(agent.messages)
+
+
+def test_a_router_is_counted_and_refused(source: str, facts: list[Fact]) -> None:
+    """Its classifier is a side call of the loop; what it leaves is for the models it chooses."""
+    enable(Limits(max_model_calls=2), observers=[facts.append])
+    classifier = ByItself([], model_id="classifier")
+    models = [ScriptedModel(endless(uses("think")), model_id=f"m{n}") for n in (1, 2)]
+
+    @tool
+    def think() -> str:
+        """Do nothing."""
+        return "thought"
+
+    router = ModelRouter(models, strategy=ClassifierStrategy(classifier))
+    agent = Agent(model=router, tools=[think], callback_handler=None, name="routed")
+    result = agent("go")
+    assert (result.stop_reason, classifier.calls) == ("max_model_calls", 1)
+    assert sum(model.calls for model in models) == 1
+    assert next((each.model, each.side) for each in calls(facts)) == ("classifier", True)
+
+
+def test_steering_that_is_refused_halts(source: str, facts: list[Fact]) -> None:
+    """Its handler finds no decision, which is the halt and not an error of the agent."""
+    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+
+    @tool
+    def think() -> str:
+        """Do nothing."""
+        return "thought"
+
+    judge = ScriptedModel([])
+    agent = Agent(
+        model=ScriptedModel(endless(uses("think", "think"))),
+        tools=[think],
+        callback_handler=None,
+        name="steered",
+        plugins=[LLMSteeringHandler(system_prompt="be strict", model=judge)],
+    )
+    assert agent("go").stop_reason == "max_model_calls"
+    assert (judge.calls, stops(facts)["steered"].model_calls) == (0, 1)
+    assert_valid(agent.messages)
+
+
+# --- after the end --------------------------------------------------------------------------------
+
+
+def test_a_call_after_the_end_belongs_to_the_tree_while_that_lives(
+    source: str, facts: list[Fact]
+) -> None:
+    """It is refused there once that is spent; when the tree has ended, too, nothing is refused."""
+    enable(tree=Limits(max_model_calls=5), observers=[facts.append])
+    helper = ScriptedModel(endless(says("hint")), model_id="helper")
+    errors: list[BaseException] = []
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def main() -> None:
+        inner_ended, refused, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def later() -> None:
+            await inner_ended.wait()
+            await caught(lambda: read(helper), errors)()
+            refused.set()
+            await ended.wait()
+            await read(helper)
+
+        async def leave() -> str:
+            tasks.append(asyncio.create_task(later()))
+            return "begun"
+
+        inner = asking(leave)
+
+        async def ask() -> str:
+            await inner.invoke_async("go")  # two calls
+            inner_ended.set()
+            await refused.wait()
+            return "seen"
+
+        outer = asking(ask)
+        outer.name = "outer"
+        assert (await outer.invoke_async("go")).stop_reason == "max_model_calls"
+        assert helper.calls == 2
+        ended.set()
+        await tasks[0]
+
+    asyncio.run(main())
+    assert [type(error) for error in errors] == [MaxModelCallsReachedError]
+    late = [each for each in calls(facts) if each.model == "helper"]
+    assert [each.invocation.agent for each in late] == ["thinker"] * 3
+    assert all(each.side for each in late)
