@@ -7,11 +7,15 @@ from collections.abc import Collection
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.instrumentation.environment_variables import (
+    OTEL_PYTHON_DISABLED_INSTRUMENTATIONS,
+)
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.wiring import make_tracer_provider
+from otel_limits.settings.variables import environment
 
 logger = logging.getLogger("otel_limits")
 
@@ -24,10 +28,21 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         return ("strands-agents >= 1.62",)
 
     def _instrument(self, **kwargs: Any) -> None:  # noqa: ARG002  set by the base class
-        enable_leniently()
+        if not RUNTIME.is_on:
+            enable_leniently("instrumentor")
 
     def _uninstrument(self, **kwargs: Any) -> None:  # noqa: ARG002  set by the base class
         disable()
+
+
+def before_instrumentors() -> None:
+    """Switch on before any instrumentor is loaded: one that raises stops all that come after it.
+
+    `opentelemetry-instrument` calls it. Who disables our instrumentor disables this as well.
+    """
+    disabled = environment().get(OTEL_PYTHON_DISABLED_INSTRUMENTATIONS, "").split(",")
+    if not {"otel_limits", "*"} & {name.strip() for name in disabled} and not RUNTIME.is_on:
+        enable_leniently("instrumentor")
 
 
 def environment_provider() -> trace.TracerProvider:
@@ -36,7 +51,7 @@ def environment_provider() -> trace.TracerProvider:
     What the program enabled in code before it asked for a tracer stays in force.
     """
     if not RUNTIME.is_on:
-        enable_leniently()
+        enable_leniently("provider")
     RUNTIME.export_over_otlp()
     try:
         return make_tracer_provider()

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -132,6 +133,9 @@ def clean(
     if any(framework.has_own for framework in FRAMEWORKS):
         gc.collect()
     otel_limits.disable()
+    for thread in threading.enumerate():
+        if thread.name == "otel-limits-deadlines":
+            thread.join()  # it has nothing left to wait for, and must not find all of it made anew
     alive = len(LIVE)
     LIVE.after_fork()
     assert alive == 0, f"{alive} invocations are still live"

@@ -10,6 +10,7 @@ from otel_limits.cli.check import shown
 from otel_limits.core.limits import LIMITS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
+from tests.wire.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -57,10 +58,33 @@ def metrics() -> str:
     return table(("metric", "labels", "meaning"), rows)
 
 
+def vendors() -> str:
+    """Lay out what is counted of each vendor's usage; `tests/wire` checks every cell."""
+    titles = ("vendor", "cached tokens", "cache writes", "reasoning", "without usage", "refused")
+    rows = (
+        (
+            each.name,
+            "lost by Strands" if "cached" in each.lost else exact(told=each.has_cache),
+            exact(told=each.has_cache_write),
+            exact(told=True),
+            each.without_usage,
+            "0",
+        )
+        for each in PROVIDERS
+    )
+    return table(titles, rows)
+
+
+def exact(*, told: bool) -> str:
+    """Say whether something is counted to the token, where the vendor tells it."""
+    return "exact" if told else "not told"
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings,
     "reasons": reasons,
     "metrics": metrics,
+    "vendors": vendors,
 }
 
 

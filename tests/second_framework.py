@@ -9,13 +9,14 @@ from opentelemetry import trace
 
 from otel_limits.bindings.framework import SpanNames
 from otel_limits.core.messages import halt_text, stop_to_json
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import Usage, measured
+from otel_limits.runs.calls import OpenCall
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Host
+    from otel_limits.bindings.framework import Gap, Host
     from otel_limits.core.facts import Stop
     from otel_limits.runs.run import Run
 
@@ -82,6 +83,10 @@ class BotFramework(Listener):
         """Tell that no bot can be given limits of its own."""
         return False
 
+    def gaps(self) -> Sequence[Gap]:
+        """Miss nothing."""
+        return ()
+
     def watch(self) -> None:
         """Be what the framework calls."""
         globals()["LISTENER"] = self
@@ -121,12 +126,12 @@ class BotFramework(Listener):
     def on_step(self, bot: Bot) -> str:
         """Judge, call, count."""
         run: Any = CURRENT.get()
-        if run.judge() is not None:
+        call = OpenCall("bot-model", 1, "bots")
+        if run.calls.admit(call, turn=True) is not None:
             raise HaltError
-        call = run.calls.open("bot-model", 1, "bots")
+        run.calls.open(call)
         text, tokens_in, tokens_out = bot.ask(len(bot.said))
-        call.reported = True
-        run.calls.settle(call, Usage(input=tokens_in, output=tokens_out))
+        run.calls.settle(call, measured(Usage(input=tokens_in, output=tokens_out)))
         bot.said.append({"text": text})
         run.turn()
         return text

@@ -104,12 +104,14 @@ class Report(BaseModel):
     """A structured output."""
 
 
-def test_wrap_up_with_forced_output_is_a_halt(make_agent: MakeAgent, source: str) -> None:
-    """A forced call has nothing but its tool, so that a call without tools makes no sense."""
+def test_a_last_answer_in_the_place_of_forced_output(make_agent: MakeAgent, source: str) -> None:
+    """It is a text, no structured output, and nobody is asked to force one any more."""
     enable(Limits(max_turns=1), action="wrap_up")
-    model = ScriptedModel(endless(says("text")))
+    model = ScriptedModel([says("text"), says("in short")])
     result = make_agent(model)("go", structured_output_model=Report)
-    assert (result.stop_reason, model.calls, result.structured_output) == ("max_turns", 1, None)
+    assert (result.stop_reason, model.calls, result.structured_output) == ("max_turns", 2, None)
+    assert str(result) == "in short\n"
+    assert not otel_limits.is_synthetic(result.message)
 
 
 # --- soft thresholds ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ MODULES = {
 
 FLOORS = (
     ("core",),
+    ("usage",),
     ("runs",),
     ("otel", "bindings", "observers", "ledger", "quotas"),
     ("settings",),
@@ -110,7 +111,10 @@ def test_only_the_configuration_reads_the_environment() -> None:
     readers = [
         module
         for module, path in MODULES.items()
-        if "os.environ" in path.read_text(encoding="utf-8") or "getenv" in path.read_text("utf-8")
+        if any(
+            isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv")
+            for node in ast.walk(parsed(path))
+        )
     ]
     assert readers == ["otel_limits.settings.variables"]
 

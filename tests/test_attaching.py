@@ -389,18 +389,23 @@ async def asks_twice(context: InvokeModelContext, next_fn: Any) -> Any:
     yield last
 
 
-@pytest.mark.parametrize("runs_before", [0, 1])
-def test_a_middleware_that_asks_twice_is_counted_twice(
-    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
-) -> None:
-    """Registered before ours or after them, it takes two calls for each turn."""
+def take_turn(make_agent: MakeAgent, facts: list[Fact], middleware: Any, runs_before: int) -> None:
+    """Take one turn with a middleware that was registered after so many invocations."""
     enable(observers=[facts.append])
     agent = make_agent(ScriptedModel(endless(says("hello"))))
     for _ in range(runs_before):
         agent("go")
     facts.clear()
-    agent.add_middleware(InvokeModelStage, asks_twice)
+    agent.add_middleware(InvokeModelStage, middleware)
     agent("go")
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_a_middleware_that_asks_twice_is_counted_twice(
+    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Registered before ours or after them, it takes two calls for each turn."""
+    take_turn(make_agent, facts, asks_twice, runs_before)
     assert counted(facts) == [("measured", 15)] * 2
     assert [fact.number for fact in facts if isinstance(fact, Turn)] == [1]
 
@@ -432,13 +437,7 @@ def test_a_middleware_that_answers_itself_takes_a_turn_and_no_call(
     runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
 ) -> None:
     """Registered before ours or after them."""
-    enable(observers=[facts.append])
-    agent = make_agent(ScriptedModel(endless(says("hello"))))
-    for _ in range(runs_before):
-        agent("go")
-    facts.clear()
-    agent.add_middleware(InvokeModelStage, answers_itself)
-    agent("go")
+    take_turn(make_agent, facts, answers_itself, runs_before)
     assert counted(facts) == []
     assert [fact.number for fact in facts if isinstance(fact, Turn)] == [1]
 

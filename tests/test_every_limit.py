@@ -12,6 +12,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import LimitReachedError, Limits, enable
+from otel_limits.core.price import Quote
 from otel_limits.core.pricing import Prices
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, says, uses
@@ -32,6 +33,8 @@ class Case:
     reason: str
     turns: int
     at_once: bool = False
+    leaves_room: bool = True
+    """There may be one more call, for a last answer."""
     alternates: bool = False
     """The agent uses two tools in turn instead of one."""
 
@@ -39,13 +42,16 @@ class Case:
 CASES = {
     "max_iterations": Case(Limits(max_iterations=3), "max_iterations", 3),
     "max_turns": Case(Limits(max_turns=3), "max_turns", 3),
+    "max_model_calls": Case(Limits(max_model_calls=3), "max_model_calls", 3, leaves_room=False),
     "max_token_budget": Case(Limits(max_token_budget=45), "max_token_budget", 3),
     "max_input_tokens": Case(Limits(max_input_tokens=30), "max_input_tokens", 3),
     "max_output_tokens": Case(Limits(max_output_tokens=15), "max_output_tokens", 3),
     "max_tool_calls": Case(Limits(max_tool_calls=3), "max_tool_calls", 4),
     "max_calls_per_tool": Case(Limits(max_calls_per_tool={"search": 3}), "max_tool_calls", 4),
     "max_cost_usd": Case(Limits(max_cost_usd=Decimal("0.03")), "max_cost_usd", 3),
-    "max_duration_seconds": Case(Limits(max_duration_seconds=250), "max_duration", 3, at_once=True),
+    "max_duration_seconds": Case(
+        Limits(max_duration_seconds=250), "max_duration", 3, at_once=True, leaves_room=False
+    ),
     "max_consecutive_same_tool": Case(Limits(max_consecutive_same_tool=3), "loop_detected", 3),
     "max_identical_tool_calls": Case(Limits(max_identical_tool_calls=3), "loop_detected", 3),
     "max_repeated_tool_cycles": Case(
@@ -67,7 +73,7 @@ def priced_and_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {'*': {price: {input: 1, output: 1}}}", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))  # or there are no prices on Python 3.10
-    monkeypatch.setattr(Prices, "price", lambda *_: Decimal("0.01"))
+    monkeypatch.setattr(Prices, "quote", lambda *_: Quote(price=Decimal("0.01"), source="policy"))
     CLOCK.now = 1000.0
     monkeypatch.setattr(LIVE, "clock", lambda: CLOCK.now)
 
@@ -138,16 +144,16 @@ def test_observe(case: Case, source: str, call: Call, facts: list[Fact]) -> None
 
 
 def test_wrap_up(case: Case, source: str, call: Call, facts: list[Fact]) -> None:
-    """One call without tools writes the answer, unless there is no time left for one."""
+    """One call without tools writes the answer, unless there is no room left for one."""
     enable(case.limits, action="wrap_up", observers=[facts.append])
     model = ScriptedModel(script(case, case.turns, says("in short")))
     result = call(make(model))
     (stop,) = [fact for fact in facts if isinstance(fact, otel_limits.Stop)]
     assert (result.stop_reason, stop.reason) == (case.reason, case.reason)
-    assert stop.action == ("halted" if case.at_once else "wrapped_up")
-    assert otel_limits.is_synthetic(result.message) is case.at_once
-    assert model.calls == case.turns + (0 if case.at_once else 1)
-    if not case.at_once:
+    assert stop.action == ("wrapped_up" if case.leaves_room else "halted")
+    assert otel_limits.is_synthetic(result.message) is not case.leaves_room
+    assert model.calls == case.turns + case.leaves_room
+    if case.leaves_room:
         assert (str(result), model.tool_specs[-1]) == ("in short\n", None)
         assert otel_limits.stop_of(result) is not None
 

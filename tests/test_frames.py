@@ -71,12 +71,12 @@ class Depths:
     def _note(self, frames: list[FrameType]) -> None:
         names = [frame.f_code.co_name for frame in frames]
         name = next(name for name in names if name != "guarded")
-        name += " price" if "price_of" in names else ""
+        name += " price" if "quote" in names else ""
         if len(names) > self.deepest.get(name, (0, []))[0]:
             self.deepest[name] = (len(names), names)
 
 
-PASSAGES = {"_follow", "_follow_call", "_follow_leg"}
+PASSAGES = {"_follow", "_follow_call", "_follow_leg", "next_of"}
 """What of ours stands between Strands and the rest, and is gone through at every event."""
 
 AROUND = {"start", "end", "stream"}
@@ -130,7 +130,7 @@ def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) 
     depths = Depths()
     run(agent, depths)
     expected = {"message_added", "before_tools", "after_tools"}
-    expected |= {"on_start", "on_end"} if source == "spans" else {"_settle"}
+    expected |= {"on_start", "on_end"} if source == "spans" else {"over"}
     assert expected <= set(depths.deepest)
     too_deep = {
         name: names for name, (depth, names) in depths.deepest.items() if depth > most(name)

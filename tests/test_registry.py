@@ -11,8 +11,8 @@ from strands import tool
 
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
 from otel_limits.core.policy import Policy
-from otel_limits.core.usage import Usage
-from otel_limits.runs.calls import add_call
+from otel_limits.core.usage import Usage, measured
+from otel_limits.runs.calls import OpenCall, add_call
 from otel_limits.runs.registry import LIVE, Runs
 from otel_limits.runs.run import Run
 from otel_limits.testing import ScriptedModel, endless, uses
@@ -105,7 +105,7 @@ def test_another_thread_may_begin_while_the_oldest_is_looked_for(
     class Busy(OrderedDict[str, Run]):
         def values(self) -> Any:
             each = iter(super().values())
-            if not runs.lock.locked():
+            if not runs.lock._is_owned():  # type: ignore[attr-defined]
                 self["another"] = first
             return each
 
@@ -149,22 +149,23 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
     monkeypatch.setattr("otel_limits.runs.calls.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
-        run.calls.settle(run.calls.open("m", 7), Usage(input=7))
+        run.calls.settle(run.calls.open(OpenCall("m", 7)), measured(Usage(input=7)))
     run.finish("end_turn")
     assert (run.tally.model_calls, run.tally.input) == (1, 7)
 
 
 def call_once(run: Run) -> None:
     """Go through one turn with one tool."""
-    run.calls.settle(run.calls.open("m", 1), Usage(input=1))
+    run.calls.settle(run.calls.open(OpenCall("m", 1)), measured(Usage(input=1)))
     run.turn()
     run.tools.ended("search", "success", None, None)
 
 
 def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:
     """A call that was under way is booked with its input, once, whatever comes later."""
-    run = start(runs, "a")
-    run.calls.open("m", 100)
+    run, call = start(runs, "a"), OpenCall("m", 100)
+    run.calls.admit(call, turn=True)
+    run.calls.open(call)
     for agent in "bcd":
         start(runs, agent)
     run.finish("end_turn")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
@@ -22,22 +18,23 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.cli.launch import STARTUP, environment_for
+from otel_limits.cli.launch import environment_for
 from otel_limits.otel.export import tracer_provider
-from tests.processes import PATIENCE_SECONDS, bounded
+from otel_limits.startup import otel_limits_startup
+from tests.launching import (
+    ENDLESS,
+    INSTRUMENT,
+    NO_EXPORT,
+    RUN,
+    SELECTED,
+    Ended,
+    execute,
+    fresh_environment,
+)
+from tests.processes import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
-BIN = Path(sys.executable).parent
-RUN = (str(BIN / "otel-limits"), "run")
-INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
-
-NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
-"""The distro would export to a collector, and fails without its exporter."""
-
-SELECTED = {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}
 
 WAYS = {
     "run": (RUN, {}),
@@ -45,48 +42,6 @@ WAYS = {
     "tracer provider": ((), SELECTED),
 }
 """Command in front of the program, and variables that it needs."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A program that has come to its end."""
-
-    status: int
-    output: str
-    log: str
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What `endless.py` printed."""
-        facts: dict[str, Any] = json.loads(self.output)
-        return facts
-
-    @property
-    def ours(self) -> list[str]:
-        """Lines of the log in which we speak."""
-        return [line for line in self.log.splitlines() if "otel-limits" in line or " cap " in line]
-
-
-def fresh_environment(**variables: str) -> dict[str, str]:
-    """Make the environment of a shell that has heard of nothing yet."""
-    strange = ("OTEL_", "PYTHON", "PROMETHEUS_")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(strange)}
-    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", **variables}
-
-
-def execute(*command: str, **variables: str) -> Ended:
-    """Run a command to its end."""
-    done = subprocess.run(
-        command,
-        env=fresh_environment(**variables),
-        cwd=BIN,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @contextlib.contextmanager
@@ -317,18 +272,21 @@ def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: P
         "    def _end_agent_trace_span(self): pass\n"
         "    def structured_output_async(self): pass\n"
     )
+    # Not in the middle, where even less of it could have been found.
     program = (
-        "from strands.agent.agent import Agent\n"
-        "print(hasattr(Agent._start_agent_trace_span, '__wrapped__'))"
+        "import strands.agent.agent; from otel_limits.runtime.runtime import RUNTIME; "
+        "print(RUNTIME.enforcement().source)"
     )
     ended = execute(*RUN, "--", sys.executable, "-c", program, PYTHONPATH=str(tmp_path))
-    assert (ended.output, ended.log) == ("True\n", "")
+    assert ended.output == "run\n"
+    assert "Agent.add_hook" in ended.log
+    assert "Agent._start_agent_trace_span" not in ended.log
 
 
 def test_a_program_without_agents_loads_nothing_of_us() -> None:
     """Waiting costs no import, and leaves the path as it was."""
     program = (
-        "import sys; print('otel_limits' in sys.modules, any('startup' in p for p in sys.path))"
+        "import sys; print('otel_limits' in sys.modules, any('cli/startup' in p for p in sys.path))"
     )
     assert execute(*RUN, "--", sys.executable, "-c", program).output == "False False\n"
 
@@ -381,9 +339,7 @@ def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
 
 def test_what_is_waited_for_is_the_module_of_every_framework() -> None:
     """Written twice, since the file must work where otel-limits cannot be imported."""
-    source = Path(STARTUP, "sitecustomize.py").read_text(encoding="utf-8")
-    (agents,) = re.findall(r"^AGENTS = (.+)$", source, re.MULTILINE)
-    assert ast.literal_eval(agents) == tuple(framework.module for framework in FRAMEWORKS)
+    assert tuple(framework.module for framework in FRAMEWORKS) == otel_limits_startup.AGENTS
 
 
 # --- mistakes where nobody asked ------------------------------------------------------------------

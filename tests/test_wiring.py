@@ -38,7 +38,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package with the price list is not installed."""
-    monkeypatch.setattr(pricing, "_installed_version", lambda: None)
+    monkeypatch.setattr(pricing, "installed_version", lambda: None)
 
 
 def test_calls_are_priced_by_the_policy_file(
@@ -81,7 +81,7 @@ def test_an_unknown_price_is_unknown(
     make_agent(ScriptedModel([says("done")]))("go")
     assert [f.price for f in facts if isinstance(f, ModelCall)] == [None]
     assert [(f.cost, f.unpriced_calls) for f in facts if isinstance(f, Stop)] == [(0, 1)]
-    assert metric("otel_limits_unpriced_tokens_total", model="scripted") == 15
+    assert metric("otel_limits_unpriced_tokens_total", agent="tester", model="scripted") == 15
 
 
 def test_an_unknown_price_can_halt(

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.audit.completeness import completeness
 from otel_limits.audit.questions import QUESTIONS
-from otel_limits.cli.command import add_group
-from otel_limits.cli.opening import add_ledger_command, add_option, inquiring
+from otel_limits.cli.command import add_command, add_group
+from otel_limits.cli.opening import add_ledger_command, add_option, exactly, inquiring
 from otel_limits.cli.show.data import as_csv, as_json
 from otel_limits.cli.show.page import as_page
+from otel_limits.cli.show.schema import schema_of
+from otel_limits.core.errors import LedgerMovedError
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Question
+    from otel_limits.audit.answers import Answer
+    from otel_limits.audit.question import Inquiry, Question
 
 HELP: Final = """\
 Ask the spend ledger.
 
 The ledger is the one that --ledger or OTEL_LIMITS_LEDGER names; otherwise the one that
-otel-limits run keeps in your data directory. Times are UTC.
+otel-limits run keeps in your data directory. Times are UTC; days, weeks and months are those of
+--time-zone or OTEL_LIMITS_TIME_ZONE.
 """
 
 WRITERS: Final = {"json": as_json, "csv": as_csv, "html": as_page}
@@ -39,11 +46,32 @@ def add(commands: Any) -> None:
             default="table",
             help="how the answer is shown (default: table)",
         )
+        parser.add_argument(
+            "--wide",
+            action="store_true",
+            help="whole values and every column in tables, however narrow the terminal is",
+        )
+        parser.add_argument(
+            "--time-zone",
+            metavar="ZONE",
+            help="whose days, weeks and months are meant, and times without an offset, such as "
+            "Europe/Berlin (default: OTEL_LIMITS_TIME_ZONE, otherwise UTC)",
+        )
         groups: dict[str, Any] = {"": parser}
         for option in (*question.selection, *question.options):
             if option.group not in groups:
                 groups[option.group] = parser.add_argument_group(option.group)
             add_option(groups[option.group], option)
+    parser = add_command(group, "schema", "Print the JSON Schema of an answer.", print_schema)
+    names = [question.name for question in QUESTIONS]
+    parser.add_argument("question", metavar="QUESTION", choices=names, help=", ".join(names))
+
+
+def print_schema(arguments: Namespace) -> int:
+    """Print what `--format json` gives for a question, as JSON Schema."""
+    (question,) = (each for each in QUESTIONS if each.name == arguments.question)
+    sys.stdout.write(json.dumps(schema_of(question), indent=2) + "\n")
+    return 0
 
 
 def ask(question: Question, arguments: Namespace) -> int:
@@ -52,14 +80,28 @@ def ask(question: Question, arguments: Namespace) -> int:
     Raises:
         LedgerError: The ledger cannot answer it.
     """
-    values = {option.name: getattr(arguments, option.name) for option in question.options}
-    with inquiring(arguments) as inquiry:
-        answer = question.answer(inquiry, **values)
+    try:
+        answer = _ask(question, arguments)
+    except LedgerMovedError:
+        answer = _ask(question, arguments)  # by the way for a ledger that is in use
+    if arguments.format == "csv" and answer.complete:
+        sys.stderr.write(f"{answer.complete}\n")
     if arguments.format == "table":
         # Only a table needs `rich`, which takes longer to import than all the rest.
         from otel_limits.cli.show.text import show
 
-        show(answer)
+        show(answer, wide=arguments.wide)
     else:
         sys.stdout.write(WRITERS[arguments.format](answer))
     return answer.status
+
+
+def _ask(question: Question, arguments: Namespace) -> Answer:
+    values = {option.name: getattr(arguments, option.name) for option in question.options}
+    with inquiring(arguments) as inquiry:
+        return exactly(inquiry, lambda: _answered(question, inquiry, values))
+
+
+def _answered(question: Question, inquiry: Inquiry, values: dict[str, Any]) -> Answer:
+    answer = question.answer(inquiry, **values)
+    return answer if answer.complete else replace(answer, complete=completeness(inquiry))

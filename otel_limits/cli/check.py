@@ -7,10 +7,14 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
+from otel_limits.core.secrets import masked
+from otel_limits.observers.first_calls import UNLIMITED
+from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings import environment as config
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy import Document, PolicyFile
 from otel_limits.settings.table import SETTINGS
 
 HELP: Final = """\
@@ -19,7 +23,8 @@ Print every setting, its value and where it came from.
 With --agent it is what applies to one agent, by the line of the policy file that says so. What a
 LimitsPlugin sets in code wins over it and is not known here.
 
-Exit status 1 if any is wrong, with one sentence per mistake on standard error.
+Exit status 1 if any is wrong, or if the agent framework that is installed cannot be followed, with
+one sentence per mistake on standard error.
 """
 
 FOUND_MISTAKES: Final = 1
@@ -37,6 +42,7 @@ def add(commands: Any) -> None:
 
 def check(options: Namespace) -> int:
     """Print every setting; 1 when one is wrong."""
+    from otel_limits.runtime.guard import probed
     from otel_limits.settings.policy.file import policy_mistakes
 
     reading = config.read()
@@ -45,13 +51,35 @@ def check(options: Namespace) -> int:
         (VARIABLES.get(row.name, row.name), shown(row.value), row.source)
         for row in policy_file.document.rows(reading.values, reading.sources, options.agent)
     ]
+    autoload = installed_autoload()
+    if autoload is not None:
+        rows.append(("autoload", "installed", str(autoload)))
     if sys.stdout.isatty():
         print_table(rows)
     else:
         sys.stdout.write(in_columns(rows))
         sys.stdout.flush()  # where both go into one file, the mistakes stand below the settings
-    mistakes = [*reading.mistakes, *policy_mistakes(reading, policy_file)]
+    if not has_limit(reading, policy_file.document, options.agent):
+        refuse([UNLIMITED.format(who=f"agent {options.agent!r}" if options.agent else "agents")])
+    guarded = probed(FRAMEWORKS)
+    mistakes = [
+        *reading.mistakes,
+        *reading.warnings,
+        *policy_mistakes(reading, policy_file),
+        *(f"No limit can be in force: {sentence}" for sentence in guarded.obstacles),
+    ]
+    refuse([f"{sentence} Every limit stays in force." for sentence in guarded.weakened])
     return refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
+
+
+def has_limit(reading: config.Reading, document: Document, agent: str | None) -> bool:
+    """Tell whether anything can stop an agent, or, without a name, any agent."""
+    globs = [agent] if agent is not None else ["", *document.agents]
+    policies = [document.effective(glob, reading.settings.policy) for glob in globs]
+    capped = any(
+        any(cap for _, cap in (*each.limits.items(), *each.tree.items())) for each in policies
+    )
+    return capped or bool(document.quotas)
 
 
 def shown(value: object) -> str:
@@ -62,7 +90,8 @@ def shown(value: object) -> str:
         value = [f"{name}={each}" for name, each in value.items()]
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
-    return str(value) if value not in (None, "") else "unset"
+    text = str(value)
+    return "unset" if value in (None, "") else masked(text) if "://" in text else text
 
 
 def print_table(rows: Sequence[tuple[str, str, str]]) -> None:

@@ -5,10 +5,40 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+from otel_limits.core.hints import meant
 
 USAGE_ERROR: Final = 2
 """Exit status for what cannot be done as it was typed; argparse uses the same."""
+
+
+class Parser(ArgumentParser):
+    """Reads the arguments of a command, and asks about an option that is almost one of its own."""
+
+    def parse_known_args(  # type: ignore[override]  # overloads, for the kind of namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Refuse what is unknown here, as only the command itself knows its options."""
+        self._typed = list(sys.argv[1:] if args is None else args)
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and a sentence: a required option may be missing as it is misspelt."""
+        near = self._nearest()
+        super().error(f"{message}. Did you mean {near}?" if near else message)
+
+    def _nearest(self) -> str | None:
+        """Return the option that the first unknown one is near; a program's own stand behind it."""
+        for word in self._typed:
+            name = word.partition("=")[0]
+            # There is no public list of a parser's options.
+            if name.startswith("-") and name not in self._option_string_actions:
+                return None if name == "--" else meant(name, self._option_string_actions)
+        return None
 
 
 def add_command(

@@ -12,7 +12,7 @@ Watch a real agent run away, and be stopped.
 
 The same Strands agent runs without limits, with max_turns, with max_token_budget, and observed
 only. It talks over HTTP to a model server that is built in, so it needs no network and no
-credentials; --base-url points it at a real one.
+credentials; --base-url points it at a real one, which is asked 120 times at most.
 """
 
 
@@ -26,6 +26,9 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--model", metavar="NAME", help="the model to ask it for")
     command.add_argument(
+        "--api-key-env", metavar="NAME", help="the environment variable with the key of that server"
+    )
+    command.add_argument(
         "--json", action="store_true", help="print the same facts as JSON and nothing else"
     )
 
@@ -35,4 +38,9 @@ def demo(options: Namespace) -> int:
     # The demo stands above the command line: it uses its console, and starts programs as it does.
     from otel_limits.demo.main import main as play
 
-    return play(base_url=options.base_url, model=options.model, as_json=options.json)
+    return play(
+        base_url=options.base_url,
+        model=options.model,
+        as_json=options.json,
+        api_key_env=options.api_key_env,
+    )

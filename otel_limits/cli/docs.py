@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from argparse import Namespace
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from otel_limits import docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
+from otel_limits.core.hints import meant
 
 HELP: Final = """\
 Read the documentation: without a topic, the list of topics.
@@ -35,8 +35,8 @@ def docs(options: Namespace) -> int:
         sys.stdout.write(in_columns(list(zip(topics, headings, strict=True))))
         return 0
     if options.topic not in topics:
-        near = difflib.get_close_matches(options.topic, topics, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(topics)}."
+        near = meant(options.topic, topics)
+        hint = f"Did you mean {near}?" if near else f"There are: {', '.join(topics)}."
         return refuse([f"There is no page about {options.topic!r}. {hint}"])
     markdown = pages.page(options.topic)
     if sys.stdout.isatty():

@@ -1,23 +1,34 @@
-"""The command `ledger`: prunes the spend ledger, exports it, and imports spans into it."""
+"""The command `ledger`: keeps the spend ledger, and moves rows out of it and into it."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.question import SELECTION
-from otel_limits.cli.command import add_group
-from otel_limits.cli.opening import add_ledger_command, add_option, inquiring, opened
+from otel_limits.cli import reprice
+from otel_limits.cli.command import add_command, add_group
+from otel_limits.cli.opening import (
+    add_ledger_command,
+    add_option,
+    inquiring,
+    named,
+    opened,
+    refusing,
+)
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
 HELP: Final = """\
-Keep the spend ledger: prune it, export it, import spans from before there was one.
+Keep the spend ledger: prune, export, upgrade and repair it, import spans from before there was one,
+and price calls again.
 """
 
 
@@ -42,6 +53,16 @@ def add(commands: Any) -> None:
     text = "Import spans from OTLP JSON lines, as the collector's file exporter writes them."
     parser = add_ledger_command(group, "import", text, import_spans)
     parser.add_argument("files", nargs="+", metavar="FILE")
+    reprice.add(group)
+    text = "Bring a ledger of an earlier version up to date, in place."
+    add_ledger_command(group, "upgrade", text, upgrade)
+    text = "Take in the rows of a spill file whose ledger is gone, or has another address now."
+    parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
+    parser.add_argument("file", metavar="FILE")
+    text = "Read what can be read of a damaged SQLite ledger into a new one."
+    parser = add_command(group, "salvage", text, refusing(salvage))
+    parser.add_argument("damaged", metavar="CORRUPT")
+    parser.add_argument("--output", required=True, metavar="NEW.db", help="the new ledger")
 
 
 def prune(arguments: Namespace) -> int:
@@ -51,6 +72,7 @@ def prune(arguments: Namespace) -> int:
     before = asking.to_microseconds(datetime.now(timezone.utc) - arguments.older_than)
     with opened(arguments) as database, working("Pruning") as work:
         gone = sum(work.through(retention.prune(database, before)))
+        retention.rebuild(database)
     sys.stdout.write(f"{gone:,} invocations deleted from {database.address}.\n")
     return 0
 
@@ -74,9 +96,51 @@ def import_spans(arguments: Namespace) -> int:
     from otel_limits.ledger.imports import import_files
 
     settings = config.read().settings
-    listed = PolicyFile(settings.policy_path).document.prices
-    prices = Prices({glob: entry.value for glob, entry in listed.items()})
+    prices = Prices(PolicyFile(settings.policy_path).document.price_list())
     with opened(arguments, create=True) as database, working("Importing") as work:
         done = import_files(database, arguments.files, settings.audit_keys, prices, work)
-    sys.stdout.write(f"{done}\n")
+    (sys.stderr if done.has_no_call else sys.stdout).write(f"{done}\n")
+    return int(done.has_no_call)
+
+
+def upgrade(arguments: Namespace) -> int:
+    """Bring a ledger up to date."""
+    from otel_limits.ledger.upgrades import CURRENT
+
+    with opened(arguments) as database, working("Upgrading"):
+        database.engine()
+        sys.stdout.write(f"{database.address} has schema version {CURRENT}.\n")
     return 0
+
+
+def adopt(arguments: Namespace) -> int:
+    """Take in the rows of a spill file; it is deleted once the ledger has them."""
+    from otel_limits.ledger.spill import is_spill_file, taking
+
+    path = Path(arguments.file)
+    if not is_spill_file(path):
+        raise LedgerError(f"{path} is not a spill file. otel-limits audit verify lists them.")
+    with opened(arguments) as database, working("Adopting") as work:
+        moved = sum(work.through(taking(database, path)))
+        if path.exists():
+            raise LedgerError(f"{path} is in use by the process that writes it.")
+        sys.stdout.write(f"{moved:,} rows of {path} are in {database.address} now.\n")
+    return 0
+
+
+def salvage(arguments: Namespace) -> int:
+    """Read what can be read of a damaged file."""
+    from otel_limits.ledger.database import Database
+    from otel_limits.ledger.salvage import salvage as read
+
+    damaged, output = Path(arguments.damaged), Path(arguments.output)
+    if not damaged.is_file():
+        raise LedgerError(f"There is no file {damaged}.")
+    if output.exists():
+        raise LedgerError(f"{output} is there already. Name a new file with --output.")
+    arguments.ledger = str(output)
+    with named(arguments) as address, contextlib.closing(Database(address)) as database:
+        with working("Salvaging"):
+            done = read(damaged, database)
+        sys.stdout.write(f"{done} They are in {output}.\n")
+    return int(bool(done.ranges_lost or done.tables_lost))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_limits.audit.question import Inquiry, Option
 from otel_limits.cli.command import add_command, refuse
@@ -14,13 +15,30 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.settings import ledgers
 
 if TYPE_CHECKING:
+    from otel_limits.ledger.address import Address
     from otel_limits.ledger.database import Database
+    from otel_limits.ledger.selection import Selection
+
+
+T = TypeVar("T")
 
 
 def add_ledger_command(
-    commands: Any, name: str, text: str, call: Callable[[Namespace], int]
+    commands: Any,
+    name: str,
+    text: str,
+    call: Callable[[Namespace], int],
+    option: str = "--ledger",
 ) -> ArgumentParser:
     """Add a command about a ledger; what it cannot do because of the ledger it says on stderr."""
+    parser = add_command(commands, name, text, refusing(call))
+    about = "a path, sqlite:///PATH or postgresql://…"
+    parser.add_argument(option, dest="ledger", metavar="ADDRESS", help=about)
+    return parser
+
+
+def refusing(call: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
+    """Make a command that says on stderr what it cannot do because of the ledger."""
 
     def call_or_refuse(arguments: Namespace) -> int:
         try:
@@ -28,11 +46,7 @@ def add_ledger_command(
         except LedgerError as error:
             return refuse([str(error)])
 
-    parser = add_command(commands, name, text, call_or_refuse)
-    parser.add_argument(
-        "--ledger", metavar="ADDRESS", help="a path, sqlite:///PATH or postgresql://…"
-    )
-    return parser
+    return call_or_refuse
 
 
 def add_option(parser: Any, option: Option) -> None:
@@ -50,28 +64,47 @@ def add_option(parser: Any, option: Option) -> None:
     parser.add_argument(option.flag, **described)
 
 
+def selected(arguments: Namespace) -> Selection:
+    """Return which part of the ledger the options ask for.
+
+    Raises:
+        LedgerError: The time zone has no such name.
+    """
+    from otel_limits.ledger.selection import Selection
+
+    try:
+        zone = ledgers.audited_zone(getattr(arguments, "time_zone", None))
+    except ValueError as error:
+        raise LedgerError(str(error)) from None
+    since, until = getattr(arguments, "since", None), getattr(arguments, "until", None)
+    return Selection(
+        since_us=since and since.microseconds(zone),
+        until_us=until and until.microseconds(zone),
+        where=tuple(getattr(arguments, "where", None) or ()),
+        zone=zone,
+    )
+
+
 @contextlib.contextmanager
 def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
-    """Open the ledger for questions about the part of it that is selected.
+    """Open the ledger for questions about the part of it that is selected; nothing is written.
 
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from otel_limits.ledger.selection import Selection
+    from otel_limits.ledger.reading import asking
 
-    selection = Selection(
-        since_us=getattr(arguments, "since", None),
-        until_us=getattr(arguments, "until", None),
-        where=tuple(getattr(arguments, "where", None) or ()),
-    )
+    selection = selected(arguments)
     with (
-        opened(arguments) as database,
-        database.reading() as connection,
+        named(arguments) as address,
+        asking(address) as (connection, waiting),
         working("Asking the ledger") as work,
     ):
         yield Inquiry(
             connection=connection,
-            ledger=str(database.address),
+            ledger=str(address),
+            address=address,
+            waiting=waiting,
             selection=selection,
             work=work,
             has_charts=arguments.format == "html",
@@ -80,26 +113,55 @@ def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
 
 @contextlib.contextmanager
 def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
-    """Open the ledger that is asked for, and take back what waits in spill files.
+    """Open the ledger that is asked for to change it, and take back what waits in spill files.
 
     Raises:
-        LedgerError: There is none, or it cannot be read.
+        LedgerError: There is none, or it cannot be used.
     """
-    from otel_limits.ledger.database import Database, DatabaseError, reason_of
+    from otel_limits.ledger.database import Database
+    from otel_limits.ledger.reading import require_ledger
     from otel_limits.ledger.spill import SpillFiles, taking_back
+
+    with named(arguments) as address:
+        if not create:
+            require_ledger(address)
+        with contextlib.closing(Database(address)) as database:
+            for _ in taking_back(database, SpillFiles(address)):
+                pass
+            yield database
+
+
+@contextlib.contextmanager
+def named(arguments: Namespace) -> Iterator[Address]:
+    """Find the ledger that is asked for, and say in a sentence what its database refuses with.
+
+    Raises:
+        LedgerError: It cannot be used.
+    """
+    from otel_limits.ledger.database import DatabaseError, reason_of
 
     try:  # the option, otherwise the environment, otherwise the user's data directory
         address = ledgers.audited_ledger(arguments.ledger)
     except ValueError as error:
         raise LedgerError(str(error)) from None
-    database = Database(address)
     try:
-        if not create:
-            database.require_existing()
-        for _ in taking_back(database, SpillFiles(address)):
-            pass
-        yield database
-    except (DatabaseError, OSError) as error:
-        raise LedgerError(f"The ledger {address} cannot be used: {reason_of(error)}.") from None
-    finally:
-        database.close()
+        yield address
+    except (DatabaseError, sqlite3.Error, OSError) as error:
+        reason = reason_of(error)
+        is_damaged = "malformed" in reason or "not a database" in reason
+        advice = f" Run: otel-limits ledger salvage {address} --output NEW.db" if is_damaged else ""
+        raise LedgerError(f"The ledger {address} cannot be used: {reason}.{advice}") from None
+
+
+def exactly(inquiry: Inquiry, answer: Callable[[], T]) -> T:
+    """Answer, and again with exact sums where a sum of SQLite's leaves 64 bits."""
+    from otel_limits.ledger.database import DatabaseError
+    from otel_limits.ledger.reading import add_up_exactly
+
+    try:
+        return answer()
+    except DatabaseError as error:
+        if "integer overflow" not in str(error):
+            raise
+    add_up_exactly(inquiry.connection)
+    return answer()

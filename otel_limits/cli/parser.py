@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Final
 
-from otel_limits.cli import audit, check, dashboards, demo, docs, ledger, quotas, run
-from otel_limits.cli.command import USAGE_ERROR
+from otel_limits.cli import audit, autoload, check, dashboards, demo, docs, ledger, quotas, run
+from otel_limits.cli.command import USAGE_ERROR, Parser
+from otel_limits.cli.doctor import command as doctor
 
-COMMANDS: Final = (run, check, demo, audit, ledger, dashboards, quotas, docs)
+COMMANDS: Final = (run, autoload, check, doctor, demo, audit, ledger, dashboards, quotas, docs)
 """Each adds one command, or a few that belong together, to the command line; in order of `--help`.
 
 A new command is one module with a help text, `add` and what it does, and its name here.
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> ArgumentParser:
     """Describe every command and option."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="otel-limits",
         description="Stops LLM agents that go over budget, and tells exactly what happened.",
         # An option added later must not change what an abbreviation means today.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import REMAINDER, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.cli.launch import environment_for, option_that_hides_us, replace_process
+from otel_limits.cli.isolation import isolation_of
+from otel_limits.cli.launch import environment_for, replace_process
 from otel_limits.core.values import BOOLEAN
 from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import default_ledger
@@ -65,13 +67,14 @@ def run(options: Namespace) -> int:
     mistakes = [
         *setting_mistakes(inherited, given),
         *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
-        *program_mistakes(command),
+        *program_mistakes(command, environment_for(inherited, variables)),
     ]
     if mistakes:
         return refuse(mistakes)
     if not inherited.get(LEDGER, "").strip():
         # Who runs a program from a shell can ask afterwards what it cost, without any setting.
-        variables.setdefault(LEDGER, default_ledger())
+        with contextlib.suppress(ValueError):  # a user without a home directory has none
+            variables.setdefault(LEDGER, default_ledger())
     status, sentence = replace_process(command, environment_for(inherited, variables))
     return refuse([sentence], status)
 
@@ -104,11 +107,9 @@ def setting_mistakes(
     return [*mistakes, *config.read(rest).mistakes]
 
 
-def program_mistakes(command: Sequence[str]) -> list[str]:
+def program_mistakes(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Say what is wrong with the program to run, as far as that can be known beforehand."""
     if not command:
         return ["There is no program to run. Try: otel-limits run -- python app.py"]
-    option = option_that_hides_us(command)
-    if option is None:
-        return []
-    return [f"{command[0]} {option} would ignore every limit. Start it without {option}."]
+    isolation = isolation_of(command, environ)
+    return [] if isolation is None else [isolation]

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.request import urlopen
 
 from strands import Agent, tool
+from strands.hooks import BeforeModelCallEvent
 from strands.models.llamacpp import LlamaCppModel
 
 SYSTEM_PROMPT = "You watch jobs. Look with the tool job_state, again and again, until one is done."
 
 SECONDS_PER_CALL = 120.0
 """What a model on a small machine may take to answer."""
+
+
+ENDED_BY_DEMO = "The demo ended this run: it asked the model often enough."
 
 
 @tool
@@ -34,11 +38,13 @@ def job_state(job: str) -> str:
     return text
 
 
-def run_errand(errand: Mapping[str, str]) -> dict[str, Any]:
+def run_errand(errand: Mapping[str, Any]) -> dict[str, Any]:
     """Send an agent on an errand, and return what came of it."""
     model = LlamaCppModel(
         base_url=errand["base_url"], model_id=errand["model"], timeout=SECONDS_PER_CALL
     )
+    if errand["api_key"] is not None:
+        model.client.headers["Authorization"] = f"Bearer {errand['api_key']}"
     agent = Agent(
         name=errand["agent"],
         model=model,
@@ -46,12 +52,32 @@ def run_errand(errand: Mapping[str, str]) -> dict[str, Any]:
         system_prompt=SYSTEM_PROMPT,
         callback_handler=None,
     )
+    is_out_of_calls = bound(agent, errand["most_calls"])
     result = agent(errand["prompt"])
     return {
         "stop_reason": result.stop_reason,
         "message": result.message,
         "usage": result.metrics.accumulated_usage,
+        "out_of_calls": is_out_of_calls(),
     }
+
+
+def bound(agent: Agent, most_calls: int) -> Callable[[], bool]:
+    """Bound the demo: the job is never found done where the model cannot use the tool.
+
+    Returns:
+        What tells whether it was this that ended the agent.
+    """
+    refused: list[BeforeModelCallEvent] = []
+    left = iter(range(most_calls))
+
+    def count(event: BeforeModelCallEvent) -> None:
+        if next(left, None) is None:
+            event.cancel = ENDED_BY_DEMO
+            refused.append(event)
+
+    agent.add_hook(count, BeforeModelCallEvent)
+    return lambda: bool(refused)
 
 
 if __name__ == "__main__":

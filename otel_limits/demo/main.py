@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -10,9 +11,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.terminal import console
+from otel_limits.core.secrets import masked
 from otel_limits.demo.play import AgentFailedError, Play, Scenario, ScenarioOutcome, Setup
 from otel_limits.demo.server import Servers
 from otel_limits.demo.show import facts, show_outcomes, show_setup, watch
+from otel_limits.settings.variables import environment
 
 SCENARIOS: Final = (
     Scenario(name="no_limits", variables={}, ends_with="end_turn"),
@@ -46,19 +49,22 @@ BAD_ARGUMENT: Final = 2
 INTERRUPTED: Final = 130
 
 
-def main(*, base_url: str | None, model: str | None, as_json: bool) -> int:
+def main(
+    *, base_url: str | None, model: str | None, as_json: bool, api_key_env: str | None = None
+) -> int:
     """Play it.
 
     Args:
         base_url: A real model server, with or without /v1; the built-in one unless given.
         model: What to ask it for.
         as_json: Print the facts for machines instead of showing them.
+        api_key_env: Name of the variable with the key that the real model server wants to see.
 
     Returns:
         The exit status: 1 when a program failed or a scenario did not end as it should.
     """
     try:
-        setup = make_setup(base_url, model)
+        setup = make_setup(base_url, model, api_key_env)
     except ValueError as error:
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return BAD_ARGUMENT
@@ -71,19 +77,42 @@ def main(*, base_url: str | None, model: str | None, as_json: bool) -> int:
         return INTERRUPTED
 
 
-def make_setup(base_url: str | None, model: str | None) -> Setup:
+def make_setup(base_url: str | None, model: str | None, api_key_env: str | None) -> Setup:
     """Decide who the agents talk to.
 
     Raises:
-        ValueError: `base_url` is not an address of a server, or nobody listens there.
+        ValueError: `base_url` is not an address of a server, or nobody listens there; or there is
+            no key where one is said to be.
     """
+    if api_key_env is not None and base_url is None:
+        raise ValueError("--api-key-env is for a real model server: give its --base-url as well.")
+    api_key = None if api_key_env is None else key_in(api_key_env)
     looks, default_model = PENDING_LOOKS, "demo"
     if base_url is not None:
         base_url = reachable(base_url.rstrip("/").removesuffix("/v1"))
         looks, default_model = PENDING_LOOKS_OF_REAL_MODEL, "default"
     return Setup(
-        base_url=base_url, model=model or default_model, pending_looks=looks, scenarios=SCENARIOS
+        base_url=base_url,
+        model=model or default_model,
+        pending_looks=looks,
+        scenarios=SCENARIOS,
+        api_key=api_key,
     )
+
+
+def key_in(name: str) -> str:
+    """Read a key from an environment variable; it is never shown.
+
+    Raises:
+        ValueError: There is none, or it cannot be sent.
+    """
+    key = environment().get(name, "").strip()
+    if not key:
+        raise ValueError(f"--api-key-env must name a variable with the key, but {name} is not set.")
+    # What an HTTP header may hold: https://datatracker.ietf.org/doc/html/rfc6750#section-2.1
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"--api-key-env: {name} holds characters that a key cannot have.")
+    return key
 
 
 def reachable(base_url: str) -> str:
@@ -92,18 +121,30 @@ def reachable(base_url: str) -> str:
     Raises:
         ValueError: It is not an address of a server, or nobody listens there.
     """
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"--base-url must be like http://localhost:11434/v1, got {base_url!r}.")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host, port = host_and_port(base_url)
     try:
-        socket.create_connection((parts.hostname, port), CONNECT_SECONDS).close()
-    except OSError as error:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"No model server answers at {base_url} ({error}). "
+            f"No model server answers at {masked(base_url)} ({error}). "
             f"Start it, or leave --base-url out to use the built-in one."
         ) from error
     return base_url
+
+
+def host_and_port(base_url: str) -> tuple[str, int]:
+    """Read where a server listens.
+
+    Raises:
+        ValueError: It is not the address of a server.
+    """
+    with contextlib.suppress(ValueError):  # such as a bracket, or a port that is not a number
+        parts = urlsplit(base_url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    raise ValueError(
+        f"--base-url must be like http://localhost:11434/v1, got {masked(base_url)!r}."
+    )
 
 
 def play(setup: Setup, *, as_json: bool) -> int:

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 AGENT_PROGRAM: Final = ("-m", "otel_limits.demo.agent")
 WATCH_PROMPT: Final = f"Tell me when the job {JOB} is done."
 CACHE_PROMPT: Final = "How long does a nightly report take, usually?"
+MOST_CALLS: Final = 35
+"""How often one agent may ask the model, whether its looks at the job succeed or not.
+
+Three scenarios have no cap on turns and one has six, so a real model is asked 111 times at most.
+"""
+
 METRIC_PREFIX: Final = "otel_limits_"
 SCRAPE_SECONDS: Final = 10.0
 EXCEPTION: Final = re.compile(r"[\w.]+(Error|Exception): ")
@@ -56,6 +62,8 @@ class Setup:
     model: str
     pending_looks: int
     """How often the job is found pending before the demo lets it be done."""
+    api_key: str | None = None
+    """What a real model server wants to see."""
     scenarios: tuple[Scenario, ...]
 
 
@@ -68,6 +76,8 @@ class Errand:
     """The last message of the conversation."""
     usage: Mapping[str, int]
     """Tokens as the framework counted them."""
+    out_of_calls: bool
+    """Whether the demo ended it, as it had asked the model often enough."""
 
     @property
     def synthetic(self) -> bool:
@@ -92,7 +102,7 @@ class ScenarioOutcome:
     """The zero-token call that the same program made afterwards."""
     seen: Seen
     bounded: bool
-    """Whether the job was found done, so that the demo ended what would have gone on."""
+    """Whether the demo ended what would have gone on: the job was done, or no call was left."""
     metrics_url: str
     metrics: Mapping[str, float]
     """Every sample of ours that was scraped."""
@@ -183,7 +193,7 @@ class Play:
                 errand=errand,
                 cached=cached,
                 seen=seen,
-                bounded=seen.looks > self.setup.pending_looks,
+                bounded=seen.looks > self.setup.pending_looks or errand.out_of_calls,
                 metrics_url=url,
                 metrics=metrics,
                 log=tuple(read_all(log).splitlines()),
@@ -215,7 +225,12 @@ class Play:
         """Send the program's agent on an errand and wait for the result."""
         assert program.stdin is not None
         assert program.stdout is not None
-        errand = {"agent": agent, "prompt": prompt, **self._model(agent)}
+        errand = {
+            "agent": agent,
+            "prompt": prompt,
+            "most_calls": MOST_CALLS,
+            **self._model(agent),
+        }
         try:
             program.stdin.write(json.dumps(errand) + "\n")
             program.stdin.flush()
@@ -226,11 +241,11 @@ class Play:
             raise AgentFailedError(f"The agent {agent!r} failed: {reason_of(read_all(log))}")
         return Errand(**json.loads(line))
 
-    def _model(self, agent: str) -> dict[str, str]:
-        if agent == CACHE:
-            return {"base_url": self.servers.url(agent), "model": CACHE}
+    def _model(self, agent: str) -> dict[str, str | None]:
+        if agent == CACHE:  # ours, which is told no secret
+            return {"base_url": self.servers.url(agent), "model": CACHE, "api_key": None}
         base_url = self.setup.base_url or self.servers.url(agent)
-        return {"base_url": base_url, "model": self.setup.model}
+        return {"base_url": base_url, "model": self.setup.model, "api_key": self.setup.api_key}
 
 
 def command_line(variables: Mapping[str, str]) -> str:
@@ -250,7 +265,7 @@ def quiet_environment(environ: Mapping[str, str], *, embedded: bool) -> dict[str
     loopback = "127.0.0.1,localhost"
     for name in ("NO_PROXY", "no_proxy"):
         kept[name] = f"{kept[name]},{loopback}" if kept.get(name) else loopback
-    return kept
+    return kept | {"OTEL_LIMITS_QUIET": "true"}  # the demo says itself what limits its programs
 
 
 def free_port() -> int:

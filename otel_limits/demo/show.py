@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from otel_limits.demo.play import Errand, ScenarioOutcome, command_line
+from otel_limits.core.secrets import masked
+from otel_limits.demo.play import MOST_CALLS, Errand, ScenarioOutcome, command_line
 from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def show_setup(screen: Console, setup: Setup, servers: Servers) -> None:
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     grid.add_row("agent", "a real Strands agent with one tool: otel_limits/demo/agent.py")
-    grid.add_row("model", f"{setup.model} at {setup.base_url}" if setup.base_url else embedded)
+    grid.add_row(
+        "model", f"{setup.model} at {masked(setup.base_url)}" if setup.base_url else embedded
+    )
     grid.add_row("limits", "in the environment alone; the agent's code knows nothing of them")
     screen.print(grid)
     screen.print()
@@ -110,7 +113,7 @@ def ending(future: Future[ScenarioOutcome], outcome: ScenarioOutcome | None) -> 
         return Text(reason, style="bold green"), Text("halted by otel-limits", style="green")
     if outcome.total("otel_limits_stops_total", action="observed"):
         return Text(reason, style="bold red"), Text("recorded, not halted")
-    why = "the demo ended the job" if outcome.bounded else "the model ended by itself"
+    why = "the demo ended it" if outcome.bounded else "the model ended by itself"
     return Text(reason, style="bold red"), Text(why)
 
 
@@ -119,9 +122,11 @@ def show_outcomes(
 ) -> None:
     """Say everything that is not in the table of the scenarios."""
     if any(outcome.bounded for outcome in outcomes):
+        # In words, as a reader may have no colours.
         screen.print(
-            f"\nAfter {setup.pending_looks} looks the demo lets the job be done: "
-            "nothing else would have ended the runs in red.\n"
+            f"\nAfter {setup.pending_looks} looks the demo lets the job be done, and an agent asks "
+            f"the model {MOST_CALLS} times at most:\n"
+            "nothing else would have ended the runs that otel-limits did not halt.\n"
             "Tokens are known after a call, so that a budget is overrun by one call at most."
         )
     heading(screen, "What the log says, once per limit that was reached")
@@ -199,10 +204,10 @@ def facts(setup: Setup, outcomes: Sequence[ScenarioOutcome], seconds: float) -> 
         "version": version("otel-limits"),
         "model_server": {
             "embedded": setup.base_url is None,
-            "base_url": setup.base_url,
+            "base_url": setup.base_url and masked(setup.base_url),
             "model": setup.model,
         },
-        "bound": {"pending_looks": setup.pending_looks},
+        "bound": {"pending_looks": setup.pending_looks, "model_calls_of_each_agent": MOST_CALLS},
         "seconds": round(seconds, 3),
         "scenarios": [scenario_facts(outcome) for outcome in outcomes],
     }

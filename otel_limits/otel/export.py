@@ -91,6 +91,7 @@ AT_EXIT: Final = ExitFlusher()
 def resource() -> Resource:
     """Describe the process, with an id: it becomes Prometheus' label `instance`."""
     described = Resource.create()
+    # Whoever names the instance, in OTEL_RESOURCE_ATTRIBUTES or by a detector, is believed.
     if SERVICE_INSTANCE_ID in described.attributes:
         return described
     return described.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
@@ -101,6 +102,7 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvi
     exporter = otlp_exporter("traces", protocol)
     if exporter is None:
         return TracerProvider()
+    # Its own handler at exit would wait first, and the others after it.
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     AT_EXIT.add(provider.shutdown, timeout_seconds)
@@ -144,6 +146,8 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
     transport = "grpc" if protocol == "grpc" else "http"
     try:
         found = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{transport}.{module}")
+        # Without arguments: the exporter reads endpoint, headers and timeout by the
+        # rules of OpenTelemetry.
         return getattr(found, name)()
     except ImportError:
         logger.error(  # noqa: TRY400  the traceback would not help

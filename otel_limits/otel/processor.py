@@ -9,20 +9,30 @@ from opentelemetry.trace import format_span_id
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import note
-from otel_limits.core.usage import Usage
+from otel_limits.core.terms import Terms
 from otel_limits.otel import semconv
-from otel_limits.runs.calls import FOLLOWED, OpenCall
+from otel_limits.otel.kinds import (
+    RESPONSE_IDS,
+    first_text,
+    kind_of,
+    model_of,
+    provider_of,
+    tier_of,
+)
+from otel_limits.runs.calls import OpenCall, followed_call
 from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT
+from otel_limits.usage.normaliser import record_of_span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from types import MappingProxyType
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
     from otel_limits.bindings.framework import Framework, SpanNames
+    from otel_limits.core.usage import UsageRecord
     from otel_limits.runs.registry import Runs
 
 
@@ -47,8 +57,10 @@ class LimitsSpanProcessor(SpanProcessor):
             names = self._names_of(span)
             if names is not None and name.startswith(names.agent):
                 self._runs.spans.sight(span_id)
+            # Most spans of a process are none of ours: one look-up by the parent's id tells.
             elif span.parent is not None:
-                is_call = name.startswith(semconv.MODEL_CALL_PREFIXES)
+                # Those of others may have a span within them that says more, and ends first.
+                is_call = names is not None and name.startswith(semconv.MODEL_CALL_PREFIXES)
                 run = self._runs.spans.begin(span_id, span.parent.span_id, is_call=is_call)
                 if run is not None and names is not None and name == names.cycle:
                     run.cycle()
@@ -58,8 +70,8 @@ class LimitsSpanProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Book a model call that another instrumentation saw."""
         try:
-            is_call = span.name.startswith(semconv.MODEL_CALL_PREFIXES)
-            if is_call and self._names_of(span) is None:
+            # Most spans of a process hang under none of ours: one look-up tells.
+            if self._names_of(span) is None and self._is_ours(span):
                 self._book(span)
             self._runs.spans.end(span.context.span_id)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
@@ -70,20 +82,45 @@ class LimitsSpanProcessor(SpanProcessor):
         scope = span.instrumentation_scope
         return None if scope is None else self._names.get(scope.name)
 
+    def _is_ours(self, span: ReadableSpan) -> bool:
+        """Tell whether a span hangs under one of a live run, or may be of a direct request."""
+        parent = span.parent.span_id if span.parent else 0
+        return self._runs.spans.owner(parent)[0] is not None or direct_request() is not None
+
     def _book(self, span: ReadableSpan) -> None:
-        """Settle such a call, but for one within the span of a model call: it is that same call."""
+        """Settle a model call, once, whatever instrumentations made spans of it.
+
+        One within the span of a model call of the framework is that same call. Of two of others
+        the one that ends first is booked, which is within the other one.
+        """
         run, in_call = self._runs.spans.owner(span.parent.span_id if span.parent else 0)
         if (direct := direct_request()) is not None:
             run, in_call = direct, False  # it has no span of its own that others could hang under
         if run is None or in_call:
             return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
-        usage = usage_of(attributes)
-        if usage is None or not usage.total or FOLLOWED.get() in run.calls.under_way:
+        if kind_of(attributes, span.name) != "model call":
             return
-        call = OpenCall(_model_of(attributes) or "unknown")
+        record = record_of_span(attributes, scope_of(span))
+        response = first_text(attributes, RESPONSE_IDS)
+        if not record.usage.total or not self._runs.spans.book(run, span.context.span_id, response):
+            return
+        followed = followed_call(run)
+        if followed is not None:
+            _complete(followed, record, span)
+            return
+        # Never opened: when its span is seen the call is over, so that it is only counted.
+        call = OpenCall(model_of(attributes), provider=provider_of(attributes))
+        call.terms = Terms(tier=tier_of(attributes, record.tier))
         call.span_id = format_span_id(span.context.span_id)
-        run.calls.settle(call, usage)
+        run.calls.settle(call, record)
+
+
+def _complete(call: OpenCall, record: UsageRecord, span: ReadableSpan) -> None:
+    """Let the span of an instrumented client say what a way of its own to the provider did not."""
+    if call.is_side and call.record.sure == "missing":
+        call.record = record
+        call.span_id = call.span_id or format_span_id(span.context.span_id)
 
 
 def direct_request() -> Run | None:
@@ -93,39 +130,6 @@ def direct_request() -> Run | None:
     return cast("Run", scope) if is_direct else None
 
 
-def usage_of(attributes: Mapping[str, Any]) -> Usage | None:
-    """Read token usage under any of its names; `None` when input or output is not there."""
-    input_tokens = _count(attributes, semconv.INPUT_TOKENS)
-    output_tokens = _count(attributes, semconv.OUTPUT_TOKENS)
-    if input_tokens is None or output_tokens is None:
-        return None
-    return Usage(
-        input=input_tokens,
-        output=output_tokens,
-        cache_read=_count(attributes, semconv.CACHE_READ_TOKENS) or 0,
-        cache_write=_count(attributes, semconv.CACHE_WRITE_TOKENS) or 0,
-    )
-
-
-def _count(attributes: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """Number of tokens under the first of `names` that is there."""
-    for name in names:
-        if name in attributes:
-            return token_count(attributes[name])
-    return None
-
-
-def token_count(value: object) -> int | None:
-    """Return a number of tokens, or `None` for anything that is none (NaN, negative, text)."""
-    if type(value) is int:  # as good as always
-        return value if value >= 0 else None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        return None
-    return value
-
-
-def _model_of(attributes: Mapping[str, Any]) -> str | None:
-    model = attributes.get(semconv.REQUEST_MODEL)
-    return model if isinstance(model, str) else None
+def scope_of(span: ReadableSpan) -> str:
+    """Return the name of the instrumentation that made a span."""
+    return "" if span.instrumentation_scope is None else span.instrumentation_scope.name

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 logger = logging.getLogger("otel_limits")
+
+WRAPPERS: Final = 5
+"""How many providers may stand around each other: one that names itself is no reason to hang."""
 
 
 class ProcessorInstaller:
@@ -30,8 +33,8 @@ class ProcessorInstaller:
         """Attach to the provider that is set, and to all that are made from now on."""
         # Asking in public would load the one that OTEL_PYTHON_TRACER_PROVIDER names, and set it
         # before the program has had its say.
-        current = trace._TRACER_PROVIDER  # noqa: SLF001
-        if isinstance(current, TracerProvider):
+        current = sdk_provider(trace._TRACER_PROVIDER)  # noqa: SLF001
+        if current is not None:
             self._add(current)
         if self._original_init is None:
             self._watch()
@@ -47,6 +50,7 @@ class ProcessorInstaller:
 
     def _add(self, provider: TracerProvider) -> None:
         if provider not in self._providers:
+            # Noted first: should adding fail half-way, it is not added a second time.
             self._providers.add(provider)
             # Unbound, because a subclass may do more than add: Phoenix' own drops its exporter.
             TracerProvider.add_span_processor(provider, self._processor)
@@ -64,7 +68,21 @@ class ProcessorInstaller:
 
         @functools.wraps(original)
         def init(provider: TracerProvider, *args: Any, **kwargs: Any) -> None:
+            # The provider's own first: before it there is no list of processors to add to.
             original(provider, *args, **kwargs)
             self._add(provider)
 
         TracerProvider.__init__ = init  # type: ignore[assignment, method-assign]
+
+
+def sdk_provider(provider: object) -> TracerProvider | None:
+    """Return the SDK's provider that makes the spans of another one, which may stand around it.
+
+    Logfire sets a proxy as the global provider, and has the SDK's own in its attribute `provider`
+    (`logfire.configure`, 5.2); wrappers of other products name it the same.
+    """
+    for _ in range(WRAPPERS):
+        if isinstance(provider, TracerProvider):
+            return provider
+        provider = getattr(provider, "provider", None)
+    return None

@@ -12,26 +12,6 @@ MODEL_CALL_PREFIXES: Final = ("chat", "text_completion", "generate_content")
 
 AGENT_NAME: Final = "gen_ai.agent.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
-INPUT_TOKENS: Final = (
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.prompt_tokens",
-    "llm.token_count.prompt",
-)
-OUTPUT_TOKENS: Final = (
-    "gen_ai.usage.output_tokens",
-    "gen_ai.usage.completion_tokens",
-    "llm.token_count.completion",
-)
-"""Names of one number each, the current one first: aliases, never to be added."""
-CACHE_READ_TOKENS: Final = (
-    "gen_ai.usage.cache_read.input_tokens",
-    "gen_ai.usage.cache_read_input_tokens",
-)
-CACHE_WRITE_TOKENS: Final = (
-    "gen_ai.usage.cache_write.input_tokens",
-    "gen_ai.usage.cache_creation.input_tokens",
-    "gen_ai.usage.cache_write_input_tokens",
-)
 
 INVOCATION_ID: Final = "otel_limits.invocation.id"
 STOP_REASON: Final = "otel_limits.stop.reason"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.runs.registry import LIVE, kill
+from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
@@ -65,7 +64,7 @@ def enable(
         raise ConfigurationError(mistakes)
     settings = replace(reading.settings, policy=policy.under(limits, action, tree))
     RUNTIME.start(settings, observers, policy_file)
-    _announce_preset(reading)
+    _warn(reading)
 
 
 def disable() -> None:
@@ -73,7 +72,7 @@ def disable() -> None:
     RUNTIME.stop()
 
 
-def enable_leniently() -> None:
+def enable_leniently(source: Source) -> None:
     """Enable from the environment where an exception would take others down with it.
 
     A mistake is logged as an error and counted, and every valid setting is in force all the same;
@@ -85,23 +84,25 @@ def enable_leniently() -> None:
     unpriced = price_mistakes([policy.limits, policy.tree], policy_file.document)
     mistakes = (*reading.mistakes, *policy_file.mistakes, *unpriced)
     if mistakes and reading.settings.strict:
-        _end_process(mistakes)
+        end_process(mistakes)
     try:
-        RUNTIME.start(reading.settings, policy_file=policy_file)
+        RUNTIME.start(reading.settings, policy_file=policy_file, source=source)
     except Exception as error:
         if reading.settings.strict:
-            _end_process([f"It cannot be switched on ({error!r})."])
+            end_process([f"It cannot be switched on ({error!r})."])
         logger.exception("otel-limits cannot be switched on, so no limit is in force.")
         return
     # Those of the policy file have been logged by now, with what is in force instead of it.
     for mistake in (*reading.mistakes, *unpriced):
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
         LIVE.observers.publish_fault("config")
-    _announce_preset(reading)
+    _warn(reading)
 
 
-def _announce_preset(reading: config.Reading) -> None:
-    """Say which limits nobody has set one by one."""
+def _warn(reading: config.Reading) -> None:
+    """Say what may have been meant for us, and which limits nobody has set one by one."""
+    for warning in reading.warnings:
+        logger.warning("otel-limits: %s", warning)
     preset = f"preset {reading.settings.preset}"
     caps = [
         f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
@@ -113,7 +114,25 @@ def _announce_preset(reading: config.Reading) -> None:
 def enable_for_run() -> None:
     """Enable in a program that `otel-limits run` started, and provide what it lacks."""
     if not RUNTIME.is_on:
-        enable_leniently()
+        enable_leniently("run")
+    _provide_what_is_missing()
+
+
+def enable_for_autoload() -> None:
+    """Do the same in an environment that autoloads us, where anything of ours is set.
+
+    A name that is almost ours counts: whoever misspelt it believes to have set a limit.
+    """
+    reading = config.read()
+    is_set = "environment" in reading.sources.values()
+    if not (is_set or reading.mistakes or reading.warnings):
+        return
+    if not RUNTIME.is_on:
+        enable_leniently("autoload")
+    _provide_what_is_missing()
+
+
+def _provide_what_is_missing() -> None:
     RUNTIME.provide_when_missing()
     _kill_on_signal()
 
@@ -121,21 +140,12 @@ def enable_for_run() -> None:
 def _kill_on_signal() -> None:
     """End every live invocation on SIGUSR2, unless the program uses the signal itself."""
     name = getattr(signal, "SIGUSR2", None)
+    # Python permits handlers to be set in the main thread alone, and Windows has no such signal.
     if name is None or threading.current_thread() is not threading.main_thread():
         return
+    # An application that handles the signal means something else by it.
     if signal.getsignal(name) is signal.SIG_DFL:
         # A handler runs between two instructions of whatever the main thread does, which may hold
         # one of our locks: a thread can wait for it.
         end_all = functools.partial(kill, all=True)
         signal.signal(name, lambda *_: threading.Thread(target=end_all).start())
-
-
-def _end_process(mistakes: Sequence[str]) -> NoReturn:
-    """End the process with status 2."""
-    for mistake in mistakes:
-        sys.stderr.write(f"otel-limits: {mistake}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # `SystemExit` would not end it: while Python starts it leads to a traceback and status 1, and
-    # in a thread it ends that thread alone.
-    os._exit(2)

@@ -21,6 +21,7 @@ from otel_limits.core.policy import Action, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import ProcessorInstaller
 from otel_limits.runs.registry import LIVE, Runs
+from otel_limits.runtime.guard import Enforcement, Guard, Source
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
@@ -50,6 +51,7 @@ class Runtime:
         self._policy_file = NO_FILE
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
+        self._guard = Guard(runs.observers.publish)
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
         for framework in frameworks:
@@ -62,6 +64,10 @@ class Runtime:
         """True while every agent is limited, not only those with limits of their own."""
         return self._settings is not None
 
+    def enforcement(self) -> Enforcement:
+        """Return whether limits are in force in this process, by which way, and why not."""
+        return self._guard.enforcement()
+
     # --- on and off -------------------------------------------------------------------------------
 
     def start(
@@ -69,6 +75,7 @@ class Runtime:
         settings: Settings,
         observers: Sequence[Observer] = (),
         policy_file: PolicyFile = NO_FILE,
+        source: Source = "code",
     ) -> None:
         """Apply `settings` to every agent of the process; again with others replaces them."""
         if settings.disabled:
@@ -78,17 +85,22 @@ class Runtime:
             self._settings = settings
             self._observers = tuple(observers)
             self._policy_file = policy_file
+            self._guard.switch_on(source, strict=settings.strict)
             self._follow(settings)
             self._wiring.hold_quotas()
         for framework in self._frameworks:
             # A program without agents leaves the port to the one that has them: a supervisor of
             # workers would take it and count nothing.
             wrapt.register_post_import_hook(lambda _: self._serve(), framework.module)
+        self._probe_when_imported()
+        # Last and without the lock, as the observers that it tells are open by now.
         policy_file.announce()
 
     def stop(self) -> None:
         """Undo `start` completely. An agent with limits of its own keeps them."""
         with self._lock:
+            # First: an invocation that begins in another thread from here on is not
+            # followed any more.
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
@@ -97,9 +109,12 @@ class Runtime:
             for framework in self._frameworks:
                 framework.release()  # which ends what is live, so observers are still told
             if any(framework.has_own for framework in self._frameworks):
+                # From the environment, as what `enable()` was given has just been taken back.
                 self._wire(_settings_without_start(config.read().settings))
                 self._wiring.serve()
                 return
+            # Only now: the invocations that `release` ended have told their facts.
+            self._guard.switch_off()
             self._installer.detach()
             self._wiring.disconnect()
 
@@ -111,6 +126,19 @@ class Runtime:
         self._installer.attach()
         for framework in self._frameworks:
             framework.watch()
+
+    def _probe_when_imported(self) -> None:
+        """Find out whether limits can be in force, outside of any lock: it is told as a fact."""
+        for framework in self._frameworks:
+            probe = functools.partial(self._probe, framework)
+            wrapt.register_post_import_hook(probe, framework.module)
+
+    def _probe(self, framework: Framework, _module: object) -> None:
+        self._guard.probe(framework)
+
+    def unfollowed(self, agent: str) -> None:
+        """An invocation of an agent cannot be followed, so that nothing limits it."""
+        self._guard.obstruct(f"calls of agent {agent!r} cannot be followed. The log says why.")
 
     def _wire(self, settings: Settings) -> None:
         self._wiring.connect(settings, self._observers, self._policy_file.document)
@@ -165,7 +193,11 @@ class Runtime:
         if mistakes:
             raise ConfigurationError(mistakes)
         with self._lock:
+            self._guard.switch_on("plugin", strict=settings.strict)
+            # What all agents have stands: a plugin adds limits to one agent and changes
+            # nothing for others.
             self._follow(self._settings or _settings_without_start(settings))
+        self._probe_when_imported()
         return functools.partial(self.policy, limits=limits, action=action, tree=tree)
 
     def _hold_quotas(self) -> None:
@@ -188,6 +220,8 @@ class Runtime:
             return
         self._provides = False
         self.export_over_otlp()
+        # The proxy is what the API returns while nobody has set one; setting a second is refused
+        # with a warning.
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(make_tracer_provider())
 
@@ -200,6 +234,7 @@ class Runtime:
         with self._lock:
             self._wiring.providers = make_otlp_providers()
             self._wire(settings)
+        self._guard.tell()
 
 
 def _settings_without_start(settings: Settings) -> Settings:

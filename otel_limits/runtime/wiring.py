@@ -9,13 +9,14 @@ import errno
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.core.faults import never_raises
 from otel_limits.core.pricing import Prices
-from otel_limits.observers.log import log
+from otel_limits.observers.first_calls import FirstCalls
+from otel_limits.observers.log import LogObserver
 from otel_limits.observers.protocol import LazyObserver
 from otel_limits.quotas.stores import MEMORY_URL
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from otel_limits.core.facts import Observer
+    from otel_limits.core.labels import Names
     from otel_limits.observers.events import EventObserver
     from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.otlp import OtlpObserver
@@ -38,7 +40,21 @@ if TYPE_CHECKING:
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import Runs
 
+    Named: TypeAlias = Callable[[], Names]
+    """Returns the names that the policy file gives: metrics tell them apart always."""
+
 logger = logging.getLogger("otel_limits")
+
+PORT_IS_TAKEN: Final = (
+    "Where several processes of one application share it, set PROMETHEUS_MULTIPROC_DIR; "
+    "otherwise set OTEL_LIMITS_PROMETHEUS_PORT to a free port."
+)
+"""What a worker beside others is told first: a port of its own is seldom what is wanted."""
+
+NO_SUCH_ADDRESS: Final = (
+    "Set OTEL_LIMITS_PROMETHEUS_HOST to an address of this machine, and "
+    "OTEL_LIMITS_PROMETHEUS_PORT to a port that this user may serve."
+)
 
 
 # --- the OpenTelemetry providers that a process lacks --------------------------------------------
@@ -84,11 +100,13 @@ def own_version() -> str:
         return "unknown"
 
 
-def _make_prometheus(settings: Settings, _: OtlpProviders) -> PrometheusObserver | None:
+def _make_prometheus(
+    settings: Settings, _: OtlpProviders, named: Named
+) -> PrometheusObserver | None:
     from otel_limits.observers.prometheus import PrometheusObserver
 
     try:
-        observer = PrometheusObserver(max_agents=settings.metrics_max_agents)
+        observer = PrometheusObserver(max_agents=settings.metrics_max_agents, named=named)
         observer.info(own_version())
     except (OSError, ValueError) as error:  # what limits an agent does not depend on metrics
         logger.error(  # noqa: TRY400  the sentence says it all
@@ -100,18 +118,18 @@ def _make_prometheus(settings: Settings, _: OtlpProviders) -> PrometheusObserver
     return observer
 
 
-def _make_otlp(settings: Settings, providers: OtlpProviders) -> OtlpObserver:
+def _make_otlp(settings: Settings, providers: OtlpProviders, named: Named) -> OtlpObserver:
     from opentelemetry.metrics import get_meter
 
     from otel_limits.observers.otlp import OtlpObserver
 
     meter = get_meter("otel_limits", own_version(), providers.meter)
-    observer = OtlpObserver(meter, settings.metrics_max_agents)
+    observer = OtlpObserver(meter, settings.metrics_max_agents, named)
     observer.info(own_version())
     return observer
 
 
-def _make_events(_: Settings, providers: OtlpProviders) -> EventObserver:
+def _make_events(_: Settings, providers: OtlpProviders, __: Named) -> EventObserver:
     from opentelemetry._logs import get_logger  # private by name only: there is no other door
 
     from otel_limits.observers.events import EventObserver
@@ -119,11 +137,12 @@ def _make_events(_: Settings, providers: OtlpProviders) -> EventObserver:
     return EventObserver(get_logger("otel_limits", own_version(), providers.logger))
 
 
-def _make_ledger(settings: Settings, _: OtlpProviders) -> LedgerObserver:
+def _make_ledger(settings: Settings, _: OtlpProviders, __: Named) -> LedgerObserver:
     from otel_limits.observers.ledger import LedgerObserver
 
     assert settings.ledger is not None
-    return LedgerObserver(settings.ledger, settings.ledger_sync)
+    address = replace(settings.ledger, group=settings.ledger_group)
+    return LedgerObserver(address, settings.ledger_sync, settings.ledger_retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +152,7 @@ class ObserverEntry:
     name: str
     made_of: Callable[[Settings, OtlpProviders], object]
     """What it depends on: while that is equal it is kept, and where it is false there is none."""
-    make: Callable[[Settings, OtlpProviders], Any]
+    make: Callable[[Settings, OtlpProviders, Named], Any]
     is_lazy: bool = True
     """Made with its first fact: the imports of most take longer than all of `enable()`."""
     is_last: bool = False
@@ -141,7 +160,13 @@ class ObserverEntry:
 
 
 OBSERVERS: Final = (
-    ObserverEntry("log", lambda *_: True, lambda *_: log, is_lazy=False),
+    ObserverEntry("log", lambda *_: True, lambda *_: LogObserver(), is_lazy=False),
+    ObserverEntry(
+        "first_calls",
+        lambda settings, _: ("quiet", settings.quiet),
+        lambda settings, *_: FirstCalls(quiet=settings.quiet),
+        is_lazy=False,
+    ),
     ObserverEntry(
         "prometheus", lambda settings, _: "prometheus" in settings.metrics, _make_prometheus
     ),
@@ -149,7 +174,15 @@ OBSERVERS: Final = (
     ObserverEntry("events", lambda _, otlp: otlp, _make_events),
     ObserverEntry(
         "ledger",
-        lambda settings, _: settings.ledger and (settings.ledger, settings.ledger_sync),
+        lambda settings, _: (
+            settings.ledger
+            and (
+                settings.ledger,
+                settings.ledger_sync,
+                settings.ledger_group,
+                settings.ledger_retention,
+            )
+        ),
         _make_ledger,
         is_lazy=False,  # it opens nothing before its first fact
         is_last=True,
@@ -220,11 +253,16 @@ class Wiring:
     def _open_or_close(self, entry: ObserverEntry) -> None:
         made_of = entry.made_of(self._settings, self.providers)
         if entry.name in self._open:
+            # Kept as it is: counters that begin again at 0 look like a restart to Prometheus.
             if self._open[entry.name][0] == made_of:
                 return
             self._close(entry.name)
         if made_of:
-            make = functools.partial(entry.make, self._settings, self.providers)
+            # With settings of this moment: what was made lazily must not differ from what
+            # was asked for. The names are those of the policy file that is in force by then.
+            make = functools.partial(
+                entry.make, self._settings, self.providers, lambda: self._document.names
+            )
             lazy = functools.partial(LazyObserver, entry.name, make, self._runs.observers.replace)
             self._open[entry.name] = made_of, lazy() if entry.is_lazy else make()
 
@@ -246,6 +284,7 @@ class Wiring:
         if metrics is None:
             return
         port, host = self._settings.prometheus_port, self._settings.prometheus_host
+        # Made now where it is to be served: a scrape before the first agent finds the metrics at 0.
         observer = metrics.made if port is None else metrics.make()
         if observer is None:
             return
@@ -260,15 +299,18 @@ class Wiring:
     def _say_unserved(self, error: OSError | UnicodeError, host: str, port: int) -> None:
         from otel_limits.observers.prometheus import is_shared
 
-        if is_shared() and getattr(error, "errno", None) == errno.EADDRINUSE:
+        # Workers of a pre-forking server share files and port: whoever has the port
+        # answers for all.
+        is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        if is_shared() and is_taken:
             logger.info("otel-limits: another process of the application serves /metrics.")
             return
         logger.error(
-            "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. "
-            "Set OTEL_LIMITS_PROMETHEUS_PORT to a free port.",
+            "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. %s",
             host,
             port,
             getattr(error, "strerror", None) or error,
+            PORT_IS_TAKEN if is_taken else NO_SUCH_ADDRESS,
         )
         self._runs.observers.publish_fault("prometheus")
 
@@ -285,6 +327,7 @@ class Wiring:
         self._prices_of(self._document).load()
 
     def _prices_of(self, document: Document) -> Prices:
+        # By identity: this is asked at every invocation, and a document never changes.
         if self._prices is None or self._prices[0] is not document:
             self._prices = (document, Prices(document.price_list()))
         return self._prices[1]
@@ -302,6 +345,7 @@ class Wiring:
         if self._quotas is not None and self._quotas.url == url:
             return
         self.release_quotas()
+        # A shared store also without a quota: it is how kills arrive from elsewhere.
         if url != MEMORY_URL or self._document.quotas:
             from otel_limits.quotas.setup import Quotas
 

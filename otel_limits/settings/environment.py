@@ -2,19 +2,41 @@
 
 Precedence: an argument in code, then the environment, then the preset, then the default. An empty
 variable is unset, and only `true` is true, as OpenTelemetry has it.
+
+Names that are almost ours are told: whoever misspells one believes to have set a limit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from otel_limits.core.hints import meant
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
 from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, Settings, policy_fields
 from otel_limits.settings.variables import environment, otlp_protocol
+
+VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
+
+SUFFIXES: Final = tuple(name.removeprefix(PREFIX) for name in VARIABLES)
+
+NEAR: Final = 0.85
+"""How alike a prefix must be; of two that differ in one or two letters more than this is alike."""
+
+LOOKS_LIKE_OURS: Final = re.compile("(?i)lim|otel")
+"""Most variables have neither, and are not looked at any further."""
+
+KUBERNETES: Final = re.compile(
+    PREFIX + r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""What Kubernetes puts into every container beside a Service that is named `otel-limits`
+(https://kubernetes.io/docs/tutorials/services/connect-applications-service/#environment-variables
+and `pkg/kubelet/envvars/envvars.go`). It is none of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +47,8 @@ class Reading:
     values: Mapping[str, Any]
     sources: Mapping[str, str]
     mistakes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """Variables of others, as it seems, that may have been meant for us."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Reading:
@@ -37,35 +61,78 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
     sources = dict.fromkeys(values, "default")
     mistakes = []
     for setting in SETTINGS:
+        # Stripped, as a variable from a file or a mounted secret often ends with a line break.
         text = environ.get(setting.variable, "").strip()
         if not text:
             continue
         try:
             values[setting.name] = setting.kind.of_text(setting.variable, text)
             sources[setting.name] = "environment"
-        except ValueError as error:
-            mistakes.append(str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is, every other setting is in force
+            mistakes.append(_sentence(setting.variable, error))
             sources[setting.name] = "default, the environment's is invalid"
+    # Only now, as its default depends on what else was read.
     if values["metrics"] is None:
         values["metrics"] = default_metrics(environ, values["prometheus_port"])
     mistakes.extend(unknown_variables(environ))
     mistakes.extend(contradictions(values))
+    # Last, as a preset only fills what nobody has set.
     for name, value in PRESETS[values["preset"]].items():
         if values[name] is None:
             values[name], sources[name] = value, f"preset {values['preset']}"
     return Reading(
-        settings=_settings(values), values=values, sources=sources, mistakes=tuple(mistakes)
+        settings=_settings(values),
+        values=values,
+        sources=sources,
+        mistakes=tuple(mistakes),
+        warnings=tuple(near_misses(environ)),
     )
+
+
+def _sentence(name: str, error: Exception) -> str:
+    """Say what is wrong; of an error that nobody has foreseen only the kind, not what it quotes."""
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"{name} cannot be read ({type(error).__name__})."
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Name the variables that look like ours but are not: a typing error would set no limit."""
-    known = {setting.variable for setting in SETTINGS}
     return [
-        f"{name} is not a setting of otel-limits. See: otel-limits check"
+        f"{name} is not a setting of otel-limits. {_advice(name)}"
         for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in known
+        if name.startswith(PREFIX) and name not in VARIABLES and not KUBERNETES.fullmatch(name)
     ]
+
+
+def _advice(name: str) -> str:
+    near = meant(name, VARIABLES)
+    return f"Did you mean {near}?" if near else "See: otel-limits check"
+
+
+def near_misses(environ: Mapping[str, str]) -> list[str]:
+    """Ask about variables whose prefix is almost ours, and whose rest is the name of a setting."""
+    asked = []
+    for name in sorted(environ):
+        if LOOKS_LIKE_OURS.search(name) and not name.startswith(PREFIX) and environ[name].strip():
+            variable = _variable_near(name)
+            if variable is not None:
+                asked.append(
+                    f"{name} is not a setting of otel-limits, which begin with {PREFIX}. "
+                    f"Did you mean {variable}?"
+                )
+    return asked
+
+
+def _variable_near(name: str) -> str | None:
+    """Return the variable that a name stands for if what it begins with is a misspelt prefix."""
+    words = re.split(r"[^A-Z0-9]+", name.upper().strip("_"))
+    for number in (1, 2, 3):  # OTELLIMITS_…, OTEL_LIMIT_…, O_TEL_LIMITS_…
+        prefix, rest = "_".join(words[:number]), "_".join(words[number:])
+        matcher = difflib.SequenceMatcher(None, prefix, PREFIX.rstrip("_"))
+        if rest and matcher.ratio() >= NEAR:
+            return meant(PREFIX + rest, VARIABLES) if meant(rest, SUFFIXES) else None
+    return None
 
 
 def contradictions(values: Mapping[str, Any]) -> list[str]:

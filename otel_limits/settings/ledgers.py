@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timezone, tzinfo
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.values import TextKind
+from otel_limits.ledger.files import group_id
+from otel_limits.quotas.windows import zone_of
 from otel_limits.settings.variables import data_directory, environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from otel_limits.ledger.address import Address
 
 VARIABLE: Final = "OTEL_LIMITS_LEDGER"
+ZONE_VARIABLE: Final = "OTEL_LIMITS_TIME_ZONE"
 
 
 def ledger_address(name: str, text: str) -> Address | None:
@@ -24,15 +30,63 @@ def ledger_address(name: str, text: str) -> Address | None:
     # a process without a ledger does without it
     from otel_limits.ledger.address import parse
 
-    return parse(name, text, data_directory())
+    return parse(name, text, _data_directory())
 
 
 LEDGER: Final = TextKind(read=ledger_address)
+LEDGER_GROUP: Final = TextKind(read=group_id)
 
 
 def default_ledger() -> str:
-    """The ledger of `otel-limits run` and of the questions, where none is named."""
-    return str(data_directory() / "ledger.db")
+    """The ledger of `otel-limits run` and of the questions, where none is named.
+
+    Raises:
+        ValueError: Nobody knows where this user's data is.
+    """
+    directory = _data_directory()
+    if directory is None:
+        raise ValueError(
+            "There is no home directory for a ledger. Set HOME, or name a ledger: "
+            "OTEL_LIMITS_LEDGER=/path/to/ledger.db"
+        )
+    return str(directory / "ledger.db")
+
+
+def _data_directory() -> Path | None:
+    """Where this user's data is; a user whom the machine does not know may have no home."""
+    try:
+        return data_directory()
+    except RuntimeError:
+        return None
+
+
+def audited_zone(option: str | None) -> tzinfo:
+    """Return the time zone whose days questions mean.
+
+    Raises:
+        ValueError: The option, or the environment, names one that the time zone database lacks.
+    """
+    name = option or environment().get(ZONE_VARIABLE, "").strip() or "UTC"
+    zone_name("--time-zone" if option else ZONE_VARIABLE, name)
+    return timezone.utc if name == "UTC" else zone_of(name)
+
+
+def zone_name(name: str, text: str) -> str:
+    """Read the name of a time zone.
+
+    Raises:
+        ValueError: The time zone database has no such name.
+    """
+    try:
+        zone_of(text)
+    except ValueError:
+        raise ValueError(
+            f"{name} must be a name such as UTC or Europe/Berlin, got {text!r}."
+        ) from None
+    return text
+
+
+TIME_ZONE: Final = TextKind(read=zone_name)
 
 
 def audited_ledger(option: str | None) -> Address:
@@ -44,11 +98,12 @@ def audited_ledger(option: str | None) -> Address:
     from otel_limits.ledger.address import parse
 
     named = _named()
+    # An option was typed for this one command, so that it wins over the environment.
     if option is not None:
-        return parse("--ledger", option, data_directory())
+        return parse("--ledger", option, _data_directory())
     if named and named.lower() != "none":
-        return parse(VARIABLE, named, data_directory())
-    return parse("The ledger", default_ledger(), data_directory())
+        return parse(VARIABLE, named, _data_directory())
+    return parse("The ledger", default_ledger(), _data_directory())
 
 
 def recorded_ledger() -> Address | None:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import MAX_AGENTS
@@ -13,6 +14,7 @@ from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX, Limit, Lim
 from otel_limits.core.policy import ACTION, UNMEASURED_CALLS, UNPRICED_CALLS, Policy
 from otel_limits.core.values import (
     BOOLEAN,
+    DURATION,
     FRACTIONS,
     NAMES,
     PORT,
@@ -28,7 +30,7 @@ from otel_limits.core.values import (
 )
 from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
-from otel_limits.settings.ledgers import LEDGER
+from otel_limits.settings.ledgers import LEDGER, LEDGER_GROUP, TIME_ZONE
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -37,11 +39,13 @@ PREFIX: Final = "OTEL_LIMITS_"
 
 PRESETS: Final[Mapping[str, Limits]] = {
     "none": Limits(),
-    "recommended": Limits(max_iterations=25, max_identical_tool_calls=5),
+    "recommended": Limits(max_iterations=25, max_identical_tool_calls=5, max_model_calls=100),
 }
 
 METRICS: Final = ("prometheus", "otlp")
 
+# What baggage and attribute names are made of by custom, and nothing that SQL or a CSV file would
+# have to quote.
 AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 
@@ -62,8 +66,12 @@ class Settings:
     prometheus_host: str = "127.0.0.1"
     ledger: Address | None = None
     ledger_sync: LedgerSync = "invocation"
+    ledger_group: int | None = None
+    ledger_retention: timedelta | None = None
     audit_keys: tuple[str, ...] = ()
+    time_zone: str = "UTC"
     strict: bool = False
+    quiet: bool = False
     disabled: bool = False
 
 
@@ -105,6 +113,7 @@ class Setting:
 
 def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     for key in keys:
+        # An export has one column for each: two of one name could not be told apart.
         if key in OWN_NAMES:
             raise UnfitError(f"The ledger has a column {key!r} already.")
         if not AUDIT_KEY.fullmatch(key):
@@ -188,8 +197,8 @@ SETTINGS: Final = (
     Setting(
         name="preset",
         kind=choice(*PRESETS),
-        help="Limits to start from; recommended sets max_iterations=25 and "
-        "max_identical_tool_calls=5.",
+        help="Limits to start from; recommended sets max_iterations=25, "
+        "max_identical_tool_calls=5 and max_model_calls=100.",
     ),
     Setting(
         name="quota_store",
@@ -208,8 +217,8 @@ SETTINGS: Final = (
     Setting(
         name="metrics_max_agents",
         kind=WHOLE_NUMBER,
-        help="Agent names that metrics tell apart; the rest is counted as _other. "
-        "Twice as many models and five times as many tools are told apart.",
+        help="Names of agents, and of models, that metrics tell apart beside those that the policy "
+        "file gives; the rest is counted as _other. Five times as many tools are told apart.",
     ),
     Setting(
         name="prometheus_port",
@@ -235,15 +244,40 @@ SETTINGS: Final = (
         "model call ends (call), or a second later (background).",
     ),
     Setting(
+        name="ledger_group",
+        kind=LEDGER_GROUP,
+        help="Group of users who may read the files of the ledger, besides their owner. "
+        "Unset: nobody.",
+    ),
+    Setting(
+        name="ledger_retention",
+        kind=DURATION,
+        help="Age at which budget trees that have ended are deleted from the ledger, in the "
+        "background, such as 90d. Unset: never.",
+    ),
+    Setting(
         name="audit_keys",
         kind=AUDIT_KEYS,
         help="Baggage entries and agent trace attributes that become columns of the ledger, "
         "separated by commas, such as tenant.id,user.id.",
     ),
     Setting(
+        name="time_zone",
+        kind=TIME_ZONE,
+        help="Time zone of the days, weeks, months and times in questions to the ledger, such as "
+        "Europe/Berlin. Quotas have a time zone of their own.",
+    ),
+    Setting(
         name="strict",
         kind=BOOLEAN,
-        help="End the process with status 2 when a setting is invalid, instead of logging it.",
+        help="End the process with status 2 when a setting is invalid or no limit can be in force, "
+        "instead of logging it.",
+    ),
+    Setting(
+        name="quiet",
+        kind=BOOLEAN,
+        help="Don't say at the first call of an agent what limits it, nor at the exit of a program "
+        "under otel-limits run that it called no agent.",
     ),
     Setting(
         name="disabled",

@@ -17,6 +17,7 @@ def environment() -> dict[str, str]:
 def data_directory(environ: Mapping[str, str] | None = None) -> Path:
     """Where this user's programs keep their data, by the custom of the platform."""
     environ = environment() if environ is None else environ
+    # Known Folders, Apple's File System Programming Guide and the XDG Base Directory Specification.
     if sys.platform == "win32":
         base = environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -41,11 +42,13 @@ def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "trace
             for all signals or for this one, and OTEL_<SIGNAL>_EXPORTER is not something else.
     """
     environ = environment() if environ is None else environ
+    # What is set for another signal alone says nothing about this one.
     others = tuple(
         f"{OTLP_PREFIX}{other.upper()}_"
         for other in ("traces", "metrics", "logs")
         if other != signal
     )
+    # An empty variable counts as unset, as the specification of OpenTelemetry has it.
     wanted = any(
         name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
         for name in environ

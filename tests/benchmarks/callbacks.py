@@ -49,9 +49,9 @@ def chat(cycle: Span) -> Span:
     span.set_attributes(
         {
             semconv.REQUEST_MODEL: "scripted",
-            semconv.INPUT_TOKENS[0]: 10,
-            semconv.OUTPUT_TOKENS[0]: 5,
-            semconv.CACHE_READ_TOKENS[0]: 3,
+            "gen_ai.usage.input_tokens": 10,
+            "gen_ai.usage.output_tokens": 5,
+            "gen_ai.usage.cache_read.input_tokens": 3,
         }
     )
     return span

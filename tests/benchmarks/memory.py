@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from otel_limits.core.limits import Limits
 from otel_limits.core.policy import Policy
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import Usage, measured
+from otel_limits.runs.calls import OpenCall
 from otel_limits.runs.registry import LIVE
 from tests.benchmarks.loops import FAR_AWAY, enable
 
@@ -29,11 +30,11 @@ def invoke(number: int) -> Run:
     LIVE.spans.sight(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
     LIVE.spans.begin(cycle, agent, is_call=False)
-    call = run.calls.open("scripted", 10)
+    call = run.calls.open(OpenCall("scripted", 10))
     call.span_id = f"{cycle:016x}"
-    run.calls.settle(call, Usage(input=10, output=5))
+    run.calls.settle(call, measured(Usage(input=10, output=5)))
     run.turn()
-    run.calls.open("scripted", 25)
+    run.calls.open(OpenCall("scripted", 25))
     return run
 
 

@@ -1,7 +1,8 @@
 """A program whose agent asks for its tool for ever. It prints, as JSON, how that ended.
 
 It knows nothing of limits: `otel_limits.testing` only scripts the model. Arguments make it what
-programs in the wild are: `--late-provider` sets a tracer provider after the agent was made,
+programs in the wild are: `--own-provider` sets a tracer provider before the agent is made, as
+`StrandsTelemetry()` does, `--late-provider` sets one afterwards,
 `--enable` limits agents in code, `--wait` has a tool that waits, `--stay` goes on until standard
 input is closed.
 """
@@ -39,6 +40,8 @@ def search() -> str:
 
 def run() -> dict[str, object]:
     """Run the agent, and return what there is to know afterwards."""
+    if "--own-provider" in sys.argv:
+        trace.set_tracer_provider(TracerProvider())
     model = ScriptedModel([uses("search")] * MOST_CALLS)
     agent = Agent(model=model, tools=[search], name="endless", callback_handler=None)
     if "--late-provider" in sys.argv:

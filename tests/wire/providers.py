@@ -170,7 +170,7 @@ def boto() -> Any:
 
     return boto3.Session(
         aws_access_key_id="x",
-        aws_secret_access_key="x",
+        aws_secret_access_key="x",  # noqa: S106
         region_name="us-east-1",
     )
 

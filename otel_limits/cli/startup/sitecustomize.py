@@ -2,111 +2,32 @@
 
 Python imports it by itself, also in interpreters that the program starts: those are limited too,
 which is wanted. They may be of another version, without otel-limits, or have nothing to do with
-agents. So it only waits until something is imported that matters, costs nothing until then, never
-raises, and lets the `sitecustomize` that it hides run as if it weren't there. Syntax and imports
-are those of any Python 3.6.
+agents. So it only begins to wait for agents, and lets the `sitecustomize` that it hides run as if
+it weren't there. Syntax and imports are those of any Python 3.6.
 """
 
+import atexit
 import os
 import sys
+from collections.abc import MutableMapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-# The module of every framework in `otel_limits.bindings.known`, which cannot be asked: this file
-# also runs where otel-limits is not installed, and imports nothing where there are no agents. A
-# test holds that they are the same.
-AGENTS = ("strands.agent.agent",)
-TRIGGERS = ("opentelemetry.sdk.trace", *AGENTS)
-"""After these, otel-limits has something to attach to; a provider made early is seen, too."""
+STARTUP = os.path.join(os.path.dirname(os.path.dirname(HERE)), "startup")
+"""Where `otel_limits_startup` is, and nothing else."""
 
 
-class TriggerFinder:
-    """Stands first among the finders, to know when a trigger has been loaded."""
-
-    def __init__(self) -> None:
-        """Begin to wait."""
-        # What is being asked of the others now: a finder among them may ask all finders again.
-        self._asking = set()  # type: set[str]
-
-    def find_spec(
-        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
-        """Find a trigger as the other finders do, with a loader that reports when it is done."""
-        if name not in TRIGGERS or name in self._asking:
-            return None
-        self._asking.add(name)
-        try:
-            spec = self._ask_others(name, path, target)
-        finally:
-            self._asking.discard(name)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = NotifyingLoader(spec.loader, self)  # type: ignore[assignment]
-        return spec
-
-    def _ask_others(
-        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
-    ) -> "ModuleSpec | None":
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None) if finder is not self else None
-            spec = find(name, path, target) if find is not None else None
-            if spec is not None:
-                return spec  # type: ignore[no-any-return]
-        return None
-
-    def loaded(self, name: str) -> None:
-        """Switch on, unless that has been done or a framework is in the middle of being loaded."""
-        is_early = name not in AGENTS and any(module in sys.modules for module in AGENTS)
-        if self not in sys.meta_path or is_early:
-            return
-        try:
-            from otel_limits.runtime import enable as starting
-
-            # None while the program itself imports otel-limits, which imports the SDK: only half of
-            # the module is there. The import of a framework, later, switches on.
-            enable = getattr(starting, "enable_for_run", None)
-            if enable is not None:
-                sys.meta_path.remove(self)
-                enable()
-        except Exception as error:  # noqa: BLE001  the program must not feel it
-            if name in AGENTS:  # a program that only has the SDK may do without limits
-                sys.stderr.write(
-                    f"otel-limits: it cannot be loaded in {sys.executable} ({error}), "
-                    f"so no limit is in force there. Install it there: pip install otel-limits\n"
-                )
-
-
-class NotifyingLoader:
-    """A loader that reports when its module has been loaded, and then leaves no trace."""
-
-    def __init__(self, loader: "Any", finder: TriggerFinder) -> None:
-        """Stand in for `loader`."""
-        self._loader = loader
-        self._finder = finder
-
-    def __getattr__(self, name: str) -> "Any":
-        """Be like the other loader in everything else."""
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: "ModuleSpec") -> "Any":
-        """Do as the other loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: "ModuleType") -> None:
-        """Do as the other loader does, and report."""
-        # Before the module runs: its own code, such as importlib.resources, may look at both.
-        spec = module.__spec__
-        module.__loader__ = self._loader
-        if spec is not None:
-            spec.loader = self._loader
-        self._loader.exec_module(module)
-        self._finder.loaded(module.__name__)
+def wait_for_agents() -> None:
+    """Wait, with the help of what may be installed in another environment than this one."""
+    sys.path.insert(0, STARTUP)
+    try:
+        import otel_limits_startup
+    finally:
+        sys.path.remove(STARTUP)
+    otel_limits_startup.wait("run")
 
 
 def run_hidden() -> None:
@@ -123,5 +44,63 @@ def run_hidden() -> None:
         sys.modules.setdefault("sitecustomize", ours)
 
 
-sys.meta_path.insert(0, TriggerFinder())
-run_hidden()
+def stand_first(environ: "MutableMapping[Any, Any]") -> None:
+    """Go back to the front of a path for Python that somebody has put another directory before.
+
+    Launchers such as opentelemetry-instrument do, and their `sitecustomize` does not run ours.
+    A path that we have been taken from is left as it is: that was meant.
+    """
+    path = environ.get("PYTHONPATH", "").split(os.pathsep)
+    if HERE in path[1:]:
+        environ["PYTHONPATH"] = os.pathsep.join([HERE, *(each for each in path if each != HERE)])
+
+
+def stand_first_after_launchers() -> None:
+    """See to it that a launcher, which is a Python that becomes another program, leaves us first.
+
+    The functions that it calls for that all end in one of these two.
+    """
+    become, become_with = os.execv, os.execve
+
+    def execv(path: "Any", argv: "Any") -> "Any":
+        stand_first(os.environ)
+        return become(path, argv)
+
+    def execve(path: "Any", argv: "Any", env: "Any") -> "Any":
+        if isinstance(env, MutableMapping):
+            stand_first(env)
+        return become_with(path, argv, env)
+
+    os.execv, os.execve = execv, execve
+
+
+def say_if_unused() -> None:
+    """Say at the exit that there was no agent: whoever started the program expected one."""
+    registry = sys.modules.get("otel_limits.runs.registry")
+    has_begun = registry is not None and registry.LIVE.has_begun
+    is_silenced = any(
+        os.environ.get(name, "").strip().lower() == "true"
+        for name in ("OTEL_LIMITS_QUIET", "OTEL_LIMITS_DISABLED")
+    )
+    # Of a process that was forked meanwhile, its children may have called agents.
+    if not (has_begun or is_silenced or FORKED) and os.getpid() == HERE_IN:
+        sys.stderr.write(
+            "otel-limits: no agent of a followed framework (Strands) was called in this process, "
+            "so that nothing was limited in it.\n"
+        )
+
+
+FORKED = []  # type: list[bool]
+HERE_IN = os.getpid()
+if os.environ.get("_RUN_BY_OTEL_LIMITS") == str(HERE_IN):
+    atexit.register(say_if_unused)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_parent=lambda: FORKED.append(True))
+
+wait_for_agents()
+stand_first_after_launchers()
+try:
+    run_hidden()
+finally:
+    # For the interpreters that this one starts: OpenTelemetry puts itself first again.
+    stand_first(os.environ)

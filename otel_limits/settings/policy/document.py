@@ -8,18 +8,19 @@ agent's name, that of the most specific one; of two that are equally specific th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.globs import matching, specificity
+from otel_limits.core.labels import Names
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
 from otel_limits.settings.table import SETTINGS, Setting, policy_fields
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Policy
-    from otel_limits.core.pricing import Price
+    from otel_limits.core.pricing import Offer
 
 AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
     setting.name: setting
@@ -32,13 +33,35 @@ AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
 SECTION_KEYS: Final = ("limits", "tree", *AGENT_SETTINGS)
 """What can be said about all agents, or about some."""
 
-PRICES: Final[Mapping[str, str]] = {
+TIERED_PRICES: Final[Mapping[str, str]] = {
     "input": "USD per million input tokens.",
     "output": "USD per million output tokens.",
     "cache_read": "USD per million input tokens read from a cache; unset, they cost as input.",
     "cache_write": "USD per million input tokens written to a cache; unset, they cost as input.",
+    "cache_write_1h": "USD per million input tokens written to a cache for an hour.",
+    "input_audio": "USD per million input tokens of audio.",
+    "output_audio": "USD per million output tokens of audio.",
 }
+FEES: Final[Mapping[str, str]] = {
+    "per_request": "USD for each model call, on top of its tokens.",
+    "web_search": "USD for each search of the web that the vendor makes for the model.",
+}
+PRICES: Final[Mapping[str, str]] = {**TIERED_PRICES, **FEES}
 REQUIRED_PRICES: Final = ("input", "output")
+
+TIERS: Final = "tiers"
+TIERS_HELP: Final = (
+    "What a call costs whose prompt is longer; of the tiers that it passes, the highest one holds "
+    "for the whole call."
+)
+ABOVE: Final = "above"
+ABOVE_HELP: Final = "Input tokens, cached ones included, that a prompt has to be longer than."
+
+MODEL_KEYS: Final[Mapping[str, str]] = {
+    "price": "What a call of the models costs.",
+    "provider": "Who sells them, such as azure; unset, the entry holds for every seller.",
+    "local": "Whether they run on a machine of your own, so that a call costs nothing.",
+}
 
 ROOT: Final[Mapping[str, str]] = {
     "defaults": "What applies to every agent, unless something more specific is said below.",
@@ -81,15 +104,26 @@ class Document:
     agents: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
     """By glob on the agent's name."""
     prices: Mapping[str, Entry] = field(default_factory=dict)
-    """By glob on the model's id; each holds a `Price`."""
+    """By glob on the model's id; each holds an `Offer`."""
     exemptions: Mapping[str, Entry] = field(default_factory=dict)
     """By glob on the tool's name; each holds a boolean."""
     quotas: Mapping[str, Entry] = field(default_factory=dict)
     """By name; each holds a `Quota`."""
 
+    @property
+    def names(self) -> Names:
+        """Every name of an agent, a model or a tool that stands here without a glob."""
+        caps = _without_prefix(self.defaults, PER_TOOL + ".")
+        return Names(
+            agents=_plain(self.agents),
+            models=_plain(self.prices),
+            tools=_plain(self.exemptions) | frozenset(caps),
+        )
+
     def entries(self, agent: str | None) -> dict[str, Entry]:
         """Every value that applies to `agent`; without a name those that apply to all."""
         entries = dict(self.defaults)
+        # From the least specific to the most, so that the last word is that of the closest.
         for glob in () if agent is None else matching(self.agents, agent):
             entries.update(self.agents[glob])
         return entries
@@ -105,12 +139,14 @@ class Document:
             base,
             limits=_limits(values).over(base.limits),
             tree=_limits(_without_prefix(values, TREE_PREFIX)).over(base.tree),
+            # The file wins over the environment in both directions: `exempt: false` takes an
+            # exemption back.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
             **policy_fields(values),
         )
 
-    def price_list(self) -> dict[str, Price]:
+    def price_list(self) -> dict[str, Offer]:
         """Every price by its glob, the most specific first: the first that fits is the one."""
         ranked = sorted(self.prices, key=specificity)
         return {glob: self.prices[glob].value for glob in reversed(ranked)}
@@ -138,7 +174,9 @@ class Document:
     def _keyed(self) -> dict[str, Entry]:
         """What the file says about models and tools, by the key that says it."""
         prices = {
-            f'models["{glob}"].price': Entry(_written(entry.value), entry.line)
+            f'models["{glob}"].{"local" if entry.value.price is None else "price"}': Entry(
+                _written(entry.value), entry.line
+            )
             for glob, entry in self.prices.items()
         }
         exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
@@ -155,10 +193,30 @@ def _limits(values: Mapping[str, Any]) -> Limits:
     return Limits(**caps, max_calls_per_tool=per_tool or None)
 
 
-def _written(price: Price) -> dict[str, Decimal]:
-    """Return the parts of a price that a file can give, where they are given."""
-    parts = {name: getattr(price, name) for name in PRICES}
-    return {name: part for name, part in parts.items() if part is not None}
+def _plain(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in names if specificity(name)[0])
+
+
+def _written(offer: Offer) -> Any:
+    """Return what a file says of a model, where it says something."""
+    price = offer.price
+    if price is None:
+        return True
+    written: dict[str, Any] = _given(price, TIERED_PRICES) | _given(price, FEES)
+    if not price.per_request:  # as nobody has to say
+        del written["per_request"]
+    if price.tiers:
+        written[TIERS] = [
+            {ABOVE: tier.above, **_given(tier, TIERED_PRICES)} for tier in price.tiers
+        ]
+    if offer.provider is not None:
+        written["provider"] = offer.provider
+    return written
+
+
+def _given(part: object, names: Iterable[str]) -> dict[str, Decimal]:
+    found = {name: getattr(part, name) for name in names}
+    return {name: amount for name, amount in found.items() if amount is not None}
 
 
 def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

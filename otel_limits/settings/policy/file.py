@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +25,12 @@ logger = logging.getLogger("otel_limits")
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
 """How often it is looked whether the file has changed, at most."""
+
+MAX_BYTES: Final = 1_000_000
+"""A policy is read on the thread of an agent: one of this length takes seconds."""
+
+NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
+"""Windows has neither the flag nor what it is for."""
 
 Stamp: TypeAlias = "tuple[int, ...] | None"
 """Times of change, size and inode of the file; `None` where there is none."""
@@ -46,6 +54,7 @@ class PolicyFile:
         self._next_look = clock() + LOOK_INTERVAL_SECONDS
         self._stamp: Stamp = None
         self._content: bytes | None = None
+        # Replaced whole and never changed: invocations read it without a lock.
         self.document: Document = NO_DOCUMENT
         self.mistakes: tuple[str, ...] = ()
         if path is not None:
@@ -60,6 +69,7 @@ class PolicyFile:
         looks the others go on with what they have.
         """
         path = self._path
+        # Before the lock, as every invocation of every thread comes by here.
         if path is None or self._clock() < self._next_look:
             return
         if self._lock.acquire(blocking=False):
@@ -67,6 +77,7 @@ class PolicyFile:
                 is_new = self._look(path)
             finally:
                 self._lock.release()
+            # Outside the lock, as it logs and tells observers.
             if is_new:
                 self.announce()
 
@@ -97,16 +108,19 @@ class PolicyFile:
         stamp = _stamp(path)
         if stamp == self._stamp:
             return False
+        # Before the file is read: one that changes meanwhile has another stamp at the next look.
         self._stamp = stamp
         return self._read(path)
 
     def _read(self, path: str) -> bool:
         try:
-            content = Path(path).read_bytes()
-        except OSError as error:
+            content = _content(path)
+        except (OSError, ValueError) as error:
             self._content = None
-            self.mistakes = (f"{path} cannot be read: {error.strerror}.",)
+            reason = getattr(error, "strerror", None) or error
+            self.mistakes = (f"{path} cannot be read: {reason}.",)
             return True
+        # `touch`, or a deployment that writes every file anew, says nothing new.
         if content == self._content:
             return False
         self._content = content
@@ -140,6 +154,23 @@ def policy_mistakes(reading: Reading, policy_file: PolicyFile) -> list[str]:
     ]
 
 
+def _content(path: str) -> bytes:
+    """Read a file that is not too long, without waiting for anybody.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not a regular file, or too long.
+    """
+    # Opening a FIFO would wait for who writes to it, and agents would wait with us.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")
+    return content
+
+
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
     from otel_limits.settings.policy.reader import (
         parse,  # a process without a file does without YAML
@@ -158,4 +189,5 @@ def _stamp(path: str) -> Stamp:
         stat = Path(path).stat()
     except OSError:
         return None
+    # `chmod` changes only the second, a file moved into its place perhaps only the last.
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
+from otel_limits.core.hints import meant
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
-from otel_limits.core.pricing import MISSING, Price, Prices
-from otel_limits.core.values import BOOLEAN, PRICE, Kind, MappingKind
+from otel_limits.core.price import Price, PriceTier
+from otel_limits.core.pricing import MISSING, Offer, Prices
+from otel_limits.core.values import (
+    BOOLEAN,
+    FEE,
+    PRICE,
+    TEXT,
+    WHOLE_NUMBER,
+    Kind,
+    MappingKind,
+)
 from otel_limits.settings.policy import yaml_tree
 from otel_limits.settings.policy.document import (
+    ABOVE,
+    ABOVE_HELP,
     AGENT_SETTINGS,
+    FEES,
+    MODEL_KEYS,
     NO_DOCUMENT,
     PRICES,
     REQUIRED_PRICES,
     ROOT,
     SECTION_KEYS,
+    TIERED_PRICES,
+    TIERS,
     Document,
     Entry,
 )
@@ -36,6 +51,7 @@ def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
     root, mistakes = yaml_tree.read(text)
     reader = _Reader(mistakes)
     document = NO_DOCUMENT if mistakes and root.value is None else reader.document(root, path)
+    # Sections are read in our order; whoever mends the file goes through it from the top.
     ordered = sorted(reader.mistakes, key=lambda mistake: mistake.line)
     sentences = tuple(f"{path}:{each.line}: {each.sentence}" for each in ordered)
     return (NO_DOCUMENT if sentences else document), sentences
@@ -94,22 +110,54 @@ class _Reader:
     def _models(self, node: Node) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         for glob, key, model in self._named(node, "models"):
-            for name, child in self._known(model, key, ("price",)):
-                entries |= self._price(glob, f"{key}.{name}", child)
+            parts = dict(self._known(model, key, MODEL_KEYS))
+            said: dict[str, Entry] = {}
+            for name, kind in (("provider", TEXT), ("local", BOOLEAN)):
+                if name in parts:
+                    said |= self._entry(name, kind, f"{key}.{name}", parts[name])
+            price = self._price(f"{key}.price", parts["price"]) if "price" in parts else None
+            is_local = "local" in said and said["local"].value
+            if is_local == ("price" in parts):
+                self._refuse(model, f"{key} needs either price or local: true.")
+            elif is_local or price is not None:
+                provider = said["provider"].value if "provider" in said else None
+                line = parts["local" if is_local else "price"].line
+                entries[glob] = Entry(Offer(price=price, provider=provider), line)
         return entries
 
-    def _price(self, glob: str, key: str, node: Node) -> dict[str, Entry]:
-        written = dict(self._known(node, key, PRICES))
+    def _price(self, key: str, node: Node) -> Price | None:
+        written = dict(self._known(node, key, (*PRICES, TIERS)))
         for name in REQUIRED_PRICES:
             if name not in written:
                 self._refuse(node, f"{key} needs {name}: {PRICES[name]}")
-        parts: dict[str, Entry] = {}
-        for name, child in written.items():
-            parts |= self._entry(name, PRICE, f"{key}.{name}", child)
+        listed = written.pop(TIERS, None)
+        tiers = [] if listed is None else list(self._tiers(f"{key}.{TIERS}", listed))
+        parts = self._amounts(key, written)
+        # What is missing was refused above, once.
         if not parts.keys() >= set(REQUIRED_PRICES):
-            return {}
-        price = Price(**{name: entry.value for name, entry in parts.items()})
-        return {glob: Entry(price, node.line)}
+            return None
+        return Price(**parts, tiers=tuple(tiers))
+
+    def _tiers(self, key: str, node: Node) -> Iterator[PriceTier]:
+        if not isinstance(node.value, tuple):
+            self._refuse(node, f"{key} must be a list, got {node.shown}.")
+            return
+        for number, item in enumerate(node.value):
+            where = f"{key}[{number}]"
+            written = dict(self._known(item, where, (ABOVE, *TIERED_PRICES)))
+            if ABOVE not in written:
+                self._refuse(item, f"{where} needs {ABOVE}: {ABOVE_HELP}")
+                continue
+            above = self._entry(ABOVE, WHOLE_NUMBER, f"{where}.{ABOVE}", written.pop(ABOVE))
+            amounts = self._amounts(where, written)
+            if above:
+                yield PriceTier(above=above[ABOVE].value, **amounts)
+
+    def _amounts(self, key: str, written: Mapping[str, Node]) -> dict[str, Any]:
+        found: dict[str, Entry] = {}
+        for name, child in written.items():
+            found |= self._entry(name, FEE if name in FEES else PRICE, f"{key}.{name}", child)
+        return {name: entry.value for name, entry in found.items()}
 
     def _tools(self, node: Node) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
@@ -134,6 +182,7 @@ class _Reader:
                 self.mistakes.append(Mistake(entry.line, sentence))
 
     def _quotas(self, node: Node) -> dict[str, Entry]:
+        # Imported here: a file without quotas does not need them.
         from otel_limits.quotas.section import read_quotas
 
         quotas = read_quotas(
@@ -204,5 +253,5 @@ def _below(node: Node, path: tuple[str, ...]) -> Node:
 
 
 def _hint(name: str, names: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]}?" if close else f"Known here: {', '.join(names)}."
+    near = meant(name, names)
+    return f"Did you mean {near}?" if near else f"Known here: {', '.join(names)}."

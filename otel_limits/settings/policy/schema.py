@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS
-from otel_limits.core.values import BOOLEAN, PRICE
+from otel_limits.core.values import BOOLEAN, FEE, PRICE, TEXT, WHOLE_NUMBER
 from otel_limits.quotas.section import schema as quotas_schema
 from otel_limits.settings.policy.document import (
+    ABOVE,
+    ABOVE_HELP,
     AGENT_SETTINGS,
     EXEMPT_HELP,
-    PRICES,
+    FEES,
+    MODEL_KEYS,
     REQUIRED_PRICES,
     ROOT,
+    TIERED_PRICES,
+    TIERS,
+    TIERS_HELP,
 )
 
 PATH: Final = Path(__file__).parents[2] / "policy.schema.json"
@@ -50,15 +56,26 @@ def write() -> None:
 
 
 def _parts() -> dict[str, dict[str, Any]]:
-    prices = {name: _described(text, PRICE.schema) for name, text in PRICES.items()}
-    price = {**_mapping(prices), "required": list(REQUIRED_PRICES)}
     return {
         "defaults": _reference("section"),
         "agents": _by_name(_reference("section")),
-        "models": _by_name(_mapping({"price": price})),
+        "models": _by_name(_model()),
         "tools": _by_name(_mapping({"exempt": _described(EXEMPT_HELP, BOOLEAN.schema)})),
         "quotas": quotas_schema(),
     }
+
+
+def _model() -> dict[str, Any]:
+    tiered = {name: _described(text, PRICE.schema) for name, text in TIERED_PRICES.items()}
+    fees = {name: _described(text, FEE.schema) for name, text in FEES.items()}
+    above = _described(ABOVE_HELP, WHOLE_NUMBER.schema)
+    tier = {**_mapping({ABOVE: above, **tiered}), "required": [ABOVE]}
+    tiers = _described(TIERS_HELP, {"type": "array", "items": tier})
+    price = {**_mapping({**tiered, **fees, TIERS: tiers}), "required": list(REQUIRED_PRICES)}
+    kinds = {"price": price, "provider": TEXT.schema, "local": BOOLEAN.schema}
+    parts = {name: _described(text, kinds[name]) for name, text in MODEL_KEYS.items()}
+    local = {"properties": {"local": {"const": True}}, "required": ["local"]}
+    return {**_mapping(parts), "oneOf": [{"required": ["price"]}, local]}
 
 
 def _section() -> dict[str, Any]:

@@ -29,6 +29,8 @@ NOTHING: Final = ("", "~", "null", "Null", "NULL")
 BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
     ("false", "False", "FALSE"), False
 )
+MAX_NODES: Final = 100_000
+"""Values of a file, with what aliases repeat: those of aliases could double with every line."""
 TAGS: Final = frozenset(
     "tag:yaml.org,2002:" + kind
     for kind in ("bool", "float", "int", "map", "merge", "null", "seq", "str", "timestamp", "value")
@@ -70,11 +72,30 @@ def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
 
 
 def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+    # Composed and not loaded: only nodes know their lines, and nothing is made of them by a tag.
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None:
         return Node(None, 1, "nothing"), (Mistake(1, "The file is empty."),)
+    if _size(root, {}) > MAX_NODES:
+        sentence = f"The file has more than {MAX_NODES:,} values, with what its aliases repeat."
+        return Node(None, 1, "nothing"), (Mistake(1, sentence),)
     converter = _Converter()
     return converter.node(root), tuple(converter.mistakes)
+
+
+def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
+    """Count the values below a node; what aliases repeat counts each time, and is counted once."""
+    if node not in sizes:
+        sizes[node] = 1  # while it is under way: an alias may refer to what it is part of
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        below = (_size(each, sizes) for part in parts for each in _nodes_of(part))
+        sizes[node] = 1 + sum(below)
+    return sizes[node]
+
+
+def _nodes_of(part: yaml.Node | tuple[yaml.Node, yaml.Node]) -> tuple[yaml.Node, ...]:
+    """Return an item of a list, or key and value of a mapping."""
+    return part if isinstance(part, tuple) else (part,)
 
 
 def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
@@ -94,6 +115,8 @@ class _Converter:
     def node(self, node: yaml.Node) -> Node:
         """Convert a node and everything below it."""
         line = node.start_mark.line + 1
+        # An alias is the same node again. Converted once each, a file of nested aliases ("billion
+        # laughs") stays as small as it is written.
         if node not in self._done:
             self._done[node] = None  # under way
             self._done[node] = self._convert(node, line)
@@ -122,12 +145,15 @@ class _Converter:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.append(Mistake(line, "A key must be a single word or text."))
+            # PyYAML takes the last of two and says nothing, against YAML 1.2 (3.2.1.3: keys are
+            # unique).
             elif key.value in entries:
                 first = entries[key.value].line
                 self.mistakes.append(
                     Mistake(line, f"The key {key.value!r} is here twice, first on line {first}.")
                 )
             else:
+                # The line of the key, where a reader looks for it: a block begins on the next one.
                 entries[key.value] = dataclasses.replace(self.node(value), line=line)
         return entries
 
@@ -140,6 +166,7 @@ def _shown(items: tuple[Node, ...]) -> str:
 
 
 def _scalar(text: str, line: int, *, is_quoted: bool) -> Node:
+    # A quoted word is text whatever it looks like: `"true"` and `"5"`.
     value = text if is_quoted else _unquoted(text)
     if value is None:
         return Node(None, line, "nothing")

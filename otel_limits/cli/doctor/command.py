@@ -1,0 +1,106 @@
+"""The command `otel-limits doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from argparse import REMAINDER, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.cli.command import add_command
+from otel_limits.settings.variables import environment
+
+if TYPE_CHECKING:
+    from otel_limits.cli.doctor.finding import Finding
+
+HELP: Final = """\
+Prove that limits hold: start a runaway agent in the place of an application.
+
+LAUNCHER is what stands before your program, such as
+
+  otel-limits doctor -- otel-limits run -- python
+  otel-limits doctor -- opentelemetry-instrument python
+  otel-limits doctor -- ddtrace-run python
+
+and plain python where none is given. The runaway is a real Strands agent with a scripted model and
+max_turns=3. Nothing that it does reaches your ledger, quotas, collectors or alerts. Then the
+settings of the environment are examined as they are.
+
+One line each: ok, FAIL, or - for what is not configured. Exit status 0 only if the runaway was
+halted and nothing is FAIL.
+"""
+
+INDENT: Final = " " * 6
+
+
+def add(commands: Any) -> None:
+    """Add `doctor`."""
+    command = add_command(commands, "doctor", HELP, examine)
+    command.usage = "otel-limits doctor [options] [-- LAUNCHER ...]"
+    command.add_argument("--model", metavar="NAME", help="a model whose price is to be known")
+    command.add_argument("--json", action="store_true", help="print the same as JSON")
+    command.add_argument(
+        "launcher", nargs=REMAINDER, metavar="LAUNCHER", help="what stands before your program"
+    )
+
+
+def examine(options: Namespace) -> int:
+    """Examine, and print what was found."""
+    from otel_limits.cli.doctor import runaway
+    from otel_limits.cli.doctor.collector import examine_collectors
+    from otel_limits.cli.doctor.launcher import read_launcher
+    from otel_limits.cli.doctor.settings import examine_settings
+
+    words = options.launcher[1:] if options.launcher[:1] == ["--"] else options.launcher
+    launcher = read_launcher(words or [sys.executable], run_options)
+    environ = environment() | launcher.settings
+    findings = [
+        *runaway.examine(launcher, environ),
+        *examine_settings(environ, options.model),
+        *examine_collectors(environ),
+    ]
+    sys.stdout.write(as_json(findings) if options.json else as_text(findings))
+    return int(any(finding.status == "FAIL" for finding in findings))
+
+
+def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Read the arguments of `otel-limits run`; return the variables that it sets, and the rest."""
+    from otel_limits.cli.parser import make_parser
+    from otel_limits.cli.run import given_options
+
+    options = make_parser().parse_args(["run", *arguments])
+    given = {setting.variable: text for setting, text in given_options(options)}
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    return given, list(command)
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Write a line each, and what to do below those that have an advice."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}")
+        if finding.advice and finding.status != "ok":
+            lines.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
+    return _ascii("".join(f"{line}\n" for line in lines))
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Write what was found for programs."""
+    return (
+        json.dumps(
+            {
+                "ok": not any(finding.status == "FAIL" for finding in findings),
+                "findings": [dataclasses.asdict(finding) for finding in findings],
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def _ascii(text: str) -> str:
+    """Escape what a log of a build could not show."""
+    return text.encode("ascii", "backslashreplace").decode()

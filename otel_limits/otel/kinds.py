@@ -1,0 +1,92 @@
+"""Tells what a span of any instrumentation is, and reads who was asked, by all conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from otel_limits.core.terms import STANDARD
+from otel_limits.otel import semconv
+from otel_limits.usage import fields
+
+Kind: TypeAlias = Literal["model call", "agent", "other"]
+
+OPERATION: Final = "gen_ai.operation.name"
+OPENINFERENCE: Final = "openinference.span.kind"
+TRACELOOP: Final = "traceloop.span.kind"
+REQUEST_TYPE: Final = "llm.request.type"
+
+MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
+    # As the semantic conventions of OpenInference name kinds of spans.
+    (OPENINFERENCE, {"LLM": "model call", "AGENT": "agent"}),
+    # OpenTelemetry semantic conventions for generative AI; `completion` was written before 1.27.
+    (
+        OPERATION,
+        {
+            "chat": "model call",
+            "completion": "model call",
+            "generate_content": "model call",
+            "text_completion": "model call",
+            "invoke_agent": "agent",
+        },
+    ),
+    # OpenLLMetry: its model calls have none of these kinds, but a type of request.
+    (TRACELOOP, {"agent": "agent"}),
+    (REQUEST_TYPE, {"chat": "model call", "completion": "model call"}),
+)
+"""Attributes that say what a span is; the first one that a span has decides."""
+
+MODELS: Final = (
+    semconv.REQUEST_MODEL,
+    "llm.model_name",
+    "llm.request.model",
+    "gen_ai.response.model",
+    "llm.response.model",
+)
+# The second is the name before version 1.37 of the conventions.
+PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system")
+RESPONSE_IDS: Final = ("gen_ai.response.id", "llm.response.id")
+AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "traceloop.entity.name")
+TIERS: Final = (
+    "openai.response.service_tier",
+    "gen_ai.openai.response.service_tier",
+    "openai.request.service_tier",
+    "gen_ai.openai.request.service_tier",
+)
+"""The tier that was billed, and where nobody says that, the one that was asked for."""
+
+KEPT: Final = frozenset(
+    {*(name for name, _ in MARKS), *MODELS, *PROVIDERS, *RESPONSE_IDS, *AGENT_NAMES, *TIERS}
+)
+
+
+def kind_of(attributes: Mapping[str, Any], name: str) -> Kind:
+    """Say what a span is: by its attributes, and only where they are silent by its name."""
+    for mark, kinds in MARKS:
+        if (said := attributes.get(mark)) is not None:
+            return kinds.get(str(said), "other")
+    if name.startswith(semconv.MODEL_CALL_PREFIXES):
+        return "model call"
+    has_model = first_text(attributes, MODELS[:3]) is not None
+    return "model call" if has_model and any(map(fields.is_usage, attributes)) else "other"
+
+
+def first_text(attributes: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of some attributes that is text."""
+    found = (attributes.get(name) for name in names)
+    return next((value for value in found if isinstance(value, str) and value), None)
+
+
+def model_of(attributes: Mapping[str, Any]) -> str:
+    """Return the id of the model that was asked, or `unknown`."""
+    return first_text(attributes, MODELS) or "unknown"
+
+
+def provider_of(attributes: Mapping[str, Any]) -> str:
+    """Return who was asked, or `unknown`."""
+    return first_text(attributes, PROVIDERS) or "unknown"
+
+
+def tier_of(attributes: Mapping[str, Any], answered: str | None) -> str:
+    """Return the service tier, where anybody says it; `answered` is what usage says of it."""
+    return answered or first_text(attributes, TIERS) or STANDARD

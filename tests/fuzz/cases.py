@@ -1,0 +1,172 @@
+"""One case for each number: garbage for a parser, and what must be true whatever it was."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from strands import Agent, tool
+
+from otel_limits import disable
+from otel_limits.cli import main
+from otel_limits.runtime.enable import enable_leniently
+from otel_limits.settings.table import SETTINGS
+from otel_limits.testing import ScriptedModel, uses
+from tests.fuzz import garbage
+
+CAP = 3
+MOST_CALLS = 9
+OWN = frozenset({"MAX_TURNS", "DISABLED", "STRICT", "PROMETHEUS_PORT", "POLICY"})
+"""Settings that a case sets itself, or that would open a port."""
+
+VARIABLES = [
+    setting.variable
+    for setting in SETTINGS
+    if setting.variable.removeprefix("OTEL_LIMITS_") not in OWN
+]
+
+POLICY = """\
+defaults: {limits: {max_tool_calls: 90, max_cost_usd: 5}, unpriced_calls: warn}
+agents:
+  "research*": {limits: {max_token_budget: 1000}}
+models: {known: {price: {input: 1, output: 2}}}
+quotas: {team: {limits: {max_cost_usd: 5}, per: 1h, by: [agent]}}
+"""
+
+COMMANDS = (
+    *(("run",), ("check",), ("docs",), ("quotas",), ("audit", "spend"), ("audit", "stops")),
+    *(("audit", "show"), ("audit", "verify"), ("ledger", "import"), ("autoload", "status"), ()),
+)
+
+
+class Refused(BaseException):
+    """The process ended with sentences."""
+
+
+def refuse(sentences: Sequence[str]) -> None:
+    """Stand in for the end of the process."""
+    assert sentences
+    assert all(sentence.strip() for sentence in sentences)
+    raise Refused
+
+
+@tool
+def search() -> str:
+    """Search."""
+    return "nothing found"
+
+
+class GarbageModel(ScriptedModel):
+    """Streams garbage."""
+
+    def __init__(self, random: Random) -> None:
+        """Take the source of it."""
+        super().__init__([])
+        self.random = random
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        """Stream some."""
+        self.calls += 1
+        for event in garbage.events(self.random):
+            yield event
+
+
+def environment(random: Random, place: Path) -> None:
+    """Variables of ours with any values: the cap that is valid beside them holds."""
+    names = random.sample(VARIABLES, random.randint(1, 4))
+    settings = {name: garbage.text(random) for name in names}
+    if random.random() < 0.3:
+        settings["OTEL_LIMITS_STRICT"] = "true"
+    limited(settings, place)
+
+
+def policy(random: Random, place: Path) -> None:
+    """A policy file that was damaged: what the environment sets is in force."""
+    path = place / "policy.yaml"
+    path.write_bytes(garbage.mutated(random, POLICY).encode("utf-8", "surrogateescape"))
+    limited({"OTEL_LIMITS_POLICY": str(path)}, place)
+
+
+def stores(random: Random, place: Path) -> None:
+    """Addresses of a ledger and a quota store: neither is needed to halt."""
+    sound = ("redis://u:hunter2@127.0.0.1:1/0", "sqlite:///ledger.db", "unix://redis.sock")
+    names = ("OTEL_LIMITS_LEDGER", "OTEL_LIMITS_QUOTA_STORE")
+    limited({name: garbage.mutated(random, random.choice(sound)) for name in names}, place)
+
+
+def chunks(random: Random, place: Path) -> None:
+    """What a model streams: each request counts, whatever came of it."""
+    limited({}, place, GarbageModel(random))
+
+
+def command_line(random: Random, place: Path) -> None:
+    """Any arguments: a status, and never a traceback."""
+    words = [garbage.text(random) for _ in range(random.randint(0, 3))]
+    words += random.sample(("--max-turns", "--json", "--since", "--by", "-x", "--where", "--"), 2)
+    random.shuffle(words)
+    with surroundings({}, place), patch("otel_limits.cli.run.replace_process", started):
+        errors = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            try:
+                status = main([*random.choice(COMMANDS), *words])
+            except SystemExit as ending:
+                status = int(ending.code or 0)
+        assert status in range(256), status
+        assert "Traceback" not in errors.getvalue()
+        assert status == 0 or errors.getvalue() or status == 1
+
+
+def started(*_: Any) -> tuple[int, str]:
+    """Stand in for the program that would take this process over."""
+    return 127, "not started"
+
+
+CASES: dict[str, Callable[[Random, Path], None]] = {
+    case.__name__: case for case in (environment, policy, stores, chunks, command_line)
+}
+
+
+@contextlib.contextmanager
+def surroundings(settings: dict[str, str], place: Path) -> Any:
+    """Set variables, without those that no process can have, in a directory that may be filled."""
+    possible = {name: text.replace("\x00", "") for name, text in settings.items()}
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        with patch.dict(os.environ, {**kept, **possible}, clear=True):
+            yield
+    finally:
+        os.chdir(before)
+
+
+def limited(settings: dict[str, str], place: Path, model: ScriptedModel | None = None) -> None:
+    """Make sure that an agent is halted at its cap, or that the process refused to start."""
+    model = model or ScriptedModel([uses("search")] * MOST_CALLS)
+    settings = {**settings, "OTEL_LIMITS_MAX_TURNS": str(CAP)}
+    with surroundings(settings, place), patch("otel_limits.runtime.enable.end_process", refuse):
+        try:
+            enable_leniently("code")
+            call(Agent(model=model, tools=[search], callback_handler=None))
+        except Refused:
+            return
+        finally:
+            disable()
+    assert model.calls <= CAP, f"{model.calls} calls at a cap of {CAP}"
+
+
+def call(agent: Agent) -> None:
+    """Call it; what the framework makes of garbage is its own, what we raise is not."""
+    try:
+        agent("go")
+    except Exception as error:  # noqa: BLE001  whatever garbage leads to
+        cause = error.__cause__ or error
+        last = traceback.extract_tb(cause.__traceback__)[-1].filename
+        assert "/otel_limits/" not in last, f"{cause!r} comes from {last}"

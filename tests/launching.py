@@ -1,0 +1,67 @@
+"""Starts programs whose agents are limited from outside, and reads what they say of themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.processes import PATIENCE_SECONDS
+
+ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
+BIN = Path(sys.executable).parent
+RUN = (str(BIN / "otel-limits"), "run")
+INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
+
+NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
+"""The distro would export to a collector, and fails without its exporter."""
+
+SELECTED = {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has come to its end."""
+
+    status: int
+    output: str
+    log: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `endless.py` printed."""
+        facts: dict[str, Any] = json.loads(self.output)
+        return facts
+
+    @property
+    def ours(self) -> list[str]:
+        """Lines of the log in which we speak."""
+        return [line for line in self.log.splitlines() if "otel-limits" in line or " cap " in line]
+
+
+def fresh_environment(**variables: str) -> dict[str, str]:
+    """Make the environment of a shell that has heard of nothing yet."""
+    strange = ("OTEL_", "PYTHON", "PROMETHEUS_")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(strange)}
+    # What is said once has tests of its own.
+    kept |= {"OTEL_LIMITS_QUIET": "true", "PATH": f"{BIN}{os.pathsep}{kept['PATH']}"}
+    return kept | variables
+
+
+def execute(*command: str, **variables: str) -> Ended:
+    """Run a command to its end."""
+    done = subprocess.run(
+        command,
+        env=fresh_environment(**variables),
+        cwd=BIN,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,53 @@
+"""An application as servers load it: each request calls an agent that asks for its tool for ever.
+
+It knows nothing of limits. As a WSGI and as an ASGI application it answers with the number of model
+calls and with how the invocation ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from strands import Agent, tool
+
+from otel_limits.testing import ScriptedModel, says, uses
+
+MOST_CALLS = 12
+"""Where nothing limits it, it ends by itself."""
+
+
+@tool
+def search() -> str:
+    """Search."""
+    return "nothing found"
+
+
+def call(name: str = "served") -> dict[str, Any]:
+    """Call a new agent."""
+    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("nobody has stopped me")])
+    agent = Agent(model=model, tools=[search], name=name, callback_handler=None)
+    reason = str(agent("go").stop_reason)
+    return {"model_calls": model.calls, "stop_reason": reason}
+
+
+def wsgi(_environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
+    """Answer a request of a server such as gunicorn."""
+    start("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(call()).encode()]
+
+
+async def asgi(
+    scope: dict[str, Any],
+    receive: Callable[[], Awaitable[dict[str, Any]]],
+    send: Callable[[dict[str, Any]], Awaitable[None]],
+) -> None:
+    """Answer a request of a server such as uvicorn."""
+    if scope["type"] == "lifespan":
+        for answer in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{answer}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": json.dumps(call()).encode()})

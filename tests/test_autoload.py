@@ -1,0 +1,340 @@
+"""`otel-limits autoload`: one line in an environment limits every Python of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import timeit
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_limits.runtime import autoload
+from otel_limits.runtime.autoload import PTH, START, AutoloadError, install_autoload
+from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, execute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.launching import Ended
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = Path(sysconfig.get_path("purelib"))
+FIRST = "_packages.pth"
+"""Read before every other file of its kind."""
+WITHOUT_QUIET = ("env", "-u", "OTEL_LIMITS_QUIET")
+"""Begins a command where really nothing is set: these tests ask for quiet everywhere."""
+
+MODULES = "import sys; print('otel_limits_startup' in sys.modules, 'otel_limits' in sys.modules)"
+CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
+
+
+class Environment:
+    """A virtual environment that has what this one has."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it; only its own files are written."""
+        venv.create(path, symlinks=True)
+        self.python = str(path / "bin" / "python")
+        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(path)}))
+        self.fill()
+
+    def fill(self) -> None:
+        """Install everything."""
+        (self.site / FIRST).write_text(f"{ROOT}\n{PACKAGES}\n")
+
+    def empty(self) -> None:
+        """Uninstall everything, but for the line."""
+        (self.site / FIRST).unlink()
+
+    @property
+    def line(self) -> Path:
+        """The file that is spoken of."""
+        return self.site / "otel_limits_autoload.pth"
+
+    def autoload(self, command: str) -> Ended:
+        """Do something to the line."""
+        return execute(self.python, "-m", "otel_limits.cli", "autoload", command)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment that autoloads."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    assert made.autoload("install").status == 0
+    return made
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Environment:
+    """An environment without the line."""
+    return Environment(tmp_path / "bare")
+
+
+def halted(ended: Ended) -> bool:
+    """Tell whether the cap held: counted once, and told once."""
+    assert ended.status == 0, ended.log
+    assert sum("cap reached" in line for line in ended.log.splitlines()) == 1
+    assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
+    return (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_install_writes_one_plain_line_and_shows_it(bare: Environment) -> None:
+    """Nobody has to look for what was changed."""
+    ended = bare.autoload("install")
+    assert (ended.status, ended.log) == (0, "")
+    assert ended.output == f"{bare.line} holds this line now:\n{PTH}"
+    assert bare.line.read_text() == PTH
+    assert PTH.count("\n") == 1
+    assert not any(word in PTH for word in ("exec", "eval", "compile", "base64", "decode"))
+
+
+def test_install_leaves_nothing_else_behind(bare: Environment) -> None:
+    """No draft of the file, and a second time changes nothing."""
+    for _ in range(2):
+        bare.autoload("install")
+        ours = [path.name for path in bare.site.iterdir() if "limits" in path.name]
+        assert ours == [bare.line.name]
+
+
+def test_status_tells_whether_it_is_there(bare: Environment) -> None:
+    """A script can ask: 0 for there, 1 for not there or not this version's."""
+    assert (bare.autoload("status").status, bare.line.exists()) == (1, False)
+    bare.autoload("install")
+    assert bare.autoload("status").output == f"Installed: {bare.line}\n"
+    bare.line.write_text("import os\n")
+    outdated = bare.autoload("status")
+    assert (outdated.status, "Of another version" in outdated.output) == (1, True)
+
+
+def test_remove_deletes_it(bare: Environment) -> None:
+    """Again is harmless."""
+    bare.autoload("install")
+    assert bare.autoload("remove").output == f"Removed: {bare.line}\n"
+    assert not bare.line.exists()
+    again = bare.autoload("remove")
+    assert (again.status, again.output) == (0, "There was nothing to remove.\n")
+
+
+def test_check_says_that_it_is_there(environment: Environment, bare: Environment) -> None:
+    """A line of its own, and none where it is not."""
+    there = execute(environment.python, "-m", "otel_limits.cli", "check").output
+    assert there.splitlines()[-1].split() == ["autoload", "installed", str(environment.line)]
+    assert "autoload" not in execute(bare.python, "-m", "otel_limits.cli", "check").output
+
+
+def test_doctor_says_that_it_is_there(environment: Environment, bare: Environment) -> None:
+    """It proves it, too: the cap holds under a plain python that has the line."""
+    for here, status, text in (
+        (environment, "ok", f"It is installed: {environment.line}"),
+        (bare, "-", f"It is not installed for {bare.python}."),
+    ):
+        ended = execute(*(here.python, "-m", "otel_limits.cli", "doctor", "--json"))
+        found = {each["name"]: each for each in json.loads(ended.output)["findings"]}
+        assert (found["autoload"]["status"], found["autoload"]["text"]) == (status, text)
+        assert found["runaway"]["status"] == ("ok" if here is environment else "FAIL")
+
+
+# --- who is refused -------------------------------------------------------------------------------
+
+
+def test_an_installation_outside_the_environment_is_refused(bare: Environment) -> None:
+    """As one in the user's site is, python -I would not find it."""
+    bare.empty()
+    ended = execute(
+        *(bare.python, "-m", "otel_limits.cli", "autoload", "install"),
+        PYTHONPATH=f"{ROOT}{os.pathsep}{PACKAGES}",
+    )
+    assert (ended.status, bare.line.exists()) == (2, False)
+    assert "which python -I ignores. Install it into a virtual environment." in ended.log
+
+
+def test_an_environment_that_cannot_be_written_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the path and what the system says."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(autoload, "autoload_file", lambda: tmp_path / "file" / "line.pth")
+    with pytest.raises(AutoloadError, match=r"line\.pth cannot be written: Not a directory\. Do"):
+        install_autoload(os.environ)
+
+
+def test_an_environment_that_the_system_manages_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the mark that PEP 668 defines; a virtual environment made from it is not meant."""
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
+    with pytest.raises(AutoloadError, match="managed by the operating system"):
+        install_autoload(os.environ)
+    assert [path.name for path in tmp_path.iterdir()] == ["EXTERNALLY-MANAGED"]
+
+
+def test_a_directory_whose_files_python_does_not_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The line is tried before success is claimed, and taken away again."""
+    monkeypatch.setattr(autoload, "autoload_file", lambda: tmp_path / "line.pth")
+    with pytest.raises(AutoloadError, match="does not read the files of"):
+        install_autoload(os.environ)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what it does ---------------------------------------------------------------------------------
+
+WAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]] = {
+    "plain": ((), (), {}),
+    "isolated": ((), ("-I",), {}),
+    "no environment": ((), ("-E",), {}),
+    "instrument": (INSTRUMENT, (), NO_EXPORT),
+    "instrument without exporter": (INSTRUMENT, (), {"OTEL_TRACES_EXPORTER": "nobody"}),
+    "run": (RUN, (), {}),
+    "run, isolated": ((*RUN, "--"), ("-I",), {}),
+    "tracer provider": ((), (), {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}),
+}
+"""What stands before the interpreter and behind it, and variables."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cap_holds_without_a_launcher_and_beside_each(
+    environment: Environment, way: str
+) -> None:
+    """Switched on once, by whoever comes first."""
+    front, options, variables = WAYS[way]
+    assert halted(execute(*front, environment.python, *options, ENDLESS, **CAP, **variables))
+
+
+def test_a_provider_that_the_program_sets_wins(environment: Environment) -> None:
+    """The cap holds by its spans."""
+    ended = execute(environment.python, ENDLESS, "--own-provider", **CAP)
+    assert halted(ended)
+    assert "otel_limits_blind_invocations_total endless" not in ended.facts["samples"]
+
+
+def test_a_program_that_sets_no_provider_gets_one(environment: Environment) -> None:
+    """As under `otel-limits run`."""
+    ended = execute(environment.python, ENDLESS, **CAP)
+    assert ended.facts["provider"] == "TracerProvider"
+
+
+def test_disabled_switches_it_off(environment: Environment) -> None:
+    """Nothing is limited."""
+    ended = execute(environment.python, ENDLESS, OTEL_LIMITS_DISABLED="true", **CAP)
+    assert ended.facts["model_calls"] > 3
+
+
+def test_a_mistake_does_not_switch_it_off(environment: Environment) -> None:
+    """It is told, and every other setting is in force."""
+    ended = execute(environment.python, ENDLESS, OTEL_LIMITS_ACTION="explode", **CAP)
+    assert halted(ended)
+    assert "OTEL_LIMITS_ACTION must be" in ended.log
+
+
+def test_a_misspelt_prefix_is_told_where_nothing_else_is_set(environment: Environment) -> None:
+    """There is no limit then, so somebody has to say why."""
+    ended = execute(environment.python, ENDLESS, OTEL_LIMITS_QUIET="", OTEL_LIMIT_MAX_TURNS="3")
+    assert ended.facts["model_calls"] > 3
+    assert ended.log.count("Did you mean OTEL_LIMITS_MAX_TURNS?") == 1
+
+
+def test_nothing_is_imported_where_nothing_is_set(environment: Environment) -> None:
+    """Not even the module that waits."""
+    assert execute(*WITHOUT_QUIET, environment.python, "-c", MODULES).output == "False False\n"
+
+
+def test_a_program_without_agents_imports_nothing_of_the_package(environment: Environment) -> None:
+    """Only the module that waits."""
+    assert execute(environment.python, "-c", MODULES, **CAP).output == "True False\n"
+
+
+def test_an_agent_without_any_setting_is_left_alone(environment: Environment) -> None:
+    """An empty variable is unset."""
+    program = "import strands.agent.agent, otel_limits.runtime.runtime as r; print(r.RUNTIME.is_on)"
+    empty = execute(*WITHOUT_QUIET, environment.python, "-c", program, OTEL_LIMITS_MAX_TURNS="")
+    assert empty.output == "False\n"
+    assert execute(environment.python, "-c", program, **CAP).output == "True\n"
+
+
+def test_the_line_costs_nearly_nothing_where_nothing_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under 0.2 ms in every Python that starts, compiling it included."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_LIM"):
+            monkeypatch.delenv(name)
+    code = compile(f"exec({PTH!r})", "line", "exec")  # as the module `site` does
+    best = min(timeit.repeat(lambda: exec(code), number=10, repeat=20)) / 10  # noqa: S102
+    assert best < 0.000_2
+
+
+# --- what is left after an uninstallation ---------------------------------------------------------
+
+
+@pytest.fixture
+def orphan(bare: Environment) -> Callable[..., Ended]:
+    """Start the Python of an environment that otel-limits was uninstalled from."""
+    bare.autoload("install")
+    bare.empty()
+
+    def start(**variables: str) -> Ended:
+        return execute(*WITHOUT_QUIET, bare.python, "-c", "print('ran')", **variables)
+
+    return start
+
+
+def test_the_line_that_is_left_is_silent_where_nothing_is_set(
+    orphan: Callable[..., Ended],
+) -> None:
+    """Nobody is bothered who does not expect limits."""
+    ended = orphan()
+    assert (ended.output, ended.log) == ("ran\n", "")
+
+
+def test_the_line_that_is_left_says_so_where_something_is_set(
+    orphan: Callable[..., Ended],
+) -> None:
+    """One sentence, and the program goes on."""
+    ended = orphan(**CAP)
+    assert ended.output == "ran\n"
+    (sentence,) = ended.log.splitlines()
+    assert sentence.startswith("otel-limits: it is not installed here any more, so no limit is in")
+
+
+# --- Python 3.15 ----------------------------------------------------------------------------------
+
+
+def test_a_start_file_names_a_function_that_is_there() -> None:
+    """As `pkgutil.resolve_name` reads it: PEP 829."""
+    import pkgutil
+
+    assert callable(pkgutil.resolve_name(START.strip()))
+
+
+def test_python_3_15_gets_a_start_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its .pth files are on the way out."""
+    monkeypatch.setattr(autoload, "HAS_START_FILES", True)
+    assert autoload.autoload_file().name == "otel_limits_autoload.start"
+
+
+@pytest.mark.timeout(400)
+def test_it_works_as_pip_installs_it(tmp_path: Path) -> None:
+    """From the wheel, into an environment of its own."""
+    python = str(tmp_path / "bin" / "python")
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path)}))
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps")
+    subprocess.run([*pip, str(ROOT)], check=True, timeout=300, capture_output=True)
+    (site / FIRST).write_text(f"{PACKAGES}\n")  # what it depends on
+    installed = execute(str(tmp_path / "bin" / "otel-limits"), "autoload", "install")
+    assert (installed.status, installed.log) == (0, "")
+    assert str(site) in installed.output
+    assert halted(execute(python, "-I", ENDLESS, **CAP))

@@ -1,0 +1,138 @@
+"""What an agent leaves behind: memory extraction and tools in the background, counted once each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from strands import Agent, tool
+from strands.memory import ExtractionConfig, InvocationTrigger, MemoryManager, ModelExtractor
+from strands.vended_memory_stores import TestMemoryStore as MemoryStore
+
+from otel_limits import Fact, Limits, enable
+from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
+from tests.test_ways_out import calls, extract, read, stops
+
+if TYPE_CHECKING:
+    from tests.conftest import Metric
+
+
+def remembering(extractor: ScriptedModel, model: ScriptedModel) -> Agent:
+    """Make an agent from whose conversations facts are extracted once they are over."""
+    store = MemoryStore(
+        name="facts",
+        writable=True,
+        extraction=ExtractionConfig(
+            trigger=[InvocationTrigger()], extractor=ModelExtractor(model=extractor)
+        ),
+    )
+    return Agent(
+        model=model,
+        callback_handler=None,
+        name="remembering",
+        memory_manager=MemoryManager(stores=[store], search_tool_config=False, injection=False),
+    )
+
+
+def test_memory_extraction_is_recorded(source: str, facts: list[Fact], metric: Metric) -> None:
+    """It runs after the invocation, counts for it, and nothing refuses it."""
+    enable(Limits(max_token_budget=20, max_model_calls=1), observers=[facts.append])
+    extractor = ScriptedModel(endless(says("[]", usage=tokens(5000))), model_id="extractor")
+    before = metric(
+        "otel_limits_tokens_total", agent="remembering", model="extractor", type="input"
+    )
+    agent = remembering(extractor, ScriptedModel(endless(says("done"))))
+    for _ in range(3):
+        assert agent("go").stop_reason == "end_turn"
+    late = [each for each in calls(facts) if each.model == "extractor"]
+    assert extractor.calls == len(late) == 3
+    assert [(each.side, each.kind, each.usage.total) for each in late] == [
+        (True, "measured", 5000)
+    ] * 3
+    assert len({each.invocation.id for each in late}) == 3
+    after = metric("otel_limits_tokens_total", agent="remembering", model="extractor", type="input")
+    assert after - before == 3 * 4999
+
+
+def test_memory_extraction_in_a_tree_is_held_by_it(source: str, facts: list[Fact]) -> None:
+    """The agent that used the remembering one as a tool still runs, and so does its tree."""
+    enable(tree=Limits(max_token_budget=2000), observers=[facts.append])
+    extractor = ScriptedModel(endless(says("[]", usage=tokens(1500))), model_id="extractor")
+    inner = remembering(extractor, ScriptedModel(endless(says("done"))))
+
+    @tool
+    async def ask() -> str:
+        """Ask the one that remembers, and wait for its memory."""
+        text = str(await inner.invoke_async("go"))
+        await inner.memory_manager.flush()  # type: ignore[union-attr]
+        return text
+
+    outer = Agent(
+        model=ScriptedModel(endless(uses("ask"))), tools=[ask], callback_handler=None, name="outer"
+    )
+    assert outer("go").stop_reason == "max_token_budget"
+    assert extractor.calls == 2
+    assert outer.model.calls == 2  # type: ignore[attr-defined]
+
+
+def in_background(ask: Any, script: Any, *, waits: bool) -> Agent:
+    """Make an agent whose tool runs in the background."""
+
+    @tool
+    async def think() -> str:
+        """Ask another model."""
+        return str(await ask())
+
+    return Agent(
+        model=ScriptedModel(script),
+        tools=[think],
+        callback_handler=None,
+        name="busy",
+        background_tasks={"always": [think], "wait_for_completion": waits},
+    )
+
+
+def test_tools_in_the_background_are_held_by_the_budget(source: str, facts: list[Fact]) -> None:
+    """They run after their turn, while the loop goes on."""
+    enable(Limits(max_token_budget=200), observers=[facts.append])
+    helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
+
+    async def often() -> str:
+        for _ in range(5):
+            await read(helper)
+        return "done"
+
+    agent = in_background(often, [uses("think"), *[says("waiting")] * 5], waits=True)
+    assert agent("go").stop_reason == "max_token_budget"
+    assert helper.calls == 1
+    assert [each.usage.total for each in calls(facts) if each.model == "helper"] == [1000]
+
+
+def test_tools_in_the_background_that_outlive_the_invocation_are_recorded(
+    source: str, facts: list[Fact]
+) -> None:
+    """Each call counts once, for the invocation that asked for the tool."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
+
+    async def main() -> None:
+        ended, done = asyncio.Event(), asyncio.Event()
+
+        async def often() -> str:
+            await ended.wait()
+            for _ in range(3):
+                await read(helper)
+            await extract(helper)
+            done.set()
+            return "done"
+
+        agent = in_background(often, [uses("think"), says("done")], waits=False)
+        await agent.invoke_async("go")
+        ended.set()
+        await asyncio.wait_for(done.wait(), 30)
+
+    asyncio.run(main())
+    late = [each for each in calls(facts) if each.side]
+    assert [each.usage.total for each in late[:3]] == [1000] * 3
+    assert [each.kind for each in late[3:]] == ["unmeasured"]
+    assert {each.invocation.id for each in late} == {stops(facts)["busy"].invocation_id}

@@ -1,0 +1,235 @@
+"""`otel-limits doctor`: a runaway under real launchers, in a place that nothing leaves."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.cli.doctor.command import as_text, run_options
+from otel_limits.cli.doctor.finding import fail
+from otel_limits.cli.doctor.launcher import read_launcher
+from otel_limits.cli.doctor.sandbox import FORCED, sandboxed
+from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, execute
+
+if TYPE_CHECKING:
+    from tests.launching import Ended
+
+DOCTOR = (str(BIN / "otel-limits"), "doctor")
+PYTHON = sys.executable
+
+
+def examined(*launcher: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]], Ended]:
+    """Return the status, and for each thing that was looked at what was found last."""
+    ended = execute(*DOCTOR, "--json", "--", *launcher, **variables)
+    assert ended.log == ""
+    found = {
+        finding["name"]: (finding["status"], finding["text"] + finding["advice"])
+        for finding in json.loads(ended.output)["findings"]
+    }
+    assert json.loads(ended.output)["ok"] is (ended.status == 0)
+    return ended.status, found, ended
+
+
+# --- launchers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("launcher", "way"),
+    [
+        ((*RUN, "--", PYTHON), "otel-limits run."),
+        ((*INSTRUMENT, PYTHON), "opentelemetry-instrument."),
+        ((*RUN, "--", *INSTRUMENT, PYTHON), "otel-limits run."),
+        (("env", "OTEL_PYTHON_TRACER_PROVIDER=otel_limits", PYTHON), "OTEL_PYTHON_TRACER_PROVIDER"),
+    ],
+    ids=["run", "instrument", "both", "tracer provider"],
+)
+def test_a_launcher_under_which_limits_hold_is_proven(launcher: tuple[str, ...], way: str) -> None:
+    """Halted at three, by whom, and how it is followed."""
+    status, found, _ = examined(*launcher, **NO_EXPORT)
+    assert found["runaway"][1].startswith("It was halted after 3 of 3 turns")
+    assert found["switched on by"][1].startswith(way)
+    assert found["spans"] == ("ok", "Its spans arrived.")
+    assert found["provider"][1].endswith("opentelemetry.sdk.trace.TracerProvider.")
+    assert found["strands"][1].startswith("strands-agents 1.")
+    assert status == 0
+
+
+def test_plain_python_is_found_to_be_uncapped() -> None:
+    """It is what is examined where no launcher is given; there is a way to do better."""
+    status, found, ended = examined()
+    assert (status, ended.status) == (1, 1)
+    assert found["runaway"][0] == "FAIL"
+    assert "It was not halted at max_turns=3: 31 model calls" in found["runaway"][1]
+    assert found["switched on by"][1].startswith("Nobody.Start it with `otel-limits run")
+    assert found["spans"][0] == "-"
+
+
+def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
+    """OpenTelemetry loads nobody then, and the advice says what is missing."""
+    status, found, _ = examined(*INSTRUMENT, PYTHON, OTEL_TRACES_EXPORTER="nobody_installed_this")
+    assert (status, found["runaway"][0]) == (1, "FAIL")
+    assert "loads nobody without a distro and its exporter" in found["switched on by"][1]
+
+
+def test_hooks_take_over_where_spans_do_not_arrive() -> None:
+    """That is said, and is no failure."""
+    status, found, _ = examined(*RUN, "--", PYTHON, OTEL_SDK_DISABLED="true")
+    assert (status, found["spans"][0]) == (0, "ok")
+    assert "hooks of Strands took over, and limits hold" in found["spans"][1]
+
+
+@pytest.mark.parametrize("server", ["gunicorn", "uvicorn", "/usr/bin/celery"])
+def test_a_server_that_takes_no_program_gets_a_sentence(server: str) -> None:
+    """With what to do instead; nothing is started."""
+    status, found, _ = examined(*RUN, "--", server, "app:app")
+    assert (status, found["runaway"][0]) == (1, "FAIL")
+    assert "takes no program of ours" in found["runaway"][1]
+    assert "`otel-limits doctor -- otel-limits run -- python`" in found["runaway"][1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        (("no-such-launcher",), "cannot be started (No such file or directory)"),
+        ((PYTHON, "-c", "print('hello')"), "it ended with status 0 and said: hello"),
+        ((PYTHON, "-c", "raise SystemExit(7)"), "it ended with status 7 and said: nothing"),
+    ],
+)
+def test_a_launcher_that_does_not_run_it_fails(launcher: tuple[str, ...], said: str) -> None:
+    """With the last that it said."""
+    status, found, _ = examined(*launcher)
+    assert (status, found["runaway"][0]) == (1, "FAIL")
+    assert said in found["runaway"][1]
+
+
+# --- what a launcher brings along -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "settings"),
+    [
+        ("python -u", "python -u", {}),
+        (
+            "otel-limits run --max-turns 9 -- python",
+            "otel-limits run -- python",
+            {"MAX_TURNS": "9"},
+        ),
+        ("otel-limits run --strict python -I", "otel-limits run -- python -I", {"STRICT": "true"}),
+        ("env OTEL_LIMITS_LEDGER=a A=b python", "env A=b python", {"LEDGER": "a"}),
+        (
+            "opentelemetry-instrument --limits_ledger a --limits_max_turns=9 --x 1 python",
+            "opentelemetry-instrument --x 1 python",
+            {"LEDGER": "a", "MAX_TURNS": "9"},
+        ),
+    ],
+)
+def test_the_settings_of_a_launcher_are_taken_out_of_it(
+    words: str, kept: str, settings: dict[str, str]
+) -> None:
+    """They are examined with the others, and don't reach the runaway."""
+    launcher = read_launcher(words.split(), run_options)
+    assert " ".join(launcher.words) == kept
+    assert launcher.settings == {f"OTEL_LIMITS_{name}": text for name, text in settings.items()}
+
+
+def test_settings_of_run_are_examined_and_not_used(tmp_path: Path) -> None:
+    """The runaway is halted at three, and the ledger that is named is not made."""
+    ledger = tmp_path / "ledger.db"
+    words = (*RUN, "--max-turns", "9", "--ledger", str(ledger), "--", PYTHON)
+    status, found, _ = examined(*words, OTEL_LIMITS_QUIET="")
+    assert (status, found["runaway"][0]) == (0, "ok")
+    assert found["settings"][1].startswith("2 set, all valid.")
+    assert found["ledger"] == ("ok", f"{ledger} can be written.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_that_changes_settings_unseen_gets_no_agent(tmp_path: Path) -> None:
+    """It might write to a real ledger."""
+    script = f'export OTEL_LIMITS_LEDGER={tmp_path / "ledger.db"}; exec "$@"'
+    status, found, _ = examined(*RUN, "--", "sh", "-c", script, "sh", PYTHON)
+    assert (status, found["runaway"][0]) == (1, "FAIL")
+    assert "It was not called: otel-limits changes OTEL_LIMITS_LEDGER" in found["runaway"][1]
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[str]]]:
+    """Serve what takes everything: its URL, and the paths of the requests that it got."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            requests.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("launcher", [RUN, INSTRUMENT], ids=["run", "instrument"])
+def test_the_runaway_leaves_nothing_anywhere(
+    launcher: tuple[str, ...], tmp_path: Path, collector: tuple[str, list[str]]
+) -> None:
+    """No row, no file, no request to the endpoint, whatever the application is set up with."""
+    url, requests = collector
+    status, found, _ = examined(
+        *(*launcher, PYTHON),
+        OTEL_LIMITS_LEDGER=str(tmp_path / "ledger.db"),
+        OTEL_LIMITS_TOOL_LOG_DIR=str(tmp_path / "tools"),
+        OTEL_LIMITS_METRICS="prometheus,otlp",
+        OTEL_LIMITS_MAX_MODEL_CALLS="1",
+        OTEL_EXPORTER_OTLP_ENDPOINT=url,
+        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+        OTEL_BSP_SCHEDULE_DELAY="1",
+        OTEL_METRIC_EXPORT_INTERVAL="50",
+        XDG_DATA_HOME=str(tmp_path / "data"),
+    )
+    assert (status, found["runaway"][0], found["otlp"][0]) == (0, "ok", "ok")
+    assert requests == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sandbox_keeps_what_makes_exporters_and_not_where_they_lead() -> None:
+    """A launcher that fails without its exporter must fail here as well."""
+    environ = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4317",
+        "OTEL_EXPORTER_OTLP_HEADERS": "api-key=secret",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_LIMITS_QUOTA_STORE": "redis://store",
+        "PROMETHEUS_MULTIPROC_DIR": "/metrics",
+        "HOME": "/home",
+    }
+    made = sandboxed(environ, Path("/place"), "http://sink")
+    assert made["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+    assert made["OTEL_TRACES_EXPORTER"] == "otlp"
+    assert made["HOME"] == "/home"
+    assert made["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://sink"
+    assert not {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"} & made.keys()
+    assert "PROMETHEUS_MULTIPROC_DIR" not in made
+    ours: dict[str, Any] = {n: v for n, v in made.items() if n.startswith("OTEL_LIMITS_")}
+    assert ours == FORCED
+
+
+def test_the_report_is_ascii_and_says_what_to_do() -> None:
+    """A log of a build shows it."""
+    report = as_text([fail("policy", "grün", "Write it in → plain text.")])
+    assert report == "FAIL  policy  gr\\xfcn\n              -> Write it in \\u2192 plain text.\n"

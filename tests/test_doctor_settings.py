@@ -1,0 +1,238 @@
+"""What `otel-limits doctor` says of the settings as they are; servers have their own tests."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_limits.cli.doctor.collector import examine_collectors
+from otel_limits.cli.doctor.finding import Finding
+from otel_limits.cli.doctor.settings import examine_settings
+from tests.test_run import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+POLICY = """\
+defaults: {limits: {max_turns: 3}}
+models: {known: {price: {input: 1, output: 2}}}
+"""
+
+
+def found(name: str, model: str | None = None, **variables: str) -> list[Finding]:
+    """Return what is found about one thing, with variables named without their prefix."""
+    environ = {f"OTEL_LIMITS_{variable}": text for variable, text in variables.items()}
+    return [each for each in examine_settings(environ, model) if each.name == name]
+
+
+def only(name: str, model: str | None = None, **variables: str) -> Finding:
+    """Return the one finding about something."""
+    (finding,) = found(name, model, **variables)
+    return finding
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A policy file."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(POLICY)
+    return path
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+# --- values, policy, prices -----------------------------------------------------------------------
+
+
+def test_nothing_set_is_nothing_wrong() -> None:
+    """What is not configured is a dash, with the hint that nothing would be halted."""
+    findings = list(examine_settings({}, None))
+    assert {each.name for each in findings if each.status == "-"} == {
+        *("policy", "limits", "prices", "metrics port", "ledger", "spilled rows", "quota store")
+    }
+    assert [each.name for each in findings if each.status == "FAIL"] == []
+    assert only("limits").text == "No limit is set, so that nothing would be halted."
+
+
+@pytest.mark.parametrize("variables", [{"MAX_TURNS": "3"}, {"TREE_MAX_TURNS": "3"}])
+def test_any_limit_will_do(variables: dict[str, str]) -> None:
+    """Nothing is said of limits then."""
+    assert found("limits", **variables) == []
+
+
+def test_each_mistake_is_a_failure() -> None:
+    """With the sentence that `check` has for it."""
+    first, second = found("settings", MAX_TURNS="0", ACTION="explode")
+    assert (first.status, second.status) == ("FAIL", "FAIL")
+    assert first.text.startswith("OTEL_LIMITS_MAX_TURNS must be ")
+
+
+def test_a_near_miss_of_a_name_is_a_failure() -> None:
+    """Whether its prefix is misspelt or its end, with what was meant."""
+    environ = {"OTEL_LIMIT_MAX_TURNS": "3", "OTEL_LIMITS_MAX_TOKEN_BUDGE": "3"}
+    failures = [each.text for each in examine_settings(environ, None) if each.status == "FAIL"]
+    assert len(failures) == 2
+    for text, variable in zip(failures, ("MAX_TOKEN_BUDGET", "MAX_TURNS"), strict=True):
+        assert text.endswith(f"Did you mean OTEL_LIMITS_{variable}?")
+
+
+def test_disabled_is_a_failure() -> None:
+    """It is what somebody forgets."""
+    assert found("settings", DISABLED="true")[0].status == "FAIL"
+
+
+def test_a_valid_policy_is_named(policy: Path) -> None:
+    """Its limits count as limits."""
+    assert only("policy", POLICY=str(policy)) == Finding("ok", "policy", f"{policy} is valid.")
+    assert found("limits", POLICY=str(policy)) == []
+
+
+def test_a_policy_with_a_mistake_is_a_failure(policy: Path) -> None:
+    """With the line."""
+    policy.write_text("defaults: {limits: {max_turns: 0}}\n")
+    finding = only("policy", POLICY=str(policy))
+    assert (finding.status, finding.text.startswith(f"{policy}:1: ")) == ("FAIL", True)
+
+
+def test_a_known_price_is_shown(policy: Path) -> None:
+    """For a million tokens each way."""
+    finding = only("prices", "known", POLICY=str(policy))
+    assert finding.status == "ok"
+    assert finding.text.startswith(
+        "known: 3.00 USD for a million tokens in and a million out (policy"
+    )
+
+
+def test_an_unknown_price_is_a_failure(policy: Path) -> None:
+    """What that means depends on whether money is limited."""
+    finding = only("prices", "no-such-model", POLICY=str(policy))
+    assert (finding.status, "so its cost is not known" in finding.text) == ("FAIL", True)
+    capped = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
+    assert "so max_cost_usd does not hold for it" in capped.text
+
+
+# --- port -----------------------------------------------------------------------------------------
+
+
+def test_a_free_port_is_left_free() -> None:
+    """It is tried and let go."""
+    port = str(free_port())
+    for _ in range(2):
+        assert only("metrics port", PROMETHEUS_PORT=port).status == "ok"
+
+
+def test_a_port_that_is_taken_is_a_failure(taken: int) -> None:
+    """The advice names what workers of one application need."""
+    finding = only("metrics port", PROMETHEUS_PORT=str(taken))
+    assert (finding.status, "Address already in use" in finding.text) == ("FAIL", True)
+    assert "PROMETHEUS_MULTIPROC_DIR" in finding.advice
+
+
+def test_a_host_that_is_none_is_a_failure() -> None:
+    """Without a traceback."""
+    finding = only("metrics port", PROMETHEUS_PORT="9464", PROMETHEUS_HOST="x" * 70 + ".invalid")
+    assert finding.status == "FAIL"
+
+
+# --- ledger ---------------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_can_be_written_is_not(tmp_path: Path) -> None:
+    """It is neither made nor changed."""
+    path = tmp_path / "new" / "ledger.db"
+    assert only("ledger", LEDGER=str(path)).status == "ok"
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE t (a)")
+    before = path.read_bytes()
+    assert only("ledger", LEDGER=str(path)).status == "ok"
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    """What it says, and where rows wait meanwhile."""
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"not a database, and long enough to be looked at" * 100)
+    finding = only("ledger", LEDGER=str(path))
+    assert (finding.status, "file is not a database" in finding.text) == ("FAIL", True)
+    assert f"rows wait in {path}.spill-*.jsonl" in finding.advice
+
+
+def test_a_ledger_below_a_file_is_a_failure(tmp_path: Path) -> None:
+    """There can be no such directory."""
+    (tmp_path / "file").touch()
+    assert only("ledger", LEDGER=str(tmp_path / "file" / "ledger.db")).status == "FAIL"
+
+
+def test_rows_that_wait_are_told(tmp_path: Path) -> None:
+    """With their file, and who takes them."""
+    path = tmp_path / "ledger.db"
+    spilled = tmp_path / "ledger.db.spill-1.jsonl"
+    spilled.write_text('["a", {}]\n')
+    finding = only("spilled rows", LEDGER=str(path))
+    assert finding.status == "ok"
+    assert finding.text == f"10 bytes of rows wait in {spilled}."
+
+
+# --- quota store ----------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_answer_is_a_failure_without_its_password() -> None:
+    """Nothing of the secret is shown."""
+    finding = only("quota store", QUOTA_STORE=f"redis://user:hunter2@127.0.0.1:{free_port()}/0")
+    assert finding.status == "FAIL"
+    assert "hunter2" not in finding.text + finding.advice
+
+
+# --- OTLP -----------------------------------------------------------------------------------------
+
+
+def endpoints(**variables: str) -> list[Finding]:
+    """Return what is found about endpoints."""
+    return list(
+        examine_collectors({f"OTEL_EXPORTER_OTLP_{name}": text for name, text in variables.items()})
+    )
+
+
+def test_without_an_endpoint_there_is_nothing_to_say() -> None:
+    """The default of opentelemetry-instrument is not ours to ask."""
+    assert [each.status for each in endpoints()] == ["-"]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_an_endpoint_that_answers_is_named_once(taken: int, protocol: str) -> None:
+    """For all its signals."""
+    (finding,) = endpoints(ENDPOINT=f"http://127.0.0.1:{taken}", PROTOCOL=protocol)
+    assert finding.status == "ok"
+    assert finding.text == f"127.0.0.1 port {taken} (traces, metrics, logs) answers."
+
+
+def test_each_endpoint_is_looked_at(taken: int) -> None:
+    """A signal may have one of its own."""
+    other = free_port()
+    first, second = endpoints(
+        ENDPOINT=f"http://127.0.0.1:{taken}", LOGS_ENDPOINT=f"http://127.0.0.1:{other}/v1/logs"
+    )
+    assert (first.status, second.status) == ("ok", "FAIL")
+    assert f"127.0.0.1 port {other} (logs) does not answer" in second.text
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://:99999", "//", "http://u:hunter2@/"])
+def test_an_endpoint_that_is_not_a_url_is_a_failure(url: str) -> None:
+    """Without a traceback, and without what it may hold."""
+    findings = endpoints(ENDPOINT=url)
+    assert {each.status for each in findings} == {"FAIL"}
+    assert "hunter2" not in str(findings)

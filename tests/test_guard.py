@@ -1,0 +1,237 @@
+"""On guard: every name of Strands that is used is probed, and no loss of one is silent."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits import Limits, LimitsPlugin, disable, enable
+from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.strands.private import PRIVATE_NAMES
+from otel_limits.core.faults import FAULTS
+from otel_limits.runtime.guard import Enforcement, probed
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import ScriptedModel, says
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import MakeAgent, Metric
+
+RUNAWAY = """
+import json, sys
+import otel_limits
+otel_limits.enable(otel_limits.Limits(max_turns=3))
+import strands
+from prometheus_client import REGISTRY
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import ScriptedModel, says, uses
+
+@strands.tool
+def search() -> str:
+    "Search for nothing."
+    return "nothing found"
+
+model = ScriptedModel([uses("search")] * 12 + [says("done")])
+agent = strands.Agent(model=model, tools=[search], callback_handler=None)
+agent("go")
+first = model.calls
+if first == 3:
+    agent("go on")
+json.dump({
+    "calls": [first, model.calls - first],
+    "metric": REGISTRY.get_sample_value("otel_limits_enforcing", {"source": "code"}),
+    "in_force": RUNTIME.enforcement().in_force,
+}, sys.stdout)
+"""
+
+HAVE_FALLBACKS = sorted(
+    {each.name.rpartition(".")[2] for each in PRIVATE_NAMES} | {"_agent_stream.py", "_events.py"}
+)
+
+VITAL = (
+    "InvokeModelStage",
+    "AfterToolsEvent",
+    "ModelStopReason",
+    "add_middleware",
+    "InterruptException",
+)
+"""Public names without which no agent can be followed."""
+
+OTHERS = ("aux_model", "get_callbacks_for", "end_turn")
+"""Public names that are looked up on agents and events only."""
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Make a copy of Strands that calls something otherwise, and the environment that loads it."""
+
+    def rename(name: str) -> dict[str, str]:
+        spec = importlib.util.find_spec("strands")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        installed, copy = Path(spec.submodule_search_locations[0]), tmp_path / "strands"
+        shutil.copytree(installed, copy, copy_function=os.symlink)
+        bare = name.removesuffix(".py")
+        pattern = re.compile(rf"(?<!\w){re.escape(bare)}\b")
+        for path in copy.rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if bare in text:
+                path.unlink()
+                path.write_text(pattern.sub(f"{bare}_renamed", text), encoding="utf-8")
+        for path in list(copy.rglob(f"{bare}.py")) if name != bare else ():
+            path.rename(path.with_stem(f"{bare}_renamed"))
+        return {
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_DATA_HOME": str(tmp_path / "data"),
+        }
+
+    return rename
+
+
+def run_away(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Let an agent run away twice at a cap of 3."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUNAWAY],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", HAVE_FALLBACKS)
+def test_a_private_name_that_was_renamed_costs_no_limit(
+    renamed: Callable[[str], dict[str, str]], name: str
+) -> None:
+    """Every invocation is halted at its cap, and a warning says what is done otherwise."""
+    done = run_away(renamed(name))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"calls": [3, 3], "metric": 1, "in_force": True}
+    assert "Every limit stays in force." in done.stderr
+    assert "no limit is in force" not in done.stderr
+
+
+@pytest.mark.parametrize("name", VITAL)
+def test_a_vital_name_that_was_renamed_is_told(
+    renamed: Callable[[str], dict[str, str]], name: str
+) -> None:
+    """Nothing limits the agent, which does not feel it, and log and metric say so."""
+    done = run_away(renamed(name))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"calls": [13, 0], "metric": 0, "in_force": False}
+    assert "no limit is in force: strands-agents 1.62.0 has no strands." in done.stderr
+    assert f".{name}. Without it no agent can be followed or stopped." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", [*VITAL[:1], *VITAL[-1:], "get_callbacks_for"])
+def test_strict_ends_a_process_that_cannot_enforce(
+    renamed: Callable[[str], dict[str, str]], name: str
+) -> None:
+    """It ends with status 2 and the sentence, before the first model call."""
+    done = run_away({**renamed(name), "OTEL_LIMITS_STRICT": "true"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No limit is in force: " in done.stderr
+
+
+def test_check_finds_what_keeps_limits_from_being_in_force(
+    renamed: Callable[[str], dict[str, str]],
+) -> None:
+    """It ends with status 1 and the same sentence."""
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_limits.cli", "check"],
+        env={**renamed("InvokeModelStage"), "OTEL_LIMITS_MAX_TURNS": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "No limit can be in force: strands-agents 1.62.0 has no" in done.stderr
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_name_is_lost_in_silence(renamed: Callable[[str], dict[str, str]], name: str) -> None:
+    """Whatever is renamed, the agent is halted at its cap, or it is said that it is not."""
+    done = run_away(renamed(name))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    if told["calls"] != [3, 3]:
+        assert (told["metric"], told["in_force"]) == (0, False)
+        assert "no limit is in force: calls of agent 'Strands Agents' cannot be" in done.stderr
+
+
+def test_what_is_installed_has_everything() -> None:
+    """When this fails after an update of Strands, it names what is gone."""
+    assert probed(FRAMEWORKS) == Enforcement()
+
+
+def enforcing(metric: Metric) -> dict[str, float]:
+    """Sources that are exported, with their values."""
+    sources = ("run", "autoload", "instrumentor", "provider", "code", "plugin")
+    found: dict[str, Any] = {each: metric("otel_limits_enforcing", source=each) for each in sources}
+    return {source: value for source, value in found.items() if value}
+
+
+def test_the_first_source_is_the_one(metric: Metric) -> None:
+    """Who switches on a second time changes nothing; off is off."""
+    assert RUNTIME.enforcement().source is None
+    from otel_limits.runtime.enable import enable_leniently
+
+    enable_leniently("instrumentor")
+    enable(Limits(max_turns=3))
+    assert RUNTIME.enforcement() == Enforcement(source="instrumentor")
+    assert RUNTIME.enforcement().in_force
+    assert enforcing(metric) == {"instrumentor": 1}
+    disable()
+    assert RUNTIME.enforcement().source is None
+    assert enforcing(metric) == {}
+
+
+def test_a_plugin_is_a_source(make_agent: MakeAgent, metric: Metric) -> None:
+    """Its agent is limited although nothing else was switched on."""
+    agent = make_agent(ScriptedModel([says("done")]), plugins=[LimitsPlugin(Limits(max_turns=3))])
+    assert agent("go").stop_reason == "end_turn"
+    assert RUNTIME.enforcement() == Enforcement(source="plugin")
+    assert enforcing(metric) == {"plugin": 1}
+
+
+def test_who_is_disabled_has_no_metric(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
+    """OTEL_LIMITS_DISABLED is not a failure to enforce."""
+    monkeypatch.setenv("OTEL_LIMITS_DISABLED", "true")
+    enable(Limits(max_turns=3))
+    assert RUNTIME.enforcement() == Enforcement()
+    assert enforcing(metric) == {}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_an_invocation_that_cannot_be_followed_is_told(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for its agent, and the process is not said to enforce any more."""
+    from otel_limits.runs.registry import LIVE
+
+    enable(Limits(max_turns=3))
+    told: list[Any] = []
+    monkeypatch.setattr(FAULTS, "publish", told.append)
+    monkeypatch.setattr(LIVE, "start", lambda *_, **__: 1 / 0)
+    agent = make_agent(ScriptedModel([says("one"), says("two")]))
+    agent("go")
+    agent("go")
+    said = [text for text in caplog.messages if "no limit is in force" in text]
+    assert len(said) == 1
+    assert "calls of agent" in said[0]
+    assert not RUNTIME.enforcement().in_force
+    monkeypatch.setattr(RUNTIME, "_guard", type(RUNTIME._guard)(LIVE.observers.publish))

@@ -1,0 +1,113 @@
+"""Last answers (`wrap_up`) that are cut off, empty, or something else than asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import Halt, Limits, Stop, enable
+from otel_limits.testing import Answer, ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Sequence
+
+    from strands.types.streaming import StreamEvent
+
+    from otel_limits.core.facts import Fact
+    from tests.conftest import Call, MakeAgent
+
+pytestmark = pytest.mark.usefixtures("source")
+
+
+def wrap_up(make_agent: MakeAgent, last: Answer, facts: list[Fact]) -> Any:
+    """Let an agent give `last` as its last answer, and try it again afterwards."""
+    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    model = ScriptedModel([uses("search"), last, says("again")])
+    agent = make_agent(model)
+    result = agent("go")
+    assert (result.stop_reason, model.calls) == ("max_turns", 2)
+    assert [message["role"] for message in agent.messages] == ["user", "assistant"] * 2
+    assert all(message["content"] for message in agent.messages)
+    assert not any("toolUse" in block for block in agent.messages[-1]["content"])
+    assert agent("go on").stop_reason == "end_turn"
+    return result
+
+
+def actions(facts: list[Fact]) -> Sequence[str]:
+    """Tell what was done, as the halt and the stop say it."""
+    return [fact.action for fact in facts if isinstance(fact, (Halt, Stop))][:2]
+
+
+def test_an_answer_that_was_cut_by_its_cap_is_kept(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """The provider's cap on an answer is no error here: the limit ended the agent."""
+    last = says("So far I know", stop_reason="max_tokens")
+    result = wrap_up(make_agent, last, facts)
+    assert str(result).strip() == "So far I know"
+    assert not otel_limits.is_synthetic(result.message)
+    assert actions(facts) == ["wrapped_up", "wrapped_up"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        says(""),
+        says(" \n"),
+        says("", stop_reason="max_tokens"),
+        uses("search", stop_reason="max_tokens"),
+    ],
+    ids=["empty", "blank", "cut", "cut-in-a-tool-use"],
+)
+def test_an_answer_without_words_is_replaced(
+    make_agent: MakeAgent, last: Answer, facts: list[Fact]
+) -> None:
+    """The conversation ends as after a halt: providers refuse a message without content."""
+    result = wrap_up(make_agent, last, facts)
+    assert otel_limits.is_synthetic(result.message)
+    assert "max_turns reached (1 of 1 turns used)" in str(result)
+    assert actions(facts) == ["halted", "halted"]
+
+
+def test_the_words_of_a_cut_answer_are_kept_without_its_tool_use(
+    make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """What is left of a tool use has no result, and can have none."""
+    last = Answer(text="Half of it", tools=(("search", {}),), stop_reason="max_tokens")
+    result = wrap_up(make_agent, last, facts)
+    assert result.message["content"] == [{"text": "Half of it"}]
+
+
+class Thinking(ScriptedModel):
+    """Gives a last answer that has reasoning and no text."""
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Stream the next answer, or a thought."""
+        if self.calls != 1:
+            async for event in super().stream(*arguments, **named):
+                yield event
+            return
+        self.calls += 1
+        yield {"messageStart": {"role": "assistant"}}
+        yield {"contentBlockDelta": {"delta": {"reasoningContent": {"text": "Hm"}}}}
+        yield {"contentBlockStop": {}}
+        yield {"messageStop": {"stopReason": "end_turn"}}
+
+
+def test_an_answer_that_only_thinks_is_replaced(make_agent: MakeAgent) -> None:
+    """Reasoning is no answer."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    result = make_agent(Thinking([uses("search")]))("go")
+    assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
+
+
+def test_the_tokens_of_an_empty_answer_count(
+    make_agent: MakeAgent, facts: list[Fact], call: Call
+) -> None:
+    """It was asked for, and is paid for."""
+    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    call(make_agent(ScriptedModel([uses("search"), says("")])))
+    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    assert (stop.model_calls, stop.usage.total) == (2, 30)

@@ -1,0 +1,41 @@
+"""Logfire, whose tracer provider is a proxy: the invocations under it are not blind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_limits.otel.provider import sdk_provider
+
+if TYPE_CHECKING:
+    from typing import Any
+
+pytest.importorskip("logfire")
+
+PROGRAM = Path(__file__).parent / "programs" / "with_logfire.py"
+
+
+@pytest.mark.parametrize("order", ["configure-first", "enable-first"])
+def test_an_invocation_under_logfire_is_followed_by_its_span(order: str) -> None:
+    """Its spans arrive, also where Logfire was configured before us."""
+    done = subprocess.run(
+        [sys.executable, PROGRAM, order], capture_output=True, text=True, timeout=100, check=True
+    )
+    told = json.loads(done.stdout)
+    assert told == {"unsampled": [False], "reason": "max_turns", "calls": 3, "cycles": 3}
+
+
+def test_a_provider_that_names_itself_is_no_loop() -> None:
+    """Whatever an object has under that name, looking for it ends."""
+
+    class Endless:
+        @property
+        def provider(self) -> Any:
+            return self
+
+    assert sdk_provider(Endless()) is None

@@ -1,0 +1,160 @@
+"""No command shows a secret, however the address is written that has it, or ends in a traceback."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_limits.cli import main
+from otel_limits.core.secrets import masked
+from otel_limits.runtime.enable import enable_leniently
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "s3cr3t"  # noqa: S105  what must not be seen
+
+HOSTILE = (
+    f"redis://user:{SECRET}@127.0.0.1:1/0",
+    f"redis://:{SECRET}@127.0.0.1:1",
+    f"redis://user:{SECRET}",
+    f"redis://user:a/{SECRET}@127.0.0.1:1/0",
+    f"redis://u:[{SECRET}@127.0.0.1:1",
+    f"redis+cluster://u:{SECRET}@127.0.0.1:1",
+    f"redis+sentinel://u:{SECRET}@127.0.0.1:1/main",
+    f"postgresql://bob:a/{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:a?{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:a#{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:a@{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:{SECRET}",
+    f"postgresql://bob@127.0.0.1:{SECRET}/ledger",
+    f"postgresql://127.0.0.1:1/ledger?user=bob&password={SECRET}",
+    f"postgresql://bob:[{SECRET}@127.0.0.1:1/ledger",
+    f"mysql://bob:{SECRET}@127.0.0.1/ledger",
+    f"sqlite://u:{SECRET}@h",
+    f"sqlite://u:{SECRET}@h/[",
+    f"http://u:{SECRET}@127.0.0.1:1",
+    f"http://u:a/{SECRET}@127.0.0.1:1",
+    f"http://{SECRET}@127.0.0.1:1",
+    f"http://u:{SECRET}@[127.0.0.1:1",
+    f"http://u:[{SECRET}]@127.0.0.1:1",
+    f"http://127.0.0.1:{SECRET}",
+    f"http://127.0.0.1:1/?token={SECRET}",
+    f"https://127.0.0.1:1/?api_key={SECRET}",
+    f"bob:{SECRET}@127.0.0.1/ledger",
+    f"host=127.0.0.1 user=bob password='{SECRET}'",
+    f"://u:{SECRET}@",
+)
+
+VARIABLES = ("OTEL_LIMITS_LEDGER", "OTEL_LIMITS_QUOTA_STORE")
+
+OPTIONS = (
+    ("audit", "reconcile", "--prometheus"),
+    ("dashboards", "preview", "--out", "pictures", "--prometheus"),
+    ("demo", "--base-url"),
+    ("audit", "spend", "--ledger"),
+    ("audit", "stops", "--ledger"),
+    ("ledger", "prune", "--older-than", "1d", "--ledger"),
+    ("ledger", "export", "--format", "csv", "--ledger"),
+    ("ledger", "import", "no-such-file", "--ledger"),
+    ("run", "--ledger"),
+    ("run", "--quota-store"),
+    ("run", "--max-turns"),
+    ("run", "--prometheus-port"),
+    ("run", "--exempt-tools"),
+    ("run", "--max-calls-per-tool"),
+)
+
+COMMANDS = (
+    ("check",),
+    ("check", "--agent", "research"),
+    ("audit", "spend"),
+    ("ledger", "export", "--format", "jsonl"),
+    ("quotas", "list"),
+    ("run", "--", "no-such-program"),
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever takes an address for the name of a file must not leave it in the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
+def shown(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Everything that a command says."""
+    try:
+        main(arguments)
+    except SystemExit as ending:
+        assert ending.code == 2  # noqa: PT017  of argparse, which has said why
+    said = capfd.readouterr()
+    return said.out + said.err
+
+
+@pytest.mark.parametrize("url", HOSTILE)
+@pytest.mark.parametrize("arguments", OPTIONS, ids=" ".join)
+def test_no_command_shows_the_secret_of_an_option(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], url: str
+) -> None:
+    """It says what is wrong, without it."""
+    end = ("no-such-program",) if arguments[0] == "run" else ()
+    said = shown(capfd, *arguments, url, *end)
+    assert SECRET not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("url", HOSTILE)
+def test_no_command_shows_the_secret_of_a_variable(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """Neither those that read it nor those that show it."""
+    for variable in VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, url)
+            for command in COMMANDS:
+                said = shown(capfd, *command)
+                assert SECRET not in said, command
+                assert "Traceback" not in said, command
+
+
+@pytest.mark.parametrize("url", HOSTILE)
+@pytest.mark.usefixtures("faulty")
+def test_no_log_shows_a_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    """Where a variable cannot be used, the log says which."""
+    caplog.set_level(logging.DEBUG, "otel_limits")
+    for variable in (*VARIABLES, "OTEL_LIMITS_MAX_TURNS", "OTEL_LIMITS_METRICS"):
+        monkeypatch.setenv(variable, url)
+    enable_leniently("instrumentor")
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://user:pw@h:6379/0", "redis://user:***@h:6379/0"),
+        ("redis+sentinel://a:1,b:2/main", "redis+sentinel://a:1,b:2/main"),
+        ("postgresql://bob@h/ledger?sslmode=require", "postgresql://bob@h/ledger?sslmode=require"),
+        ("postgresql://bob:p/w?x@h/ledger", "postgresql://bob:***@h/ledger"),
+        ("postgresql://[::1]:5432/ledger", "postgresql://[::1]:5432/ledger"),
+        ("https://token@h/v1", "https://***@h/v1"),
+        ("/var/lib/ledger.db", "/var/lib/ledger.db"),
+        ("sqlite:////var/lib/ledger.db", "sqlite:////var/lib/ledger.db"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+    ],
+)
+def test_what_is_not_secret_is_shown(url: str, seen: str) -> None:
+    """Whoever reads a message has to recognise the address."""
+    assert masked(url) == seen
+
+
+@given(password=st.text(min_size=1), scheme=st.sampled_from(["redis", "postgresql", "http", "x"]))
+def test_no_password_of_any_characters_is_shown(password: str, scheme: str) -> None:
+    """Escaped or not."""
+    assert masked(f"{scheme}://bob:<{password}>@h:1/d") == f"{scheme}://bob:***@h:1/d"

@@ -1,0 +1,399 @@
+"""A call costs what its request asked for and its answer said; what neither says is unknown."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import datetime, timezone
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands.models import BedrockModel, CacheConfig, CacheToolsConfig
+
+from otel_limits import enable
+from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.bindings.strands.reading import model_id
+from otel_limits.bindings.strands.terms import terms_of
+from otel_limits.core.price import Price, PriceTier
+from otel_limits.core.pricing import Offer, Prices
+from otel_limits.core.terms import Sale, Terms, sale_in_ledger, sale_of
+from otel_limits.core.usage import Usage
+from otel_limits.testing import ScriptedModel, says
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+listed = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
+)
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+MILLION = 1_000_000
+SONNET = "claude-sonnet-4-5"
+FLAT = Price(input=Decimal(2), output=Decimal(4))
+
+
+def cost(model: str, provider: str, usage: Usage, terms: Terms, tier: str | None = None) -> Any:
+    """USD by the list, or why there is none."""
+    quote = Prices().quote(sale_of(model, provider, usage, tier, terms), NOON)
+    return quote.unknown if quote.price is None else quote.price
+
+
+def bedrock(**config: Any) -> BedrockModel:
+    """A model of Bedrock that is never asked."""
+    return BedrockModel(model_id="m", region_name="us-east-1", **config)
+
+
+def asked(module: str, client_args: Any = None, host: str = "", **config: Any) -> Any:
+    """A model with the settings of one of Strands' classes, whose client is not installed here."""
+    members = {"__module__": f"strands.models.{module}", "config": config, "host": host}
+    model = type("Model", (), members)()
+    if module == "anthropic":
+        model.client = SimpleNamespace(base_url=(client_args or {}).get("base_url"))
+    else:
+        model.client_args = client_args or {}
+    return model
+
+
+# --- how long it stays in the cache ---------------------------------------------------------------
+
+POINT = {"cachePoint": {"type": "default"}}
+HOUR = {"cachePoint": {"type": "default", "ttl": "1h"}}
+
+
+@pytest.mark.filterwarnings("ignore:cache_tools is deprecated")
+@pytest.mark.parametrize(
+    ("config", "content", "ttls"),
+    [
+        ({}, [], {"5m"}),
+        ({}, [{"role": "user", "content": [POINT]}], {"5m"}),
+        ({}, [{"role": "user", "content": [{"text": "x"}, HOUR]}], {"1h"}),
+        ({}, ([{"role": "user", "content": [POINT]}], [HOUR]), {"5m", "1h"}),
+        ({"cache_config": CacheConfig(ttl="1h")}, [{"role": "user", "content": [POINT]}], {"1h"}),
+        ({"cache_config": CacheConfig(tools_ttl="1h")}, [], {"5m", "1h"}),
+        ({"cache_tools": CacheToolsConfig(type="default", ttl="1h")}, [], {"1h"}),
+    ],
+)
+def test_the_request_says_how_long_it_is_cached(
+    config: dict[str, Any], content: Any, ttls: set[str]
+) -> None:
+    """By its cache points and by the settings of the model; five minutes where nothing is said."""
+    assert terms_of(bedrock(**config), content).cache_ttls == ttls
+
+
+@listed
+@pytest.mark.parametrize(
+    ("ttls", "usage", "expected"),
+    [
+        ({"5m"}, Usage(input=100_000, cache_write=100_000), Decimal("0.375")),
+        ({"1h"}, Usage(input=100_000, cache_write=100_000), Decimal("0.6")),
+        (
+            {"5m"},
+            Usage(input=100_000, cache_write=100_000, cache_write_1h=40_000),
+            Decimal("0.465"),
+        ),
+        (
+            {"5m", "1h"},
+            Usage(input=100_000, cache_write=100_000, cache_write_1h=0),
+            Decimal("0.375"),
+        ),
+        (
+            {"5m", "1h"},
+            Usage(input=100_000, cache_write=100_000),
+            "it wrote to caches of 5 minutes and of 1 hour, and nobody says how much",
+        ),
+        ({"5m", "1h"}, Usage(input=100_000), Decimal("0.3")),
+    ],
+)
+def test_an_hour_in_the_cache_costs_more(
+    ttls: set[str], usage: Usage, expected: Decimal | str
+) -> None:
+    """The split of the answer counts, else what was asked; two times without a split are open."""
+    assert cost(SONNET, "anthropic", usage, Terms(cache_ttls=frozenset(ttls))) == expected
+
+
+# --- the service tier -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "tier"),
+    [
+        (bedrock(service_tier="flex"), "flex"),
+        (bedrock(service_tier="default"), "standard"),
+        (bedrock(additional_args={"performanceConfig": {"latency": "optimized"}}), "optimized"),
+        (asked("openai", params={"service_tier": "priority"}), "priority"),
+        (asked("openai", params={"extra_body": {"service_tier": "auto"}}), "auto"),
+        (asked("openai"), "standard"),
+        (
+            asked("anthropic", params={"service_tier": "standard_only"}),
+            "standard",
+        ),
+        (
+            asked("anthropic", params={"inference_geo": "us"}),
+            "inference_geo us",
+        ),
+        (
+            asked("anthropic", params={"inference_geo": "global"}),
+            "standard",
+        ),
+    ],
+)
+def test_the_request_says_its_tier(model: Any, tier: str) -> None:
+    """Under the name that each vendor has for it; nothing said is the standard tier."""
+    assert terms_of(model).tier == tier
+
+
+@listed
+@pytest.mark.parametrize(
+    ("asked", "answered", "expected"),
+    [
+        ("standard", None, Decimal("1.25")),
+        ("flex", None, Decimal("0.625")),
+        ("priority", None, Decimal("2.5")),
+        ("auto", "flex", Decimal("0.625")),
+        ("priority", "default", Decimal("1.25")),
+        ("standard", "ON_DEMAND", Decimal("1.25")),
+        (
+            "auto",
+            None,
+            "the service tier is the vendor's choice, and its answer does not name it",
+        ),
+        ("scale", None, "no price is known for it at the service tier scale"),
+    ],
+)
+def test_the_tier_decides_the_price(
+    asked: str, answered: str | None, expected: Decimal | str
+) -> None:
+    """That of the answer, else the one that was asked for; a tier without a price has none."""
+    usage = Usage(input=MILLION)
+    assert cost("gpt-5", "openai", usage, Terms(tier=asked), answered) == expected
+
+
+@listed
+def test_the_tiers_of_a_maker_are_not_those_of_another_seller() -> None:
+    """Azure sells models of OpenAI, at tiers of its own."""
+    unknown = cost("gpt-5", "azure", Usage(input=MILLION), Terms(tier="flex"))
+    assert unknown == "no price is known for it at the service tier flex"
+
+
+# --- audio, searches ------------------------------------------------------------------------------
+
+
+def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
+    """A block of audio, an answer that may be spoken, and the search tools of the vendors."""
+    heard = [{"role": "user", "content": [{"audio": {"format": "wav", "source": {}}}]}]
+    speaks = asked("openai", params={"modalities": ["text", "audio"]})
+    responses = asked("openai_responses", params={"tools": [{"type": "web_search"}]})
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    claude = asked("anthropic", params={"tools": [search]})
+    assert terms_of(speaks, heard) == Terms(audio_in=True, audio_out=True)
+    assert [terms_of(model).searches for model in (responses, claude, speaks)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "usage", "terms", "expected"),
+    [
+        ("gemini-2.5-flash", Usage(input=MILLION, input_audio=MILLION), {}, Decimal(1)),
+        ("gemini-2.5-flash", Usage(input=MILLION, input_audio=0), {"audio_in": True}, "0.3"),
+        ("gemini-2.5-flash", Usage(input=MILLION), {"audio_in": True}, "it has audio"),
+        ("gemini-2.5-pro", Usage(input=100_000, input_audio=100_000), {}, "0.125"),
+        ("gpt-4o-audio-preview", Usage(input=9, input_audio=9), {}, "no price for audio input"),
+        ("gpt-4o-audio-preview", Usage(output=9), {"audio_out": True}, "it may have answered"),
+        (SONNET, Usage(input=100_000, web_searches=3), {"searches": True}, "0.33"),
+        (SONNET, Usage(input=100_000, web_searches=0), {"searches": True}, "0.3"),
+        (SONNET, Usage(input=100_000), {"searches": True}, "it may have searched the web"),
+    ],
+)
+def test_audio_and_searches_have_prices_of_their_own(
+    model: str, usage: Usage, terms: dict[str, Any], expected: Any
+) -> None:
+    """Where the answer counts them; without a count the price is open, and without a price too."""
+    provider = {"ge": "gemini", "gp": "openai", "cl": "anthropic"}[model[:2]]
+    found = cost(model, provider, usage, Terms(**terms))
+    if isinstance(found, str):
+        assert found.startswith(expected)
+    else:
+        assert found == Decimal(expected)
+
+
+# --- who sells ------------------------------------------------------------------------------------
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider", "same_as"),
+    [
+        ("models/gemini-2.5-flash", "gemini", ("gemini-2.5-flash", "google")),
+        ("publishers/google/models/gemini-2.5-flash", "gemini", ("gemini-2.5-flash", "google")),
+        (
+            "arn:aws:bedrock:us-east-1::foundation-model/amazon.nova-pro-v1:0",
+            "bedrock",
+            ("amazon.nova-pro-v1:0", "aws"),
+        ),
+        ("gpt-4o", "az.ai.openai", ("gpt-4o", "azure")),
+        ("bedrock/us-east-1/amazon.nova-pro-v1:0", "litellm", ("amazon.nova-pro-v1:0", "aws")),
+        ("litellm_proxy/gpt-4o", "litellm", None),
+        ("gpt-4o", "sagemaker", None),
+        ("claude-sonnet-4-5", "openai", None),
+        ("arn:aws:bedrock:us-east-1:1:application-inference-profile/x", "bedrock", None),
+    ],
+)
+def test_the_class_of_the_model_says_who_sells(
+    model: str, provider: str, same_as: tuple[str, str] | None
+) -> None:
+    """Resource names are understood; an operator's alias, an endpoint's name are on no list."""
+    usage = Usage(input=1_000, output=10)
+    found = Prices().quote(Sale(model=model, provider=provider, usage=usage), NOON).price
+    if same_as is None:
+        assert found is None
+    else:
+        sale = Sale(model=same_as[0], provider=same_as[1], usage=usage)
+        assert found == Prices().quote(sale, NOON).price is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "seller"),
+    [
+        (asked("openai", client_args={"base_url": "https://api.x.ai/v1"}), "x-ai"),
+        (
+            asked("openai", client_args={"base_url": "https://me.openai.azure.com/"}),
+            "azure",
+        ),
+        (asked("openai", client_args={"base_url": "http://localhost:4000"}), None),
+        (asked("openai"), None),
+        (
+            asked(
+                "anthropic",
+                client_args={"api_key": "k", "base_url": "https://api.z.ai/api/anthropic"},
+            ),
+            "zai",
+        ),
+        (asked("ollama", host="https://ollama.com"), "ollama-cloud"),
+        (asked("ollama", host="http://localhost:11434"), None),
+    ],
+)
+def test_an_address_says_who_sells(model: Any, seller: str | None) -> None:
+    """Clients are pointed at other vendors; a gateway's address says nothing."""
+    assert terms_of(model).seller == seller
+
+
+def test_what_runs_locally_costs_nothing() -> None:
+    """Known, and from nobody's list; what is asked of Ollama's own service is not local."""
+    usage = Usage(input=MILLION)
+    prices = Prices({"paid": FLAT})
+    local = [
+        prices.quote(Sale(model=model, provider=provider, usage=usage))
+        for model, provider in (("llama3", "ollama"), ("x", "llamacpp"), ("ollama/x", "litellm"))
+    ]
+    assert [(each.price, each.source) for each in local] == [(0, "local")] * 3
+    cloud = Sale(model="x", provider="ollama", seller="ollama-cloud", usage=usage)
+    assert prices.quote(cloud).price is None
+    assert prices.quote(Sale(model="paid", provider="ollama", usage=usage)).price == 2
+
+
+def test_an_endpoint_of_sagemaker_is_named() -> None:
+    """So that the policy file can give it a price."""
+
+    class Endpoint:
+        def __init__(self) -> None:
+            self.endpoint_config = {"endpoint_name": "my-endpoint"}
+
+    assert model_id(Endpoint()) == "my-endpoint"
+
+
+# --- the policy file ------------------------------------------------------------------------------
+
+
+def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
+    """The same model of another one costs what the list says, or nobody knows."""
+    prices = Prices({"m*": Offer(price=FLAT, provider="azure"), "mine": Offer()})
+    usage = Usage(input=MILLION)
+    found = [
+        prices.quote(Sale(model=model, provider=provider, usage=usage)).source
+        for model, provider in (
+            ("mx", "azure"),
+            ("mx", "azure.ai.openai"),
+            ("mx", "openai"),
+            ("mine", "openai"),
+        )
+    ]
+    assert found == ["policy", "policy", None, "local"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"), [(100, "0.0002"), (101, "0.000606"), (200, "0.0012"), (201, "0.00201")]
+)
+def test_a_long_prompt_costs_more_as_a_whole(prompt: int, expected: str) -> None:
+    """Above a tier, and of the tiers that it passes the highest, in whatever order they stand."""
+    tiers = (PriceTier(above=200, input=Decimal(10)), PriceTier(above=100, input=Decimal(6)))
+    price = Price(input=Decimal(2), output=Decimal(4), tiers=tiers)
+    assert price.of(Usage(input=prompt)) == Decimal(expected)
+
+
+def test_a_price_of_the_policy_holds_at_every_tier() -> None:
+    """It says what the models cost whoever wrote it, and an hour in a cache what is written."""
+    price = Price(input=Decimal(2), output=Decimal(4), cache_write=Decimal(3))
+    sale = Sale(model="m", usage=Usage(input=MILLION), tier="scale")
+    assert Prices({"m": price}).quote(sale).price == 2
+    hour = Usage(input=MILLION, cache_write=MILLION, cache_write_1h=MILLION)
+    assert (price.of(hour), FLAT.of(hour)) == (None, 2)
+
+
+# --- told and recorded ----------------------------------------------------------------------------
+
+
+def test_what_a_price_depends_on_survives_the_ledger() -> None:
+    """Put together from its columns again, a call has the same price, or is as open as before."""
+    usage = Usage(input=9, output=3, cache_write=4, cache_write_1h=1, input_audio=2, web_searches=1)
+    terms = Terms(seller="x-ai", tier="flex", audio_out=True)
+    sale = sale_of("m", "openai", usage, None, terms)
+    again = sale_in_ledger("m", "openai", sale.usage, sale.tier, sale.basis)
+    assert again == sale
+    assert sale_of("m", "openai", Usage(input=1), None, Terms()).basis is None
+
+
+def test_why_a_price_is_unknown_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For each model, however many calls there are."""
+    from strands import Agent
+
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("models: {other: {price: {input: 1, output: 1}}}\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    monkeypatch.setenv("OTEL_LIMITS_MAX_COST_USD", "1")
+    enable()
+    model = ScriptedModel([says("x"), says("y")], model_id="unheard-of")
+    with caplog.at_level(logging.WARNING, "otel_limits"):
+        for _ in range(2):
+            Agent(model=model, callback_handler=None)("go")
+    said = [each.getMessage() for each in caplog.records if "unheard-of" in each.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("The price of model 'unheard-of' is unknown: no price is known for")
+
+
+class BadRequestError(Exception):
+    """As the client of Anthropic raises it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.status_code = 400
+
+
+@pytest.mark.parametrize(
+    ("message", "is_spent"),
+    [
+        ("Your credit balance is too low to access the Anthropic API. Please go to Plans", True),
+        ("messages: the budget was exceeded, wrote a user", False),
+    ],
+)
+def test_credit_that_is_used_up_is_a_quota(message: str, is_spent: bool) -> None:  # noqa: FBT001
+    """Anthropic says so with the status of a bad request, which is that of much else."""
+    assert (budget_refusal(BadRequestError(message)) is not None) == is_spent

@@ -1,0 +1,382 @@
+"""Every way out to a provider is counted: once, where it was caused, also after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+from pydantic import BaseModel
+from strands import Agent, tool
+
+from otel_limits import Fact, Limits, ModelCall, Stop, enable
+from otel_limits.testing import ScriptedModel, fails, says, tokens, uses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from tests.conftest import MakeAgent
+
+QUESTION: Any = [{"role": "user", "content": [{"text": "a question of about ten tokens or so"}]}]
+
+
+class Report(BaseModel):
+    """A structured output."""
+
+    text: str = "some text of about ten tokens, as it seems"
+
+
+class ByItself(ScriptedModel):
+    """Asks for structured output in a way of its own, as most providers do."""
+
+    async def structured_output(
+        self, output_model: Any, *_: Any, **__: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Answer without a stream."""
+        self.calls += 1
+        yield {"output": output_model()}
+
+
+def calls(facts: list[Fact]) -> list[ModelCall]:
+    """Model calls, in the order in which they ended."""
+    return [fact for fact in facts if isinstance(fact, ModelCall)]
+
+
+def stops(facts: list[Fact]) -> dict[str, Stop]:
+    """How each agent ended."""
+    return {fact.agent: fact for fact in facts if isinstance(fact, Stop)}
+
+
+async def read(model: Any) -> str:
+    """Ask a model, as an application does that needs no agent."""
+    return "".join(
+        [
+            event["contentBlockDelta"]["delta"].get("text", "")
+            async for event in model.stream(QUESTION)
+            if "contentBlockDelta" in event
+        ]
+    )
+
+
+async def extract(model: Any, output_model: Any = Report) -> Any:
+    """Ask a model for structured output."""
+    return [
+        event["output"]
+        async for event in model.structured_output(output_model, QUESTION, system_prompt="be brief")
+        if "output" in event
+    ][-1]
+
+
+def asking(ask: Callable[[], Any], *, model: Any = None, **arguments: Any) -> Agent:
+    """Make an agent whose one tool does what `ask` does."""
+
+    @tool
+    async def think() -> str:
+        """Ask another model."""
+        return str(await ask())
+
+    scripted = model or ScriptedModel([uses("think"), says("done")])
+    return Agent(model=scripted, tools=[think], callback_handler=None, name="thinker", **arguments)
+
+
+# --- structured output ----------------------------------------------------------------------------
+
+
+def test_structured_output_that_a_tool_asks_for_is_counted(source: str, facts: list[Fact]) -> None:
+    """A provider's own API for it is a way out like `stream`, and is estimated by its texts."""
+    enable(observers=[facts.append])
+    helper = ByItself([], model_id="helper")
+    asking(lambda: extract(helper))("go")
+    (call,) = (each for each in calls(facts) if each.model == "helper")
+    assert (helper.calls, call.kind, call.estimated, call.side) == (1, "unmeasured", True, True)
+    assert (call.usage.input > 20, call.usage.output > 8) == (True, True)
+    assert stops(facts)["thinker"].model_calls == 3
+
+
+def test_structured_output_through_a_stream_is_one_call(source: str, facts: list[Fact]) -> None:
+    """A class that asks its own `stream` for it makes one request, with what that reports."""
+
+    class Streaming(ScriptedModel):
+        async def structured_output(
+            self, output_model: Any, prompt: Any, *_: Any, **__: Any
+        ) -> AsyncGenerator[Any, None]:
+            async for event in self.stream(prompt):
+                yield event
+            yield {"output": output_model()}
+
+    enable(observers=[facts.append])
+    helper = Streaming([says("{}", usage=tokens(70))], model_id="helper")
+    asking(lambda: extract(helper))("go")
+    counted = [(each.kind, each.usage.total) for each in calls(facts) if each.model == "helper"]
+    assert (helper.calls, counted) == (1, [("measured", 70)])
+
+
+def test_structured_output_of_a_coroutine_is_counted(facts: list[Fact]) -> None:
+    """A class that breaks the protocol works as without us, and is counted."""
+
+    class Coroutine(ScriptedModel):
+        async def structured_output(  # type: ignore[override]
+            self, *_: Any, **__: Any
+        ) -> Any:
+            self.calls += 1
+            return {"output": Report()}
+
+    enable(observers=[facts.append])
+    helper = Coroutine([], model_id="helper")
+
+    async def ask() -> Any:
+        return (await helper.structured_output(Report, QUESTION))["output"]
+
+    asking(ask)("go")
+    assert [each.kind for each in calls(facts) if each.model == "helper"] == ["unmeasured"]
+
+
+def test_an_instrumented_client_says_what_structured_output_used(facts: list[Fact]) -> None:
+    """The span of a client within the request completes it, instead of being a second one."""
+
+    class Instrumented(ScriptedModel):
+        async def structured_output(
+            self, output_model: Any, *_: Any, **__: Any
+        ) -> AsyncGenerator[Any, None]:
+            usage = {"gen_ai.usage.input_tokens": 900, "gen_ai.usage.output_tokens": 100}
+            tracer = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
+            with tracer.start_as_current_span("chat gpt", attributes=usage):
+                pass
+            yield {"output": output_model()}
+
+    enable(observers=[facts.append])
+    helper = Instrumented([], model_id="helper")
+    asking(lambda: extract(helper))("go")
+    counted = [each for each in calls(facts) if each.model != "scripted"]
+    assert [(each.kind, each.usage.total) for each in counted] == [("measured", 1000)]
+
+
+def test_structured_output_that_fails_counts_as_a_failed_call(facts: list[Fact]) -> None:
+    """Its error reaches whoever asked."""
+
+    class Failing(ScriptedModel):
+        async def structured_output(self, *_: Any, **__: Any) -> Any:
+            if self.config:
+                raise ConnectionError("no route")
+            yield {}
+
+    enable(observers=[facts.append])
+    helper = Failing([], model_id="helper")
+    agent = asking(lambda: extract(helper))
+    agent("go")
+    assert "no route" in str(agent.messages[2])
+    assert [each.kind for each in calls(facts) if each.model == "helper"] == ["failed"]
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def test_a_class_that_is_defined_while_an_agent_runs_is_followed(facts: list[Fact]) -> None:
+    """The tool that asks it defines it, too."""
+    enable(observers=[facts.append])
+
+    async def ask() -> Any:
+        class Late(ByItself):
+            async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+                async for event in super().stream(*args, **kwargs):
+                    yield event
+
+            async def structured_output(
+                self, output_model: Any, *_: Any, **__: Any
+            ) -> AsyncGenerator[Any, None]:
+                yield {"output": output_model()}
+
+        late = Late([says("hint")], model_id="late")
+        await read(late)
+        return await extract(late)
+
+    asking(ask)("go")
+    assert [each.kind for each in calls(facts) if each.model == "late"] == [
+        "measured",
+        "unmeasured",
+    ]
+
+
+def test_a_chain_of_parents_is_one_request(facts: list[Fact]) -> None:
+    """Each class asks its parent's `stream`, as deep as they go."""
+
+    class First(ScriptedModel):
+        async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            async for event in super().stream(*args, **kwargs):
+                yield event
+
+    class Second(First):
+        async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            async for event in super().stream(*args, **kwargs):
+                yield event
+
+    enable(observers=[facts.append])
+    helper = Second([says("hint", usage=None)], model_id="helper")
+    asking(lambda: read(helper))("go")
+    (call,) = (each for each in calls(facts) if each.model == "helper")
+    assert (call.kind, call.usage.output) == ("unmeasured", 1)
+
+
+class Around(ScriptedModel):
+    """A model that asks others: the first that answers, or all of them."""
+
+    def __init__(self, *models: ScriptedModel, together: bool = False) -> None:
+        super().__init__([])
+        self.config = {}
+        self.models, self.together = models, together
+
+    async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Ask them."""
+        if self.together:
+            answers = await asyncio.gather(*(self.collect(each) for each in self.models))
+            for event in answers[-1]:
+                yield event
+            return
+        for model in self.models:
+            try:
+                async for event in model.stream(*args, **kwargs):
+                    yield event
+            except ConnectionError:
+                continue
+            return
+
+    async def collect(self, model: ScriptedModel) -> list[Any]:
+        """Read an answer to its end."""
+        return [event async for event in model.stream(QUESTION)]
+
+
+def test_a_model_that_asks_another_one_is_one_request(source: str, facts: list[Fact]) -> None:
+    """It counts for the model that was asked, whose price is known."""
+    enable(observers=[facts.append])
+    inner = ScriptedModel([says("done")], model_id="inner")
+    Agent(model=Around(inner), callback_handler=None)("go")
+    assert [(each.model, each.usage.total, each.side) for each in calls(facts)] == [
+        ("inner", 15, False)
+    ]
+
+
+def test_a_model_that_falls_back_makes_two_requests(source: str, facts: list[Fact]) -> None:
+    """The one that failed is a call, and so is the one that answered."""
+    enable(observers=[facts.append])
+    broken = ScriptedModel([fails(ConnectionError("down"))], model_id="broken")
+    inner = ScriptedModel([says("done")], model_id="inner")
+    result = Agent(model=Around(broken, inner), callback_handler=None, name="a")("go")
+    assert result.stop_reason == "end_turn"
+    assert [(each.model, each.kind) for each in calls(facts)] == [
+        ("broken", "failed"),
+        ("inner", "measured"),
+    ]
+    assert (stops(facts)["a"].turns, stops(facts)["a"].usage.total) == (1, 15)
+
+
+def test_a_model_that_asks_several_at_once_makes_as_many_requests(
+    source: str, facts: list[Fact]
+) -> None:
+    """Each counts once, with its own tokens."""
+    enable(observers=[facts.append])
+    models = [
+        ScriptedModel([says("x", usage=tokens(100 * n))], model_id=f"m{n}") for n in (1, 2, 3)
+    ]
+    Agent(model=Around(*models, together=True), callback_handler=None, name="a")("go")
+    assert sorted((each.model, each.usage.total) for each in calls(facts)) == [
+        ("m1", 100),
+        ("m2", 200),
+        ("m3", 300),
+    ]
+    assert (stops(facts)["a"].turns, stops(facts)["a"].usage.total) == (1, 600)
+
+
+# --- who caused it --------------------------------------------------------------------------------
+
+
+def test_a_plain_thread_counts_where_it_was_started(facts: list[Fact]) -> None:
+    """Nothing but the span of the tool goes along into it."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel([says("hint")], model_id="helper")
+
+    async def ask() -> Any:
+        thread = threading.Thread(target=lambda: asyncio.run(read(helper)))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    asking(ask)("go")
+    assert [each.side for each in calls(facts) if each.model == "helper"] == [True]
+    assert stops(facts)["thinker"].model_calls == 3
+
+
+def test_calls_of_the_loop_are_no_side_calls(
+    source: str, make_agent: MakeAgent, facts: list[Fact]
+) -> None:
+    """Nor are its retries."""
+    enable(observers=[facts.append])
+    make_agent(ScriptedModel([uses("search"), says("x")]))("go")
+    assert [each.side for each in calls(facts)] == [False, False]
+
+
+# --- after the end --------------------------------------------------------------------------------
+
+
+def test_a_call_after_the_end_is_recorded(source: str, facts: list[Fact]) -> None:
+    """A task that a tool left behind counts where it was started, although that has ended."""
+    enable(Limits(max_token_budget=2000), observers=[facts.append])
+    helper = ScriptedModel([says("hint", usage=tokens(1000))] * 3, model_id="helper")
+
+    async def main() -> None:
+        ended, tasks = asyncio.Event(), []
+
+        async def later() -> None:
+            await ended.wait()
+            for _ in range(3):
+                await read(helper)
+
+        async def ask() -> str:
+            tasks.append(asyncio.create_task(later()))
+            return "begun"
+
+        await asking(ask).invoke_async("go")
+        ended.set()
+        await tasks[0]
+
+    asyncio.run(main())
+    late = [each for each in calls(facts) if each.model == "helper"]
+    stop = stops(facts)["thinker"]
+    assert [(each.side, each.usage.total, each.number) for each in late] == [
+        (True, 1000, 3),
+        (True, 1000, 4),
+        (True, 1000, 5),
+    ]
+    assert {each.invocation.id for each in late} == {stop.invocation_id}
+    assert stop.model_calls == 2
+
+
+def test_a_call_that_outlives_its_invocation_is_counted_once(
+    source: str, facts: list[Fact]
+) -> None:
+    """It is under way at the end, and counts with what the provider reports then."""
+    enable(observers=[facts.append])
+
+    async def main() -> None:
+        ended, tasks = asyncio.Event(), []
+
+        class Slow(ScriptedModel):
+            async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+                await ended.wait()
+                async for event in super().stream(*args, **kwargs):
+                    yield event
+
+        helper = Slow([says("hint", usage=tokens(1000))], model_id="helper")
+
+        async def ask() -> str:
+            tasks.append(asyncio.create_task(read(helper)))
+            await asyncio.sleep(0)
+            return "begun"
+
+        await asking(ask).invoke_async("go")
+        assert not [each for each in calls(facts) if each.model == "helper"]
+        ended.set()
+        await tasks[0]
+
+    asyncio.run(main())
+    late = [each for each in calls(facts) if each.model == "helper"]
+    assert [(each.kind, each.usage.total) for each in late] == [("measured", 1000)]

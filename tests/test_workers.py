@@ -1,0 +1,131 @@
+"""The cap holds in every kind of worker, however the program that has them is started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, execute, fresh_environment
+from tests.processes import PATIENCE_SECONDS
+from tests.test_autoload import CAP, Environment
+from tests.test_run import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAMS = Path(__file__).with_name("programs")
+CHILDREN = str(PROGRAMS / "children.py")
+HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
+FAILING = {"OTEL_TRACES_EXPORTER": "nobody_installed_this"}
+"""opentelemetry-instrument loads nobody."""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment that autoloads."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    assert made.autoload("install").status == 0
+    return made
+
+
+WAYS = ("run", "run, instrument", "autoload", "autoload, instrument")
+
+
+def command(way: str, environment: Environment) -> list[str]:
+    """Return what stands before a module or a script."""
+    front = {
+        "run": RUN,
+        "run, instrument": (*RUN, "--", *INSTRUMENT),
+        "autoload": (),
+        "autoload, instrument": INSTRUMENT,
+    }[way]
+    return [*front, environment.python if "autoload" in way else sys.executable]
+
+
+# --- processes of the standard library ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cap_holds_in_children(way: str, method: str, environment: Environment) -> None:
+    """Also where OpenTelemetry fails, whose `sitecustomize` children find first."""
+    front = command(way, environment)
+    ended = execute(*front, CHILDREN, method, "--preload", **CAP, **FAILING)
+    assert json.loads(ended.output) == [HALTED, HALTED]
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(words: Sequence[str], **variables: str) -> Iterator[None]:
+    """Start a server, and end it afterwards."""
+    with subprocess.Popen(
+        words,
+        env=fresh_environment(**CAP, **variables),
+        cwd=PROGRAMS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        alarm = threading.Timer(PATIENCE_SECONDS, process.kill)
+        alarm.start()
+        try:
+            yield
+        finally:
+            process.terminate()
+            log, _ = process.communicate(timeout=PATIENCE_SECONDS)
+            alarm.cancel()
+            sys.stdout.write(log)
+
+
+def ask(port: int) -> object:
+    """Ask a server once it answers."""
+    pause = threading.Event()
+    for _ in range(600):
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS) as answer:
+                return json.load(answer)
+        except (URLError, ConnectionError):  # noqa: PERF203  it is not up yet
+            pause.wait(0.1)
+    raise AssertionError("it does not answer")
+
+
+SERVERS = {
+    "gunicorn": ("gunicorn", "served:wsgi", "--workers=2", "--bind=127.0.0.1:{port}"),
+    "gunicorn, preloaded": (
+        *("gunicorn", "served:wsgi", "--workers=2", "--preload", "--bind=127.0.0.1:{port}"),
+    ),
+    "uvicorn": ("uvicorn", "served:asgi", "--workers=2", "--port={port}"),
+}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cap_holds_in_workers_of_servers(
+    way: str, server: str, environment: Environment
+) -> None:
+    """Each worker is limited by itself."""
+    port = free_port()
+    words = [word.format(port=port) for word in SERVERS[server]]
+    front = command(way, environment)
+    with served([*front, "-m", *words], **NO_EXPORT):
+        assert [ask(port) for _ in range(3)] == [HALTED] * 3
+
+
+def test_a_console_script_of_a_server_is_limited_too() -> None:
+    """As most would start it."""
+    port = free_port()
+    words = ("gunicorn", "served:wsgi", "--workers=1", f"--bind=127.0.0.1:{port}")
+    with served([*RUN, "--", str(BIN / words[0]), *words[1:]]):
+        assert ask(port) == HALTED
