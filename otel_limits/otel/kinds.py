@@ -48,6 +48,7 @@ PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "ll
 RESPONSE_IDS: Final = ("gen_ai.response.id", "llm.response.id")
 AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "traceloop.entity.name")
 TIERS: Final = (
+    "gen_ai.response.service_tier",  # LangSmith
     "openai.response.service_tier",
     "gen_ai.openai.response.service_tier",
     "openai.request.service_tier",

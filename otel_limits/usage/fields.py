@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ SPAN_PREFIXES: Final = (
     "anthropic.usage.",  # the client library of Anthropic
 )
 """What the names of span attributes begin with; the rest is named as vendors name it."""
+
+AS_JSON: Final = "langsmith.metadata.usage_metadata"
+"""Where LangSmith has the parts of its counts: langchain-core, messages/ai.py, UsageMetadata."""
 
 
 def plain(*names: str) -> tuple[str, ...]:
@@ -56,6 +60,7 @@ CACHE_READ: Final = plain(
     "prompt_token_details.cached_tokens",  # Writer
     "input_tokens_details.cached_tokens",
     "prompt_details.cache_read",
+    "input_token_details.cache_read",  # LangChain
     "cached_content_token_count",
     "prompt_cache_hit_tokens",  # DeepSeek
     "prompt_eval_cached_count",
@@ -69,9 +74,18 @@ CACHE_WRITE: Final = plain(
     "prompt_tokens_details.cache_write_tokens",
     "input_tokens_details.cache_write_tokens",
     "prompt_details.cache_write",
+    "input_token_details.cache_creation",
 )
-CACHE_WRITE_5M: Final = plain("cache_creation.ephemeral_5m_input_tokens", "cache_details.5m")
-CACHE_WRITE_1H: Final = plain("cache_creation.ephemeral_1h_input_tokens", "cache_details.1h")
+CACHE_WRITE_5M: Final = plain(
+    "cache_creation.ephemeral_5m_input_tokens",
+    "cache_details.5m",
+    "input_token_details.ephemeral_5m_input_tokens",
+)
+CACHE_WRITE_1H: Final = plain(
+    "cache_creation.ephemeral_1h_input_tokens",
+    "cache_details.1h",
+    "input_token_details.ephemeral_1h_input_tokens",
+)
 REASONING: Final = plain(
     "reasoning.output_tokens",
     "completion_tokens_details.reasoning_tokens",
@@ -79,6 +93,7 @@ REASONING: Final = plain(
     "output_tokens_details.thinking_tokens",
     "completion_details.reasoning",
     "details.reasoning_tokens",
+    "output_token_details.reasoning",
     "thoughts_token_count",
     "reasoning_tokens",
 )
@@ -88,10 +103,12 @@ INPUT_AUDIO: Final = plain(
     "prompt_tokens_details.audio_tokens",
     "prompt_details.audio",
     "prompt_tokens_details.audio",
+    "input_token_details.audio",
 )
 OUTPUT_AUDIO: Final = plain(
     "completion_tokens_details.audio_tokens",
     "completion_details.audio",
+    "output_token_details.audio",
     "candidates_tokens_details.audio",
 )
 WEB_SEARCHES: Final = plain("server_tool_use.web_search_requests")
@@ -146,7 +163,17 @@ class Fields:
 
 def is_usage(name: str) -> bool:
     """Tell whether an attribute of a span says something of usage."""
-    return name.startswith(SPAN_PREFIXES)
+    return name.startswith(SPAN_PREFIXES) or name == AS_JSON
+
+
+def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those attributes of a span that are about usage; what is not is passed over."""
+    told = {name: value for name, value in attributes.items() if is_usage(name)}
+    try:
+        more = json.loads(told.pop(AS_JSON, "{}"))
+    except (TypeError, ValueError, RecursionError):  # anybody may write to an attribute
+        return told
+    return {**more, **told} if isinstance(more, dict) else told
 
 
 def _below(value: object) -> Iterable[tuple[object, Any]] | None:

@@ -45,7 +45,7 @@ def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecor
         attributes: Those of the span; what is not about usage is passed over.
         scope: The instrumentation scope that the span is of.
     """
-    told = {name: value for name, value in attributes.items() if fields.is_usage(name)}
+    told = fields.as_said(attributes)
     return _record(Fields(told), rule_of_span(scope, told)) if told else NOTHING_REPORTED
 
 

@@ -56,6 +56,8 @@ UNKNOWN: Final = Rule("by total")
 SCOPES: Final[Mapping[str, Rule]] = {
     # It passes on what Bedrock says.
     "opentelemetry.instrumentation.botocore": Rule("outside", total_omits_cache=True),
+    # input_tokens are the "Sum of all input token types": langchain-core, messages/ai.py.
+    "langsmith": Rule("inside"),
 }
 """By the instrumentation scope of a span, or by what its name begins with."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +21,72 @@ if TYPE_CHECKING:
 
 EMITTED = Path(__file__).parent.parent / "emitters"
 
+listed = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
+)
 
-@pytest.mark.parametrize("library", ["openinference", "openllmetry"])
-def test_spans_of_the_libraries_themselves_are_imported(
-    library: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One call of each vendor, cached tokens within the input; again nothing is counted twice."""
-    files = [str(EMITTED / f"{library}-{vendor}.jsonl") for vendor in ("openai", "anthropic")]
-    assert main(["ledger", "import", *files]) == 0
+
+ONE = ((1_200, 30, 1_000),)
+TWO = (*ONE, (1_300, 20, 1_200))
+"""Input, output and cached tokens of the calls, as `tests/emitters/make.py` has them answered."""
+
+FILES = {
+    "openinference-openai": ("(no agent)", ONE),
+    "openinference-anthropic": ("(no agent)", ONE),
+    "openinference-langchain": ("(no agent)", TWO),
+    "openinference-openai-agents": ("forecaster", TWO),
+    "openllmetry-openai": ("(no agent)", ONE),
+    "openllmetry-anthropic": ("(no agent)", ONE),
+    "openllmetry-langchain": ("ask", TWO),
+    "openllmetry-openai-agents": ("forecaster", TWO),
+    "langsmith": ("(no agent)", TWO),
+    "pydantic-ai": ("forecaster", TWO),
+    "google-adk": ("forecaster", TWO),
+    "strands-1.30": ("forecaster", TWO),
+    "strands": ("forecaster", TWO),
+}
+
+
+def test_every_file_is_imported() -> None:
+    """None lies there unread."""
+    assert sorted(FILES) == sorted(file.stem for file in EMITTED.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("library", FILES)
+def test_spans_of_the_libraries_themselves_are_imported(library: str, ledger: LedgerFile) -> None:
+    """Every call once, cached tokens within the input, whatever sums stand around them."""
+    agent, calls = FILES[library]
+    assert main(["ledger", "import", str(EMITTED / f"{library}.jsonl")]) == 0
+    rows = sorted(ledger.calls(), key=lambda call: call["input_tokens"])
     found = [
-        (call["input_tokens"], call["output_tokens"], call["cache_read_tokens"], call["state"])
-        for call in ledger.calls()
+        tuple(row[f"{part}_tokens"] for part in ("input", "output", "cache_read")) for row in rows
     ]
-    assert found == [(1_200, 30, 1_000, "measured")] * 2
-    assert all(call["model"].startswith(("gpt-4o", "claude-sonnet-4-5")) for call in ledger.calls())
-    assert main(["ledger", "import", *files]) == 0
-    assert "2 model calls were in the ledger already" in capsys.readouterr().out
-    assert len(ledger.calls()) == 2
+    assert found == list(calls)
+    assert {(row["state"], row["agent"]) for row in rows} == {("measured", agent)}
+    assert all("-4" in row["model"] or "gemini-2.5" in row["model"] for row in rows)
+
+
+def test_the_same_spans_again_are_the_same_calls(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All files at once, and then once more: it is said how many were there already."""
+    files = [str(file) for file in EMITTED.glob("*.jsonl")]
+    for _ in range(2):
+        assert main(["ledger", "import", *files]) == 0
+    number = sum(len(calls) for _, calls in FILES.values())
+    assert f"{number} model calls were in the ledger already" in capsys.readouterr().out
+    assert len(ledger.calls()) == number
+
+
+@listed
+def test_what_the_libraries_show_can_be_priced(ledger: LedgerFile) -> None:
+    """By model and vendor as each of them names those; one price for one call, whoever saw it."""
+    assert main(["ledger", "import", *map(str, EMITTED.glob("*.jsonl"))]) == 0
+    prices: dict[tuple[str, int], set[int]] = {}
+    for row in ledger.calls():
+        prices.setdefault((row["model"][:3], row["input_tokens"]), set()).add(row["price_pico"])
+    assert {len(each) for each in prices.values()} == {1}, prices
+    assert not any(None in each for each in prices.values()), prices
 
 
 def spans(*marked: dict[str, Any]) -> str:
