@@ -156,6 +156,7 @@ class ClassPatcher:
             error: Exception | None = None,
             cancellation: BaseException | None = None,
         ) -> Any:
+            self._ending(agent)
             try:
                 return original(agent, response, error, cancellation)
             # Also where ending the span fails, or the invocation would be live for ever, and the
@@ -164,6 +165,14 @@ class ClassPatcher:
                 self._ended(agent, response, error, cancellation)
 
         return end
+
+    @never_raises("binding")
+    def _ending(self, agent: Agent) -> None:
+        from otel_limits.bindings.strands.invocations import live_of
+        from otel_limits.bindings.strands.spans import write_end
+
+        if (live := live_of(agent)) is not None:
+            write_end(agent.trace_span, live.run)
 
     @never_raises("binding")
     def _ended(self, agent: Agent, *outcome: Any) -> None:

@@ -40,11 +40,8 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
         semconv.STOP_REASON: verdict.reason,
         semconv.STOP_ACTION: run.action,
         semconv.MESSAGE_SYNTHETIC: synthetic,
+        **limit_of(verdict),
     }
-    if verdict.breach is not None:
-        attributes[semconv.LIMIT_NAME] = verdict.breach.limit
-        attributes[semconv.LIMIT_VALUE] = as_json(verdict.breach.cap)
-        attributes[semconv.LIMIT_CONSUMED] = as_json(verdict.breach.observed)
     # As attributes and as an event: backends filter spans by the former, and show the latter on a
     # time line.
     span.set_attributes(attributes)
@@ -52,6 +49,44 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
     if run.action == "raised":
         error = limit_reached(verdict, run.stop(verdict.reason))
         span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
+
+
+@never_raises("span")
+def write_end(span: trace.Span | None, run: Run) -> None:
+    """Write what an invocation cost, and what would have ended it, to its live span."""
+    if span is None or not span.is_recording():
+        return
+    attributes = cost_of(run)
+    if run.action == "observed" and run.verdict is not None:
+        # Not as a stop reason: the one that the invocation has is the framework's.
+        attributes[semconv.STOP_WOULD_BE] = run.verdict.reason
+        attributes[semconv.STOP_ACTION] = run.action
+        attributes |= limit_of(run.verdict)
+    if attributes:
+        span.set_attributes(attributes)
+
+
+def limit_of(verdict: Verdict) -> dict[str, Any]:
+    """Attributes that say which limit decided, if one did."""
+    if verdict.breach is None:
+        return {}
+    return {
+        semconv.LIMIT_NAME: verdict.breach.limit,
+        semconv.LIMIT_VALUE: as_json(verdict.breach.cap),
+        semconv.LIMIT_CONSUMED: as_json(verdict.breach.observed),
+    }
+
+
+def cost_of(run: Run) -> dict[str, Any]:
+    """Attributes that say what model calls cost, by those whose price is known."""
+    tally = run.tally
+    # Of calls without a price nothing is known: 0 would say that they were free.
+    if not tally.cost and (tally.unpriced_calls or not tally.tokens):
+        return {}
+    attributes: dict[str, Any] = {semconv.COST: float(tally.cost)}
+    if tally.unpriced_calls:  # the cost is not all of it
+        attributes[semconv.UNPRICED_CALLS] = tally.unpriced_calls
+    return attributes
 
 
 @never_raises("span")

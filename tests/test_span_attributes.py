@@ -1,0 +1,153 @@
+"""What the span of an invocation says at its end: what it cost, and what would have ended it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import tool
+
+from otel_limits import Limits, enable
+from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from tests.conftest import MakeAgent
+
+COST = "otel_limits.cost_usd"
+UNPRICED = "otel_limits.unpriced_calls"
+
+
+@pytest.fixture
+def _priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(
+        "models:\n"
+        "  priced: {price: {input: 1000, output: 2000}}\n"
+        "  free: {price: {input: 0, output: 0}}\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+
+
+def of_agents(spans: InMemorySpanExporter) -> dict[str, dict[str, Any]]:
+    """Our attributes on the spans of invocations, by agent."""
+    return {
+        span.name.removeprefix("invoke_agent "): {
+            name: value
+            for name, value in (span.attributes or {}).items()
+            if name.startswith("otel_limits.")
+        }
+        for span in spans.get_finished_spans()
+        if span.name.startswith("invoke_agent")
+    }
+
+
+def test_an_observed_halt_is_on_the_span(
+    make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """Its reason, its limit and what it would have been; the stop reason is the framework's."""
+    enable(Limits(max_turns=2), action="observe")
+    result = make_agent(ScriptedModel([*[uses("search")] * 3, says("done")]))("go")
+
+    assert result.stop_reason == "end_turn"
+    assert of_agents(spans)["tester"] == {
+        "otel_limits.stop.would_be": "max_turns",
+        "otel_limits.stop.action": "observed",
+        "otel_limits.limit.name": "max_turns",
+        "otel_limits.limit.value": 2,
+        "otel_limits.limit.consumed": 2,
+    }
+
+
+def test_a_halt_is_not_one_that_would_have_been(
+    make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """Dashboards that count either must not count it twice."""
+    enable(Limits(max_turns=2))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+
+    attributes = of_agents(spans)["tester"]
+    assert attributes["otel_limits.stop.reason"] == "max_turns"
+    assert "otel_limits.stop.would_be" not in attributes
+
+
+@pytest.mark.usefixtures("_priced")
+def test_the_cost_is_on_the_span(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """Two calls of 10 and 5 tokens at 1,000 and 2,000 USD a million, and nothing is unknown."""
+    enable()
+    make_agent(ScriptedModel([uses("search"), says("done")], model_id="priced"))("go")
+
+    assert of_agents(spans)["tester"] == {COST: pytest.approx(0.04)}
+
+
+@pytest.mark.usefixtures("_priced")
+def test_what_is_free_costs_nothing(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """A price of 0 is a price."""
+    enable()
+    make_agent(ScriptedModel([says("done")], model_id="free"))("go")
+
+    assert of_agents(spans)["tester"] == {COST: 0.0}
+
+
+@pytest.mark.usefixtures("_priced")
+def test_an_unknown_price_is_no_cost(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """Never 0, which would say that it was free."""
+    enable()
+    make_agent(ScriptedModel([says("done")], model_id="unheard-of"))("go")
+
+    assert of_agents(spans)["tester"] == {}
+
+
+@pytest.mark.usefixtures("_priced")
+def test_a_cost_that_is_not_all_of_it_says_so(
+    make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """An agent that changes its model while it works has calls with a price and without."""
+    enable()
+    second = ScriptedModel([says("done")], model_id="unheard-of")
+
+    @tool
+    def switch() -> str:
+        """Change the model."""
+        agent.model = second
+        return "done"
+
+    agent = make_agent(ScriptedModel([uses("switch")], model_id="priced"), tools=[switch])
+    agent("go")
+
+    assert of_agents(spans)["tester"] == {COST: pytest.approx(0.02), UNPRICED: 1}
+
+
+@pytest.mark.usefixtures("_priced")
+def test_what_failed_has_cost_too(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """The calls before the failure were billed."""
+    enable()
+    script = [uses("search"), fails(ConnectionError("gone"))]
+    with pytest.raises(Exception, match="gone"):
+        make_agent(ScriptedModel(script, model_id="priced"))("go")
+
+    assert of_agents(spans)["tester"] == {COST: pytest.approx(0.02)}
+
+
+@pytest.mark.usefixtures("_priced")
+def test_an_agent_within_another_has_its_own_cost(
+    make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """Costs of spans can be added up: none contains that of another."""
+    enable()
+
+    @tool
+    def ask() -> str:
+        """Ask another agent."""
+        return str(make_agent(ScriptedModel([says("yes")], model_id="priced"), name="inner")("go"))
+
+    outer = ScriptedModel([uses("ask"), says("done")], model_id="priced")
+    make_agent(outer, tools=[ask], name="outer")("go")
+
+    found = of_agents(spans)
+    assert found["outer"] == {COST: pytest.approx(0.04)}
+    assert found["inner"] == {COST: pytest.approx(0.02)}
