@@ -64,6 +64,7 @@ from otel_limits.runs.registry import kill
 if TYPE_CHECKING:
     from otel_limits.plugin import LimitsPlugin
     from otel_limits.runtime.enable import disable, enable
+    from otel_limits.runtime.leaving import flush
 
 __all__ = [
     "KILLED_STOP_REASON",
@@ -118,6 +119,7 @@ __all__ = [
     "Warned",
     "disable",
     "enable",
+    "flush",
     "is_synthetic",
     "kill",
     "stop_of",
@@ -128,6 +130,7 @@ LAZY_NAMES = {
     "LimitsPlugin": "otel_limits.plugin",
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
+    "flush": "otel_limits.runtime.leaving",
 }
 """Names that need Strands or the OpenTelemetry SDK, which an audit starts without."""
 

@@ -116,11 +116,11 @@ class Writer:
         if waiting > MAX_QUEUED:
             self._spill_everything(to_disk=False)
 
-    def wait_until_durable(self) -> None:
-        """Return when all that is queued is durable: after 20 ms and an append at the latest."""
+    def wait_until_durable(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Return when all that is queued is durable: after so long and an append at the latest."""
         if self._pid != os.getpid():
             return
-        if not self._pending.wait_until_durable(PATIENCE_SECONDS):
+        if not self._pending.wait_until_durable(seconds):
             # The operating system has them then, and outlives the process. A sync to the disk would
             # keep the agent waiting for as long as the database did.
             self._spill_everything(to_disk=False)

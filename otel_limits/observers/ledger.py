@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.facts import ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger import rows
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.words import LedgerSync
+
+FLUSH_SECONDS: Final = 1.0
+"""How long the database has before the spill file takes the rows, where nobody else waits."""
 
 
 class LedgerObserver(OwnObserver):
@@ -53,6 +56,10 @@ class LedgerObserver(OwnObserver):
         """Start afresh: the parent's invocations go on in the parent."""
         self._live.clear()
         self.writer.after_fork()
+
+    def flush(self) -> None:
+        """Have every row in the database or in the spill file."""
+        self.writer.wait_until_durable(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Write what is left."""

@@ -35,6 +35,9 @@ class OwnObserver:
         No other thread runs in the child: a lock that one held would never be released.
         """
 
+    def flush(self) -> None:
+        """Bring what it has been told to where the end of the process cannot lose it."""
+
     def close(self) -> None:
         """Write what is left and let go of everything; no fact comes after this."""
 
@@ -96,6 +99,11 @@ class LazyObserver(Generic[T]):
         self._lock = threading.RLock()
         if self.made is not None:
             self.made.after_fork()
+
+    def flush(self) -> None:
+        """Pass it on; where nothing was made nothing was told."""
+        if self.made is not None:
+            self.made.flush()
 
     def close(self) -> None:
         """Close the observer if it was made; none is made from now on."""

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import get_meter_provider
@@ -23,6 +23,8 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from otel_limits.otel.provider import current_provider
+
 logger = logging.getLogger("otel_limits")
 
 # The logs API of OpenTelemetry has a private name until it is declared stable; there is no other.
@@ -32,6 +34,8 @@ EXPORTERS: Final = {
     "logs": ("_log_exporter", "OTLPLogExporter", "events"),
 }
 """Module and class of each signal's exporter, and what it exports."""
+
+Provider: TypeAlias = TracerProvider | MeterProvider | LoggerProvider
 
 
 class ExitFlusher:
@@ -45,17 +49,17 @@ class ExitFlusher:
     def __init__(self) -> None:
         """Begin with nothing to shut down."""
         self.timeout_seconds = 0.0
-        self._shutdowns: list[Callable[[], object]] = []
+        self.providers: list[Provider] = []
         self._park()
         atexit.register(self)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._park)
 
-    def add(self, shutdown: Callable[[], object], timeout_seconds: float) -> None:
-        """Call `shutdown` at the end, and wait no longer than the longest timeout given."""
+    def add(self, provider: Provider, timeout_seconds: float) -> None:
+        """Shut `provider` down at the end, and wait no longer than the longest timeout given."""
         self.timeout_seconds = max(self.timeout_seconds, timeout_seconds)
-        self._shutdowns.append(shutdown)
-        self._start(shutdown)
+        self.providers.append(provider)
+        self._start(provider.shutdown)
 
     def __call__(self) -> None:
         """Shut down, and give up on what is not done within the timeout."""
@@ -69,8 +73,8 @@ class ExitFlusher:
         # Also after a fork: a child has none of its parent's threads.
         self._now = threading.Event()
         self._threads: list[threading.Thread] = []
-        for shutdown in self._shutdowns:
-            self._start(shutdown)
+        for provider in self.providers:
+            self._start(provider.shutdown)
 
     def _start(self, shutdown: Callable[[], object]) -> None:
         now = self._now
@@ -85,6 +89,14 @@ class ExitFlusher:
 
 
 AT_EXIT: Final = ExitFlusher()
+
+
+def flushes() -> list[Callable[[], object]]:
+    """Return what sends off all that waits: of our providers, and of those that the process set."""
+    in_use: tuple[Any, ...] = (get_meter_provider(), get_logger_provider(), current_provider())
+    found = {id(each): each for each in (*AT_EXIT.providers, *in_use)}
+    # What the API returns where nobody has set one has nothing to send.
+    return [each.force_flush for each in found.values() if hasattr(each, "force_flush")]
 
 
 @functools.cache
@@ -105,7 +117,7 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvi
     # Its own handler at exit would wait first, and the others after it.
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    AT_EXIT.add(provider.shutdown, timeout_seconds)
+    AT_EXIT.add(provider, timeout_seconds)
     return provider
 
 
@@ -118,7 +130,7 @@ def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvide
         return None
     reader = PeriodicExportingMetricReader(exporter)
     provider = MeterProvider([reader], resource(), shutdown_on_exit=False)
-    AT_EXIT.add(provider.shutdown, timeout_seconds)
+    AT_EXIT.add(provider, timeout_seconds)
     return provider
 
 
@@ -131,7 +143,7 @@ def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvi
         return None
     provider = LoggerProvider(resource(), shutdown_on_exit=False)
     provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
-    AT_EXIT.add(provider.shutdown, timeout_seconds)
+    AT_EXIT.add(provider, timeout_seconds)
     return provider
 
 

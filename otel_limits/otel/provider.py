@@ -31,9 +31,7 @@ class ProcessorInstaller:
 
     def attach(self) -> None:
         """Attach to the provider that is set, and to all that are made from now on."""
-        # Asking in public would load the one that OTEL_PYTHON_TRACER_PROVIDER names, and set it
-        # before the program has had its say.
-        current = sdk_provider(trace._TRACER_PROVIDER)  # noqa: SLF001
+        current = current_provider()
         if current is not None:
             self._add(current)
         if self._original_init is None:
@@ -73,6 +71,13 @@ class ProcessorInstaller:
             self._add(provider)
 
         TracerProvider.__init__ = init  # type: ignore[assignment, method-assign]
+
+
+def current_provider() -> TracerProvider | None:
+    """Return the SDK's provider that is set, if one is."""
+    # Asking in public would load the one that OTEL_PYTHON_TRACER_PROVIDER names, and set it before
+    # the program has had its say.
+    return sdk_provider(trace._TRACER_PROVIDER)  # noqa: SLF001
 
 
 def sdk_provider(provider: object) -> TracerProvider | None:

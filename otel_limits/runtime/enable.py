@@ -15,6 +15,7 @@ from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
+from otel_limits.runtime.leaving import flush_on_sigterm
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
@@ -135,6 +136,7 @@ def enable_for_autoload() -> None:
 def _provide_what_is_missing() -> None:
     RUNTIME.provide_when_missing()
     _kill_on_signal()
+    flush_on_sigterm()
 
 
 def _kill_on_signal() -> None:

@@ -200,6 +200,10 @@ class Runtime:
         self._probe_when_imported()
         return functools.partial(self.policy, limits=limits, action=action, tree=tree)
 
+    def flushes(self) -> list[Callable[[], object]]:
+        """Return what keeps the end of the process from losing what was told."""
+        return self._wiring.flushes()
+
     def _hold_quotas(self) -> None:
         with self._lock:
             self._wiring.hold_quotas()

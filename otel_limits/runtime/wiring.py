@@ -246,6 +246,13 @@ class Wiring:
 
     # --- observers --------------------------------------------------------------------------------
 
+    def flushes(self) -> list[Callable[[], object]]:
+        """Return what keeps the end of the process from losing what observers were told.
+
+        Without the lock: a signal handler may have interrupted whoever holds it.
+        """
+        return [observer.flush for _, observer in list(self._open.values())]
+
     def opened(self, name: str) -> Any:
         """Return the observer of the table that has this name, or `None` where there is none."""
         return self._open.get(name, (None, None))[1]

@@ -1,0 +1,174 @@
+"""What a process that is told to end has told by then: nothing of it is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.launching import BIN, RUN, fresh_environment
+from tests.ledger.conftest import LedgerFile
+from tests.ledger.test_durability import take_back
+from tests.otlp.receiver import Received
+from tests.otlp.test_otlp import attributes, over
+from tests.processes import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows ends processes without a word.")
+
+STAYING = str(Path(__file__).with_name("staying.py"))
+BY_RUN = (*RUN, "--max-turns", "2", "--", sys.executable, STAYING)
+LINE = "import otel_limits_startup as startup, runpy, sys; startup.autoload(); "
+AUTOLOADED = (sys.executable, "-c", f"{LINE}runpy.run_path(sys.argv[1])", STAYING)
+"""What the line of `otel-limits autoload install` does, in an environment that is nobody else's."""
+
+
+@contextmanager
+def halted(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Have a program whose agent was halted, and that has sent nothing yet."""
+    process = subprocess.Popen(
+        command,
+        env=fresh_environment(**environ),
+        cwd=BIN,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with bounded(process):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "max_turns\n"
+        yield process
+
+
+def export_to(endpoint: str, protocol: str = "http/protobuf") -> dict[str, str]:
+    """Variables that have telemetry sent, and nothing before a minute has passed."""
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_METRIC_EXPORT_INTERVAL": "60000",
+        "OTEL_BSP_SCHEDULE_DELAY": "60000",
+        "OTEL_BLRP_SCHEDULE_DELAY": "60000",
+    }
+
+
+def stops(received: Received) -> Any:
+    """Halts at max_turns by the metrics that arrived."""
+    metric = received.metrics.get("otel_limits.stops")
+    points: Any = metric.sum.data_points if metric is not None else ()
+    return sum(
+        point.as_int or point.as_double
+        for point in points
+        if attributes(point)["reason"] == "max_turns"
+    )
+
+
+def arrived(received: Received) -> dict[str, Any]:
+    """What arrived of the halt, by signal."""
+    return {
+        "metrics": stops(received),
+        "logs": [each.event_name for each in received.logs],
+        "spans": [each.name for each in received.spans if each.name.startswith("invoke_agent")],
+    }
+
+
+ALL = {"metrics": 1, "logs": ["otel_limits.halt"], "spans": ["invoke_agent researcher"]}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "command", "environ"),
+    [
+        ("grpc", BY_RUN, {}),
+        ("http/protobuf", (*BY_RUN, "--asyncio"), {}),
+        ("http/protobuf", AUTOLOADED, {"OTEL_LIMITS_MAX_TURNS": "2"}),
+    ],
+    ids=["run", "run in an event loop", "autoload"],
+)
+def test_a_halt_arrives_although_the_process_is_ended(
+    protocol: str, command: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    """Metrics, logs and spans, before the next interval; and the process dies of the signal."""
+    received = Received()
+    with over(protocol, received) as endpoint:
+        with halted(*command, **export_to(endpoint, protocol), **environ) as process:
+            assert arrived(received)["metrics"] == 0
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == -signal.SIGTERM
+        assert arrived(received) == ALL
+
+
+def test_spans_of_a_provider_that_the_program_set_arrive_too() -> None:
+    """The halt is on them, whoever exports them."""
+    received = Received()
+    with over("http/protobuf", received) as endpoint:
+        with halted(*BY_RUN, "--own-export", **export_to(endpoint)) as process:
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == -signal.SIGTERM
+        assert arrived(received) == ALL
+
+
+def test_rows_of_the_ledger_are_not_lost(tmp_path: Path) -> None:
+    """Also those that nobody had to wait for."""
+    ledger = LedgerFile(tmp_path / "ledger.db")
+    environ = {"OTEL_LIMITS_LEDGER": str(ledger.path), "OTEL_LIMITS_LEDGER_SYNC": "background"}
+    with halted(*BY_RUN, **environ) as process:
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+    take_back(ledger)  # a machine under load has not made the database within a second
+    (row,) = ledger.invocations()
+    assert (row["reason"], row["model_calls"]) == ("max_turns", 2)
+
+
+TIMEOUT_SECONDS = 2.0
+LOADED_MACHINE_SECONDS = 1.5
+
+
+def test_an_endpoint_that_hangs_delays_it_by_one_timeout() -> None:
+    """All three signals together, and the status stays that of the signal."""
+    with (
+        over("grpc", Received("hanging")) as endpoint,
+        halted(
+            *BY_RUN,
+            **export_to(endpoint, "grpc"),
+            OTEL_EXPORTER_OTLP_TIMEOUT=str(TIMEOUT_SECONDS),
+        ) as process,
+    ):
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+    assert time.monotonic() - begin < TIMEOUT_SECONDS + LOADED_MACHINE_SECONDS
+
+
+def test_a_second_signal_is_heeded_at_once() -> None:
+    """Whoever sends it again does not want to wait for the endpoint."""
+    received = Received("hanging")
+    with (
+        over("http/protobuf", received) as endpoint,
+        halted(*BY_RUN, **export_to(endpoint), OTEL_EXPORTER_OTLP_TIMEOUT="30") as process,
+    ):
+        process.send_signal(signal.SIGTERM)
+        assert received.asked.wait(20)
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert process.wait() == -signal.SIGTERM
+        assert time.monotonic() - begin < 5
+
+
+def test_a_program_with_a_handler_keeps_it() -> None:
+    """It ends in its own way, and `otel_limits.flush()` has sent everything by then."""
+    received = Received()
+    with over("http/protobuf", received) as endpoint:
+        with halted(*BY_RUN, "--own-handler", **export_to(endpoint)) as process:
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            assert process.stdout.read() == "True\n"
+        assert process.returncode == 3
+        assert arrived(received) == ALL
