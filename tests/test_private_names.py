@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from strands import Agent
@@ -17,17 +18,28 @@ from strands.event_loop import event_loop
 from strands.hooks import registry as hooks
 from strands.interrupt import InterruptException, PendingToolExecution
 from strands.middleware import _agent_stream
+from strands.models.openai import OpenAIModel
 from strands.telemetry import metrics, tracer
 from strands.types import _events
 
 from otel_limits.bindings import strands as binding
 from otel_limits.bindings.strands.private import PRIVATE_NAMES, PrivateName
+from otel_limits.bindings.strands.probe import gaps
 from otel_limits.testing import ScriptedModel
 from otel_limits.usage.normaliser import record_of_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOM = Path(binding.__file__).parent
 
 NAMES = [pytest.param(each, id=each.name) for each in PRIVATE_NAMES]
+
+MADE: dict[str, Callable[[], object]] = {
+    "Agent": lambda: Agent(model=ScriptedModel([]), callback_handler=None),
+    "OpenAIModel": lambda: OpenAIModel(model_id="m"),
+}
+"""Makes an object of each class of which something private is used."""
 
 DEPRECATED = PrivateName(
     "strands.agent.agent", "Agent.structured_output_async", "public, but deprecated", "not followed"
@@ -47,21 +59,22 @@ module, name = sys.argv[1:]
 
 def hide(found):
     """Take the name away from whoever looks for it from within otel-limits."""
-    if name.startswith("Agent()."):
-        private = name.removeprefix("Agent().")
-        look_up = found.Agent.__getattribute__
+    kind, made, private = name.partition("().")
+    if made:
+        kind = getattr(found, kind)
+        look_up = kind.__getattribute__
 
-        def without(agent, asked):
+        def without(each, asked):
             if asked == private and "otel_limits" in sys._getframe(1).f_globals["__name__"]:
                 raise AttributeError(asked)
-            return look_up(agent, asked)
+            return look_up(each, asked)
 
-        found.Agent.__getattribute__ = without
+        kind.__getattribute__ = without
     else:
         owner, _, attribute = name.rpartition(".")
         delattr(getattr(found, owner) if owner else found, attribute)
 
-EARLY = name.startswith("Agent.") or name.startswith("Agent()") or "multiagent" in module
+EARLY = name.startswith("Agent.") or "()." in name or "multiagent" in module
 if EARLY:
     wrapt.register_post_import_hook(hide, module)
 
@@ -112,10 +125,39 @@ def test_a_name_that_is_gone_is_never_felt(missing: PrivateName) -> None:
 @pytest.mark.parametrize("private", NAMES)
 def test_a_name_is_where_it_is_looked_for(private: PrivateName) -> None:
     """When this fails after an update of Strands, its line says what is done without it."""
+    importlib.import_module(private.module)  # an object of one that is not is not looked for
     assert private.is_there
-    if private.name.startswith("Agent()."):
-        agent = Agent(model=ScriptedModel([]), callback_handler=None)
-        assert hasattr(agent, private.name.removeprefix("Agent()."))
+    kind, made, attribute = private.name.partition("().")
+    if made:
+        assert hasattr(MADE[kind](), attribute)
+
+
+def test_a_client_is_not_imported_to_be_looked_at() -> None:
+    """Probing takes no second of import, and finds fault with nothing that nobody uses."""
+    program = (
+        "import sys; from otel_limits.bindings.strands.probe import gaps;"
+        "print(gaps(), 'strands.models.openai' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.split("\n")[0] == "() False"
+
+
+def test_a_client_of_the_application_that_cannot_be_seen_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a release calls it otherwise, the guard names what is lost; limits hold."""
+    from strands.models import openai
+
+    class OpenAIModel:
+        def __init__(self) -> None:
+            self.own_client = None
+
+    monkeypatch.setattr(openai, "OpenAIModel", OpenAIModel)
+    (gap,) = gaps()
+    assert gap.name == "strands.models.openai.OpenAIModel()._custom_client"
+    assert (gap.without, gap.is_vital) == ("Such calls are priced as those of OpenAI.", False)
 
 
 def private_names_in(path: Path) -> set[str]:

@@ -108,9 +108,11 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
         output += thoughts or 0
     sure: Sure
     sent, output, sure = _settled(rule, sent, output, total, cached if outside else 0)
+    if sent is None or sent < cached:  # only a total can say less than the part that was cached
+        sent, sure = None, "partial"
     return UsageRecord(
         usage=Usage(
-            input=sent or 0,
+            input=cached if sent is None else sent,
             output=output or 0,
             cache_read=read,
             cache_write=written,

@@ -7,6 +7,7 @@ an agent never feels it: what stands under `without` is done instead, and its li
 from __future__ import annotations
 
 import inspect
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,16 +21,19 @@ class PrivateName(NamedTuple):
 
     module: str
     name: str
-    """As it is reached from the module; after `Agent().`, of an agent that was made."""
+    """As it is reached from the module; after `Agent().`, of an object that was made."""
     why: str
     without: str
 
     @property
     def is_there(self) -> bool:
-        """Look for it; of an agent that is made it is known what its class sets or has."""
-        if self.name.startswith("Agent()."):
-            return _is_set(found(self.module, "Agent"), self.name.removeprefix("Agent()."))
-        return found(self.module, self.name) is not None
+        """Look for it; of an object that is made it is known what its class sets or has."""
+        owner, made, attribute = self.name.partition("().")
+        if not made:
+            return found(self.module, self.name) is not None
+        # Only where it is there: a vendor's client takes a second to import, and where nobody has
+        # imported it, there are no such objects.
+        return self.module not in sys.modules or _is_set(found(self.module, owner), attribute)
 
 
 def _is_set(owner: Any, name: str) -> bool:
@@ -119,6 +123,12 @@ PRIVATE_NAMES: Final = (
         "Agent()._middleware_registry",
         "Shows that an application has replaced the registry that our stages were added to.",
         "The wrap of `Model.stream` judges alone, without a stage.",
+    ),
+    PrivateName(
+        "strands.models.openai",
+        "OpenAIModel()._custom_client",
+        "A client that the application has made knows the address, which says who sells.",
+        "Such calls are priced as those of OpenAI.",
     ),
 )
 

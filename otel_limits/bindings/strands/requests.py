@@ -32,8 +32,9 @@ OUTPUT_CAPS: Final = (
 own spelling, `num_predict` in Ollama's, `n_predict` in llama.cpp's, `max_new_tokens` in those of
 containers on SageMaker."""
 
-CONFIGS: Final = ("config", "payload_config")
-"""Attributes of a model that hold its settings; the second one is SageMaker's."""
+CONFIGS: Final = ("config", "payload_config", "client_args")
+"""Attributes of a model that hold its settings: the second one is SageMaker's, and what is in the
+third one, LiteLLM's class sends with every request."""
 
 SETTINGS: Final = (
     "params",

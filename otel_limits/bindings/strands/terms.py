@@ -55,7 +55,9 @@ def terms_of(model: Any, content: object = ()) -> Terms:
     What is not said is the vendor's default.
     """
     try:
-        settings = tuple(_settings(getattr(model, "config", None), MAX_DEPTH))
+        # LiteLLM's class sends what its client is given with every request.
+        held = [getattr(model, name, None) for name in ("config", "client_args")]
+        settings = tuple(_settings(held, MAX_DEPTH + 1))
         blocks = tuple(_blocks(content))
         return Terms(
             seller=_seller(model),

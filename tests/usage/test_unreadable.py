@@ -1,0 +1,137 @@
+"""Agents whose vendor reports usage that nobody can read, or a part of it: their caps hold."""
+
+from __future__ import annotations
+
+import sqlite3
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from strands.types.exceptions import EventLoopException
+
+from otel_limits import Limits, ModelCall, Stop, disable, enable
+from otel_limits.testing import ScriptedModel, endless, uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_limits import Fact
+    from tests.conftest import MakeAgent
+
+NAN, INFINITE = float("nan"), float("inf")
+CAP = 1_000
+
+
+def every(value: object) -> dict[str, Any]:
+    """Say the same of input, output and total."""
+    return dict.fromkeys(("inputTokens", "outputTokens", "totalTokens"), value)
+
+
+USAGES: dict[str, tuple[dict[str, Any], str]] = {
+    "no output": ({"inputTokens": 90}, "unmeasured"),
+    "no input": ({"outputTokens": 10}, "unmeasured"),
+    "no output, but a total": ({"inputTokens": 90, "totalTokens": 100}, "measured"),
+    "no input, but a total": ({"outputTokens": 10, "totalTokens": 100}, "measured"),
+    "a total alone": ({"totalTokens": 100}, "unmeasured"),
+    "a total below its parts": ({"inputTokens": 90, "totalTokens": 3}, "unmeasured"),
+    "nothing": ({}, "unmeasured"),
+    "cached tokens alone": ({"cacheReadInputTokens": 90}, "unmeasured"),
+    "cached tokens, and no input": (
+        {"outputTokens": 10, "cacheReadInputTokens": 90, "totalTokens": 20},
+        "unmeasured",
+    ),
+    "integers of numpy": (
+        {"inputTokens": np.int64(90), "outputTokens": np.int32(10), "totalTokens": np.int16(100)},
+        "measured",
+    ),
+    "whole floats": ({"inputTokens": 90.0, "outputTokens": 10.0, "totalTokens": 100.0}, "measured"),
+    "an absurd cache": (
+        {"inputTokens": 90, "outputTokens": 10, "cacheReadInputTokens": 10**30},
+        "measured",
+    ),
+    "an absurd output": ({"inputTokens": 90, "outputTokens": 10**30}, "unmeasured"),
+    "-1": (every(-1), "unmeasured"),
+    "NaN": (every(NAN), "unmeasured"),
+    "infinite": (every(INFINITE), "unmeasured"),
+    "minus infinite": (every(-INFINITE), "unmeasured"),
+    "10^30": (every(10**30), "unmeasured"),
+    "a truth value": (dict.fromkeys(every(0), True), "unmeasured"),
+    "parts of a token": (every(2.5), "unmeasured"),
+    "NaN of numpy": (every(np.float64("nan")), "unmeasured"),
+    "text": (every("90"), "unmeasured"),
+    "None": (every(None), "unmeasured"),
+    "a list": (every([90]), "unmeasured"),
+}
+"""What a model says, and what kind of call that is; where all is readable it is 90 and 10."""
+
+BREAKS_STRANDS = ("text", "None", "a list")
+"""What Strands itself cannot add to its own sums: its agent fails with the first call."""
+
+
+def ask(make_agent: MakeAgent, usage: dict[str, Any], facts: list[Fact]) -> str | None:
+    """Run an agent that never ends by itself; return why it ended, `None` if Strands failed."""
+    enable(Limits(max_token_budget=CAP, max_turns=40), observers=[facts.append])
+    try:
+        return make_agent(ScriptedModel(endless(uses("search", usage=usage))))("go").stop_reason
+    except (EventLoopException, TypeError):
+        return None
+
+
+def calls_of(facts: list[Fact]) -> list[ModelCall]:
+    """Every model call that was counted."""
+    return [fact for fact in facts if isinstance(fact, ModelCall)]
+
+
+@pytest.mark.parametrize("case", USAGES)
+def test_the_cap_holds(make_agent: MakeAgent, facts: list[Fact], case: str, source: str) -> None:
+    """A call counts with what is readable and with estimates of the rest, and is never empty."""
+    usage, kind = USAGES[case]
+    reason = ask(make_agent, usage, facts)
+    assert reason == (None if case in BREAKS_STRANDS else "max_token_budget")
+    calls = calls_of(facts)
+    assert {(call.kind, call.estimated) for call in calls} == {(kind, kind == "unmeasured")}
+    assert all(call.usage.total >= 10 for call in calls)
+    if kind == "measured":
+        assert {(call.usage.input, call.usage.output) for call in calls} == {(90, 10)}
+        assert len(calls) == CAP // 100
+    else:  # the estimate of this conversation grows with each turn
+        assert len(calls) <= 12
+
+
+@pytest.mark.parametrize("case", USAGES)
+def test_what_is_told_is_a_number_of_tokens(
+    make_agent: MakeAgent, facts: list[Fact], case: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Facts, sums, metrics and the ledger have whole numbers of a size that can be."""
+    ledger = tmp_path / "ledger.db"
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger))
+    ask(make_agent, USAGES[case][0], facts)
+    told = counted()
+    disable()  # which writes what is still to be written
+    calls, (stop,) = calls_of(facts), [fact for fact in facts if isinstance(fact, Stop)]
+    sums = (sum(call.usage.input for call in calls), sum(call.usage.output for call in calls))
+    assert (stop.usage.input, stop.usage.output) == sums
+    assert told == sum(sums)
+    assert 0 < sum(sums) < 2 * CAP
+    rows = sqlite3.connect(ledger).execute(
+        "SELECT sum(input_tokens), sum(output_tokens), max(cache_read_tokens), count(*),"
+        " sum(typeof(input_tokens) = 'integer') FROM otel_limits_model_calls"
+    )
+    sent, answered, cached, number, whole = rows.fetchone()
+    assert (sent, answered, number, whole) == (*sums, len(calls), len(calls))
+    assert cached <= 90
+
+
+def counted() -> Decimal:
+    """Every token that the metrics have."""
+    return sum(
+        (
+            Decimal(sample.value)
+            for metric in REGISTRY.collect()
+            for sample in metric.samples
+            if sample.name == "otel_limits_tokens_total"
+        ),
+        Decimal(0),
+    )

@@ -1,0 +1,85 @@
+"""The most output tokens that a request permits: read where each class of models has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent
+
+from otel_limits import enable
+from otel_limits.core.facts import QuotaDecision
+from tests.wire import models
+from tests.wire.server import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from strands.models import Model
+
+    from otel_limits import Fact
+    from tests.wire.server import Vendor
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
+
+CAP = 7_777
+REFUSED = Reply([b'{"error": {"message": "no"}}'], "application/json", 400)
+
+EXTRA = {"params": {"extra_body": {"max_completion_tokens": CAP}}}
+WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
+    "SageMaker": (models.sagemaker, {"payload_config": {"max_tokens": CAP, "stream": True}}),
+    "SageMaker, additional_args": (
+        models.sagemaker,
+        {"payload_config": {"max_tokens": 5, "additional_args": {"max_new_tokens": CAP}}},
+    ),
+    "Ollama, max_tokens": (models.ollama, {"max_tokens": CAP}),
+    "Ollama, num_predict": (models.ollama, {"options": {"num_predict": CAP}}),
+    "Ollama, additional_args": (
+        models.ollama,
+        {"additional_args": {"options": {"num_predict": CAP}}},
+    ),
+    "Ollama, no cap beside one": (
+        models.ollama,
+        {"max_tokens": CAP, "options": {"num_predict": -1}},
+    ),
+    "OpenAI": (models.openai, {"params": {"max_completion_tokens": CAP}}),
+    "OpenAI, extra_body": (models.openai, EXTRA),
+    "OpenAI Responses": (models.openai_responses, {"params": {"max_output_tokens": CAP}}),
+    "Anthropic": (models.anthropic, {"max_tokens": CAP}),
+    "Bedrock": (models.bedrock, {"max_tokens": CAP}),
+    "Bedrock, additional_request_fields": (
+        models.bedrock,
+        {"additional_request_fields": {"max_tokens": CAP}},
+    ),
+    "Bedrock, additional_args": (
+        models.bedrock,
+        {"additional_args": {"inferenceConfig": {"maxTokens": CAP}}},
+    ),
+    "Gemini": (models.gemini, {"params": {"max_output_tokens": CAP}}),
+    "Mistral": (models.mistral, {"max_tokens": CAP}),
+    "llama.cpp": (models.llamacpp, {"params": {"max_tokens": CAP}}),
+    "LiteLLM": (models.litellm, {"params": {"max_tokens": CAP}}),
+    "LiteLLM, client_args": (models.litellm, {"client_args": {"max_tokens": CAP}}),
+    "Writer": (models.writer, {"max_tokens": CAP}),
+    "Llama API": (models.llamaapi, {"max_completion_tokens": CAP}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_output_cap_is_reserved(
+    way: str, vendor: Vendor, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the vendor is sent as the most of an answer is what a quota keeps for it."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {all: {tokens: 100000, window: day}}\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(observers=[facts.append])
+    make, config = WAYS[way]
+    vendor.replies[:] = [REFUSED]
+    agent = Agent(model=make(vendor.url, **config), callback_handler=None, retry_strategy=None)
+    with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
+        agent("go")
+    assert str(CAP).encode() in vendor.requests[0]
+    (decision,) = (fact for fact in facts if isinstance(fact, QuotaDecision))
+    assert CAP < int(decision.wanted) < CAP + 100
