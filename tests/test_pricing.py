@@ -7,6 +7,7 @@ import importlib.metadata
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from otel_limits.core.catalogue import LIST, Listed, brought_along, price_of
 from otel_limits.core.policy import Policy
-from otel_limits.core.price import Price
+from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Prices
 from otel_limits.core.terms import Sale
 from otel_limits.core.usage import NO_USAGE, Usage, measured
@@ -69,6 +70,33 @@ def test_a_price_is_exact(parts: dict[str, Decimal], expected: str) -> None:
     written: dict[str, Any] = {"input": Decimal(2), "output": Decimal(3), **parts}
     price = Price(**written)
     assert price.of(Usage(input=1_000, output=1_000)) == Decimal(expected)
+
+
+@given(
+    st.tuples(*[st.integers(0, 1_000)] * 4),
+    st.tuples(*[st.none() | st.decimals(0, 20, places=3)] * 3),
+    st.sampled_from([None, Decimal(7)]),
+)
+def test_what_a_cache_saved_is_what_a_call_without_it_costs_more(
+    parts: tuple[int, ...], prices: tuple[Decimal | None, ...], long: Decimal | None
+) -> None:
+    """Whatever reading and writing cost, and at the tier of the whole prompt."""
+    fresh, read, written, kept = parts
+    size = fresh + read + written + kept
+    tiers = (PriceTier(above=size - 1, input=long),) if long and size > 1 else ()
+    of_read, of_write, of_hour = prices
+    price = Price(
+        input=Decimal(3), output=Decimal(15), tiers=tiers,
+        cache_read=of_read, cache_write=of_write, cache_write_1h=of_hour,
+    )  # fmt: skip
+    plain = Usage(input=size, output=10)
+    cached = replace(plain, cache_read=read, cache_write=written + kept, cache_write_1h=kept)
+    quote = Prices({"m": price}).quote(Sale(model="m", usage=cached))
+    if quote.price is None or not read + written + kept:
+        assert quote.cache_saved is None
+    else:
+        assert quote.cache_saved is not None
+        assert quote.price + quote.cache_saved == Prices({"m": price}).price("m", plain)
 
 
 def test_parts_that_exceed_the_whole_have_no_price() -> None:

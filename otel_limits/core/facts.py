@@ -137,6 +137,9 @@ class ModelCall:
     """What the price depends on beside tokens and tier, as JSON; `None` for nothing."""
     unpriced: str | None = None
     """Why the price is unknown, in words."""
+    cache_saved: Decimal | None = None
+    """USD that it would have cost more without a cache, below 0 where writing to one cost more than
+    reading saved; `None` where it used none, or nobody knows."""
     cost_is_limited: bool = False
     """True when there is a limit on cost that an unknown price passes by."""
     tier: str | None = None
@@ -155,11 +158,18 @@ class ModelCall:
     """Id under which shared quotas count it; `None` where none applies."""
     quota_charges: str | None = None
     """What they count, for whoever settles in the place of a killed worker."""
+    after_tools: Mapping[str, int] = field(default_factory=dict)
+    """The tools whose results are new in its request, and how often each was called in the turn
+    before; none where the agent's loop did not make it."""
     side: bool = False
     """True when the agent's loop did not make it: a summary, a direct structured output, a model
     that a tool asks, memory extraction, a background task. It may come after the `Stop`."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        """Keep the tools as they are now, whatever becomes of those given."""
+        object.__setattr__(self, "after_tools", FrozenDict(self.after_tools))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +187,8 @@ class ToolCall:
     """Duration of that attempt; `None` when no tool ran, or when it goes on in the background."""
     fingerprint: str | None
     """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
+    turn: int = 0
+    """Number of the turn that asked for it."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 

@@ -103,6 +103,23 @@ class Price:
             searches = (usage.web_searches or 0) * (at.web_search or NO_COST)
             return tokens.scaleb(PER_MILLION) + at.per_request + searches
 
+    def saved_by_cache(self, usage: Usage) -> Decimal | None:
+        """USD that a call would have cost more without a cache; `None` where it used none."""
+        if not (usage.cache_read or usage.cache_write):
+            return None
+        at = self.at(usage.input)
+        one_hour = usage.cache_write_1h or 0
+        read = at.input if at.cache_read is None else at.cache_read
+        write = at.input if at.cache_write is None else at.cache_write
+        kept = write if at.cache_write_1h is None else at.cache_write_1h
+        with localcontext(EXACT):
+            saved = (
+                usage.cache_read * (at.input - read)
+                + (usage.cache_write - one_hour) * (at.input - write)
+                + one_hour * (at.input - kept)
+            )
+            return saved.scaleb(PER_MILLION)
+
     def at(self, prompt: int) -> Price:
         """Return what a call with so many input tokens costs."""
         passed = [tier for tier in self.tiers if prompt > tier.above]
@@ -144,6 +161,8 @@ class Quote:
     """`policy`, `genai-prices` or `local`; `None` where the price is unknown."""
     version: str | None = None
     """Tells the prices of one time from those of another."""
+    cache_saved: Decimal | None = None
+    """USD that it would have cost more without a cache; `None` where it used none."""
     unknown: str | None = None
     """Why the price is unknown, in words."""
 

@@ -150,4 +150,5 @@ def _quote_of(price: Price, sale: Sale, source: str, version: str) -> Quote:
     amount = price.of(sale.usage)
     if amount is None:
         return Quote(unknown=price.at(sale.usage.input).lack(sale.usage))
-    return Quote(price=amount, source=source, version=version)
+    saved = price.saved_by_cache(sale.usage)
+    return Quote(price=amount, source=source, version=version, cache_saved=saved)

@@ -42,6 +42,7 @@ from otel_limits.ledger.rows import (
     name,
     picodollars,
     portions,
+    signed_picodollars,
     tokens,
 )
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
@@ -377,12 +378,13 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
         "state": _state(span, record),
         "estimated": False,
         "price_pico": picodollars(quote.price),
+        "cache_saved_pico": signed_picodollars(quote.cache_saved),
         "price_source": quote.source,
         "price_version": quote.version,
         "price_basis": sale.basis,
         "tier": name(sale.tier),
         "cache_write_1h_tokens": usage.cache_write_1h,
-        **dict.fromkeys(("quota_operation", "quota_charges", "side", *FORMER_PRICE)),
+        **dict.fromkeys(("quota_operation", "quota_charges", "side", "after_tools", *FORMER_PRICE)),
     }
 
 
@@ -406,4 +408,5 @@ def _tool_row(span: Span, around: Sequence[Span]) -> Row:
         "tool": name(str(span.attributes.get(TOOL_NAME) or "unknown")),
         "status": "error" if failed else "success",
         "fingerprint": None,
+        "turn": None,
     }

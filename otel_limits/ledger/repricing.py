@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.terms import Sale, sale_in_ledger
 from otel_limits.core.usage import EXACT, NO_COST, Usage
-from otel_limits.ledger.rows import Row, dollars, picodollars, time_of
+from otel_limits.ledger.rows import Row, dollars, picodollars, signed_picodollars, time_of
 from otel_limits.ledger.schema import MODEL_CALL_TABLE
 from otel_limits.ledger.selection import CALLS, Selection, Source
 from otel_limits.ledger.totals import add_prices
@@ -133,6 +133,7 @@ def _change(row: Any, prices: Prices, done: Repriced) -> Row | None:
         "new_pico": pico,
         "new_source": quote.source,
         "new_version": quote.version,
+        "new_saved": signed_picodollars(quote.cache_saved),
         "old_pico": row.price_pico,
         "old_source": row.price_source or UNPRICED,
         "old_version": row.price_version,
@@ -159,6 +160,7 @@ UPDATE: Final = (
         price_pico=sa.bindparam("new_pico"),
         price_source=sa.bindparam("new_source"),
         price_version=sa.bindparam("new_version"),
+        cache_saved_pico=sa.bindparam("new_saved", type_=sa.BigInteger()),
         former_price_pico=sa.case(
             (IS_FIRST, sa.bindparam("old_pico", type_=sa.BigInteger())),
             else_=CALLS.former_price_pico,

@@ -45,6 +45,8 @@ SAME_CALL_MICROSECONDS: Final = 60_000_000
 another one: an application that seeds `random` makes the same ids in every run."""
 
 MAX_NAME: Final = 256
+MOST_TOOLS: Final = 32
+"""Different tools that a turn is remembered with: a model can make up any number of names."""
 MICROSECONDS: Final = 1_000_000
 PICODOLLARS: Final = 10**12
 """Prices are stored in whole millionths of a millionth of a dollar, which databases add exactly."""
@@ -177,6 +179,8 @@ def model_call_row(fact: ModelCall) -> Row:
         "quota_operation": fact.quota_operation,
         "quota_charges": fact.quota_charges,
         "side": fact.side,
+        "after_tools": after_tools_text(fact.after_tools),
+        "cache_saved_pico": signed_picodollars(fact.cache_saved),
         "tier": None if fact.tier is None else name(fact.tier),
         "cache_write_1h_tokens": _bounded(fact.usage.cache_write_1h),
         "price_basis": fact.price_basis,
@@ -208,8 +212,25 @@ def tool_call_row(fact: ToolCall) -> Row:
         "tool": name(fact.tool),
         "status": fact.status,
         "fingerprint": fact.fingerprint,
+        "turn": fact.turn,
         "source": "live",
     }
+
+
+def after_tools_text(tools: Mapping[str, int]) -> str:
+    """Tools with how often each was called, such as `fetch,search*9`; empty for none."""
+    counts: dict[str, int] = {}
+    for tool, count in sorted(tools.items())[:MOST_TOOLS]:
+        # A model can make up a name; those that tools can have are without these.
+        known = name(tool).replace(",", "_").replace("*", "_")
+        counts[known] = counts.get(known, 0) + count
+    return ",".join(f"{tool}*{n}" if n > 1 else tool for tool, n in counts.items())
+
+
+def tools_in(text: str) -> dict[str, int]:
+    """The tools that `after_tools_text` wrote."""
+    parts = (each.partition("*") for each in text.split(",") if each)
+    return {tool: int(count or 1) for tool, _, count in parts}
 
 
 def quota_change_row(fact: QuotaGrant) -> Row:
@@ -289,6 +310,14 @@ def picodollars(price: Decimal | None) -> int | None:
         return None
     whole = int(EXACT.multiply(price, PICODOLLARS).to_integral_value(ROUND_HALF_EVEN, EXACT))
     return whole if whole <= MAX_INTEGER else None
+
+
+def signed_picodollars(amount: Decimal | None) -> int | None:
+    """Whole picodollars of an amount that may be below 0."""
+    if amount is None or not amount.is_signed():
+        return picodollars(amount)
+    below = picodollars(-amount)
+    return None if below is None else -below
 
 
 def dollars(pico: int | None) -> Decimal | None:

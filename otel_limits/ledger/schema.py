@@ -96,13 +96,16 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("tier", TEXT),
     sa.Column("cache_write_1h_tokens", BIG),
     sa.Column("price_basis", TEXT),
+    sa.Column("after_tools", TEXT),
+    sa.Column("cache_saved_pico", BIG),
     sa.Column("former_price_pico", BIG),
     sa.Column("former_price_source", TEXT),
     sa.Column("former_price_version", TEXT),
     sa.UniqueConstraint("invocation_id", "number"),
 )
 """A call is told from every other by its invocation and its number in it. `root_id` is empty where
-the invocation is the root itself, `number` in what was imported."""
+the invocation is the root itself, `number` in what was imported. `after_tools` has the tools whose
+results were new in its request, and nobody knows them of what was recorded before version 4."""
 
 SPEND_INDEX: Final = sa.Index(
     "ix_otel_limits_model_calls_sums",
@@ -115,6 +118,7 @@ SPEND_INDEX: Final = sa.Index(
     MODEL_CALL_TABLE.c.cache_read_tokens,
     MODEL_CALL_TABLE.c.cache_write_tokens,
     MODEL_CALL_TABLE.c.price_pico,
+    MODEL_CALL_TABLE.c.cache_saved_pico,
 )
 """What is spent by day, agent and model is answered from this alone, without a sort."""
 
@@ -182,6 +186,7 @@ TOOL_CALL_TABLE: Final = sa.Table(
     sa.Column("tool", TEXT, nullable=False),
     sa.Column("status", TEXT, nullable=False),
     sa.Column("fingerprint", TEXT),
+    sa.Column("turn", BIG),
     sa.Column("source", TEXT, nullable=False),
     sa.UniqueConstraint("invocation_id", "number"),
 )

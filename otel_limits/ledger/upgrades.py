@@ -117,6 +117,8 @@ CREATE TABLE otel_limits_model_calls (
     tier TEXT,
     cache_write_1h_tokens BIGINT,
     price_basis TEXT,
+    after_tools TEXT,
+    cache_saved_pico BIGINT,
     former_price_pico BIGINT,
     former_price_source TEXT,
     former_price_version TEXT,
@@ -139,6 +141,7 @@ CREATE TABLE otel_limits_tool_calls (
     tool TEXT NOT NULL,
     status TEXT NOT NULL,
     fingerprint TEXT,
+    turn BIGINT,
     source TEXT NOT NULL,
     PRIMARY KEY (id),
     UNIQUE (invocation_id, number)
@@ -180,16 +183,19 @@ ALTER TABLE otel_limits_model_calls
     ADD COLUMN tier TEXT,
     ADD COLUMN cache_write_1h_tokens BIGINT,
     ADD COLUMN price_basis TEXT,
+    ADD COLUMN after_tools TEXT,
+    ADD COLUMN cache_saved_pico BIGINT,
     ADD COLUMN former_price_pico BIGINT,
     ADD COLUMN former_price_source TEXT,
-    ADD COLUMN former_price_version TEXT
+    ADD COLUMN former_price_version TEXT;
+ALTER TABLE otel_limits_tool_calls ADD COLUMN turn BIGINT
 """
 """The same for PostgreSQL, which can alter what is there."""
 
 INDEXES_4: Final = """
 CREATE INDEX ix_otel_limits_model_calls_sums ON otel_limits_model_calls
     (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens,
-     price_pico);
+     price_pico, cache_saved_pico);
 CREATE INDEX ix_otel_limits_model_calls_proof ON otel_limits_model_calls
     (invocation_id, number, input_tokens, output_tokens, price_pico);
 CREATE INDEX ix_otel_limits_model_calls_unknown_size ON otel_limits_model_calls

@@ -318,6 +318,7 @@ class Calls:
                 price_version=quote.version,
                 price_basis=sale.basis,
                 unpriced=quote.unknown,
+                cache_saved=quote.cache_saved,
                 cost_is_limited=run.budgets.passes_unpriced,
                 tier=sale.tier,
                 provider=call.provider,
@@ -327,6 +328,7 @@ class Calls:
                 # after this.
                 turn=run.tally.turns + 1,
                 iteration=run.tally.iterations + 1,
+                after_tools={} if call.is_side else run.tools.of_turn,
                 side=call.is_side,
             )
         )

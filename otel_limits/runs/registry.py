@@ -88,6 +88,8 @@ class Runs:
         """True when any invocation has begun in this process."""
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
+        self.keeps_fingerprints = False
+        """True while somebody keeps the hashes of tool calls, whatever is limited."""
         self.deadlines = Deadlines()
         self.clock = clock
         self._last_time = 0.0

@@ -25,7 +25,15 @@ class ToolCalls:
         self.by_tool: dict[str, int] = {}
         self.refusals: dict[str, tuple[Breach, Budget]] = {}
         """The last refusal of each limit that refused one: it halts the agent after its turn."""
+        self._of_turn: tuple[int, dict[str, int]] = (0, {})
+        """The last turn with calls, and how often it called each tool."""
         self._published = self._kept = 0
+
+    @property
+    def of_turn(self) -> dict[str, int]:
+        """How often the last turn called each tool: the next request has the results."""
+        turn, called = self._of_turn
+        return called if turn == self._run.tally.turns else {}
 
     def admit(self, tool: str) -> Breach | None:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
@@ -51,6 +59,9 @@ class ToolCalls:
     ) -> None:
         """A call is over, in its final attempt."""
         self._published += 1
+        called = self.of_turn
+        called[tool] = called.get(tool, 0) + 1
+        self._of_turn = (self._run.tally.turns, called)
         self._run.runs.observers.publish(
             ToolCall(
                 invocation=self._run.invocation,
@@ -59,6 +70,7 @@ class ToolCalls:
                 status=status,
                 seconds=seconds,
                 fingerprint=fingerprint,
+                turn=self._run.tally.turns,
             )
         )
 

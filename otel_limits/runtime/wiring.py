@@ -225,6 +225,7 @@ class Wiring:
             (*self._told(is_last=False), *application, *self._told(is_last=True))
         )
         self._runs.audit_keys = settings.audit_keys
+        self._runs.keeps_fingerprints = settings.ledger is not None
         self._runs.prices = self._prices_of(document)
         self._runs.tool_log = _make_tool_log(settings)
 
@@ -232,6 +233,7 @@ class Wiring:
         """Close everything."""
         self._runs.observers.use(())
         self._runs.audit_keys = ()
+        self._runs.keeps_fingerprints = False
         self._runs.prices = self._runs.tool_log = None
         for name in reversed(list(self._open)):
             self._close(name)

@@ -260,12 +260,13 @@ BACK = {
         UPDATE otel_limits_model_calls SET root_id = invocation_id WHERE root_id IS NULL;
         ALTER TABLE otel_limits_model_calls
             DROP COLUMN side, DROP COLUMN tier, DROP COLUMN cache_write_1h_tokens,
-            DROP COLUMN price_basis, DROP COLUMN former_price_pico, DROP COLUMN former_price_source,
+            DROP COLUMN after_tools, DROP COLUMN cache_saved_pico, DROP COLUMN price_basis,
+            DROP COLUMN former_price_pico, DROP COLUMN former_price_source,
             DROP COLUMN former_price_version, ALTER COLUMN root_id SET NOT NULL,
             ADD UNIQUE (trace_id, span_id);
         UPDATE otel_limits_tool_calls SET root_id = invocation_id WHERE root_id IS NULL;
         ALTER TABLE otel_limits_tool_calls
-            ALTER COLUMN root_id SET NOT NULL, ADD UNIQUE (trace_id, span_id);
+            DROP COLUMN turn, ALTER COLUMN root_id SET NOT NULL, ADD UNIQUE (trace_id, span_id);
         CREATE INDEX ix_otel_limits_model_calls_sums ON otel_limits_model_calls
             (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico);
     """,

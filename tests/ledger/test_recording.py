@@ -19,7 +19,16 @@ import otel_limits
 from otel_limits import Limits, ModelCall, Usage, enable
 from otel_limits.core.facts import Invocation, Stop
 from otel_limits.core.usage import MAX_TOKENS
-from otel_limits.ledger.rows import MAX_INTEGER, dollars, picodollars
+from otel_limits.ledger.rows import (
+    MAX_INTEGER,
+    MAX_NAME,
+    MOST_TOOLS,
+    after_tools_text,
+    dollars,
+    picodollars,
+    signed_picodollars,
+    tools_in,
+)
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import RUNTIME
@@ -203,6 +212,60 @@ def test_a_tool_call_is_one_row(source: str, ledger: LedgerFile) -> None:
     ]
     assert [row["number"] for row in rows] == [1, 2, 3]
     assert rows[0]["fingerprint"] == rows[2]["fingerprint"] != rows[1]["fingerprint"]
+
+
+def test_a_model_call_names_the_tools_whose_results_it_got(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """With how often each was called in the turn before; a tool call has the turn that asked."""
+    enable()
+    answers = [uses("search", "search"), says("x"), uses("search"), says("y")]
+    agent = make_agent(ScriptedModel(answers))
+    agent("go")
+    agent("on")
+    assert [call["after_tools"] for call in ledger.calls()] == ["", "search*2", "", "search"]
+    assert [row["turn"] for row in ledger.tools()] == [1, 1, 1]
+
+
+def test_tools_are_written_as_they_are_read() -> None:
+    """Names that a model made up cost nothing but themselves, and there is an end to them."""
+    assert tools_in(after_tools_text({"search": 9, "fetch": 1})) == {"fetch": 1, "search": 9}
+    assert tools_in(after_tools_text({"a,b": 1, "a*b": 2})) == {"a_b": 3}
+    many = {f"{n:03}" + "x" * 1_000: 1 for n in range(1_000)}
+    assert len(after_tools_text(many)) <= MOST_TOOLS * (MAX_NAME + 1)
+
+
+def test_equal_calls_are_told_without_a_limit_on_them(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """Who has set no limit on loops can be told by an audit that there are some."""
+    enable()
+    make_agent(ScriptedModel([uses("search"), uses("search"), says("x")]))("go")
+    one, other = ledger.tools()
+    assert one["fingerprint"] == other["fingerprint"] is not None
+
+
+def test_what_caching_saved_is_kept(
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Any
+) -> None:
+    """Reading 90 tokens saved 0.9 of their price, writing 10 cost a quarter of it more."""
+    policy = tmp_path / "limits.yaml"
+    price = "{input: 4, output: 0, cache_read: 0.4, cache_write: 5}"
+    policy.write_text(f"models: {{scripted: {{price: {price}}}}}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_LIMITS_POLICY", str(policy))
+        enable()
+    make_agent(ScriptedModel([says("x", usage=CACHED), says("x")]))("go")
+    (call,) = ledger.calls()
+    assert dollars(call["cache_saved_pico"]) == Decimal("0.000314")
+
+
+@pytest.mark.parametrize("amount", [None, "0", "0.5", "-0.25", "1e30", "-1e30", "NaN"])
+def test_an_amount_below_zero_is_kept(amount: str | None) -> None:
+    """A cache that is written and never read costs money; what no column can hold is unknown."""
+    given = None if amount is None else Decimal(amount)
+    stored = signed_picodollars(given)
+    assert stored is None if amount in (None, "1e30", "-1e30", "NaN") else dollars(stored) == given
 
 
 def test_a_child_stands_under_its_parent(source: str, ledger: LedgerFile) -> None:

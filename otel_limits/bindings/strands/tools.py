@@ -121,7 +121,7 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
             use, result, seconds = answer
             answered.append(answer)
             identity = None
-            if run.loops is not None:
+            if run.loops is not None or run.runs.keeps_fingerprints:
                 calls.append(call_of(run, use, result))
                 identity = identity_of(calls[-1])
             run.tools.ended(use["name"], status_of(result), seconds, identity)
