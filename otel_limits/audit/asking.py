@@ -7,7 +7,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from otel_limits.core.values import (
     DURATION,
@@ -22,6 +23,10 @@ from otel_limits.core.values import (
     split_names,
 )
 from otel_limits.ledger.rows import MICROSECONDS
+from otel_limits.settings.credentials import authorization_in
+
+if TYPE_CHECKING:
+    from otel_limits.core.secrets import Secret
 
 T = TypeVar("T")
 
@@ -68,6 +73,18 @@ def instant(text: str) -> Instant:
     written = text.strip().replace("Z", "+00:00")
     is_age = DURATION_TEXT.fullmatch(written) is not None
     return Instant(when, is_local=not is_age and datetime.fromisoformat(written).tzinfo is None)
+
+
+def authorization_file(text: str) -> Secret:
+    """Read what a file has for the header `Authorization`.
+
+    Raises:
+        ArgumentTypeError: It cannot be read, or has something else in it.
+    """
+    try:
+        return authorization_in(Path(text).expanduser())
+    except (ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _condition(text: str) -> tuple[str, str]:

@@ -11,12 +11,17 @@ if TYPE_CHECKING:
     from otel_limits.ledger.proof import Balance
 
 
-def completeness(inquiry: Inquiry) -> str:
-    """Say how complete the ledger is that an answer comes from, in one line."""
+def completeness(inquiry: Inquiry, found: Balance | None = None) -> str:
+    """Say how complete the ledger is that an answer comes from, in one line.
+
+    Args:
+        inquiry: Which ledger.
+        found: Its calls added up, where somebody did so already.
+    """
     from otel_limits.ledger.proof import balance
     from otel_limits.ledger.spill import orphans
 
-    found = balance(inquiry.connection)
+    found = found or balance(inquiry.connection)
     parts = [_verdict(found)]
     waiting = inquiry.waiting
     if waiting.rows:

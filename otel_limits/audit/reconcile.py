@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.answers import Answer, Column, Kind, Table
+from otel_limits.audit.counters import Counters, Growth, counters_of
 from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
-from otel_limits.audit.sums import Sums, fold
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
-from otel_limits.core.secrets import masked
-from otel_limits.dashboards.api import Prometheus, PrometheusError
-from otel_limits.ledger.rows import MICROSECONDS
+from otel_limits.core.secrets import Secret, masked
+from otel_limits.ledger.rows import MICROSECONDS, PICODOLLARS, dollars
+from otel_limits.settings.credentials import inherited_authorization
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.selection import Selection
 
 DAY_SECONDS: Final = 24 * 60 * 60
-STEP_SECONDS: Final = 6 * 60 * 60
-"""How much of the window is fetched at once: every sample of every counter comes over."""
-LOOK_BACK_SECONDS: Final = 5 * 60
-"""Where the last sample before the window is looked for."""
+FLOATS: Final = 1e-9
+"""How exactly sums of money are compared that Prometheus keeps as floats."""
 
 Pair = tuple[str, str]
-"""Agent and model."""
+"""Agent and model, or agent and reason."""
+Counts = Mapping[Pair, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,156 +45,208 @@ MEASURES: Final = (
     Measure("input tokens", 'otel_limits_tokens_total{type="input"}', "input"),
     Measure("output tokens", 'otel_limits_tokens_total{type="output"}', "output"),
 )
+COST: Final = Measure("cost", "otel_limits_cost_usd_total", "pico")
+STOPS: Final = Measure("stops", "otel_limits_stops_total", "stops")
 
-COMPARED: Final = (
-    Column("agent", "Agent", is_key=True),
-    Column("model", "Model", is_key=True),
-    Column("measure", "Counted", is_key=True),
-    Column("ledger", "Ledger", "count"),
-    Column("prometheus", "Prometheus", "count"),
-    Column("difference", "Difference", "count", is_key=True),
-    Column("difference_share", "Of the ledger", "share"),
-    Column("accepted", "Within tolerance", is_key=True),
+
+def _figures(kind: Kind) -> tuple[Column, ...]:
+    return (
+        Column("ledger", "Ledger", kind),
+        Column("prometheus", "Prometheus", kind),
+        Column("prometheus_most", "at most", kind),
+        Column("difference", "Difference", kind, is_key=True),
+        Column("difference_share", "Of the ledger", "share"),
+        Column("restarts", "Restarts", "count"),
+        Column("accepted", "Within tolerance", is_key=True),
+    )
+
+
+AGENT: Final = Column("agent", "Agent", is_key=True)
+MODEL: Final = Column("model", "Model", is_key=True)
+COMPARED: Final = (AGENT, MODEL, Column("measure", "Counted", is_key=True), *_figures("count"))
+COSTS: Final = (AGENT, MODEL, *_figures("money"))
+ENDS: Final = (AGENT, Column("reason", "Reason", is_key=True), *_figures("count"))
+
+NOTE: Final = (
+    "Prometheus knows the time of a scrape, not of a call. What its samples prove to be of the "
+    "window is the smaller figure; what may be of it, at both ends and behind a gap, is in the "
+    "larger one. A difference is what the ledger has beyond both. What a process counted after "
+    "its last scrape is missing in Prometheus, at each restart."
 )
 
 
-def reconcile(inquiry: Inquiry, prometheus: str, tolerance: float) -> Answer:
-    """Compare, per agent and model.
+def reconcile(
+    inquiry: Inquiry,
+    prometheus: str,
+    tolerance: float,
+    authorization_file: Secret | None = None,
+) -> Answer:
+    """Compare calls, tokens and money per agent and model, and stops per agent and reason.
 
     Raises:
         LedgerError: Prometheus cannot be asked.
     """
-    from otel_limits.ledger import spending
+    window = window_of(inquiry.selection)
+    tables = [
+        Table(name=name, title=title, columns=columns, rows=rows, note=NOTE if n == 0 else "")
+        for n, (name, title, columns, rows) in enumerate(
+            compared(inquiry, window, prometheus, tolerance, authorization_file)
+        )
+    ]
+    return Answer(
+        question="reconcile",
+        title="Ledger and Prometheus",
+        about=f"{replace(inquiry, selection=window).about}, against {masked(prometheus)}, "
+        f"within {tolerance:.2%} of the ledger",
+        tables=tables,
+        status=int(any(row[-1] == "no" for table in tables for row in table.rows)),
+    )
 
-    until_us, since_us = inquiry.selection.until_us, inquiry.selection.since_us
+
+def window_of(selection: Selection) -> Selection:
+    """The window that is meant: the last day where nothing is said.
+
+    Raises:
+        LedgerError: It is empty.
+    """
+    until_us, since_us = selection.until_us, selection.since_us
     if until_us is None:
         until_us = round(time.time() * MICROSECONDS)
     if since_us is None:
         since_us = until_us - DAY_SECONDS * MICROSECONDS
     if since_us >= until_us:
         raise LedgerError("The window is empty: --since must be before --until.")
-    since, until = since_us / MICROSECONDS, until_us / MICROSECONDS
-    window = replace(inquiry.selection, since_us=since_us, until_us=until_us)
-    groups = fold(
-        spending.spend(inquiry.connection, ("agent", "model"), window), ("agent", "model")
-    )
-    ledger = {(str(agent), str(model)): sums for (agent, model), sums in groups.items()}
-    counted = {
-        measure.title: counters(prometheus, measure.metric, since, until) for measure in MEASURES
-    }
-    table = comparison(ledger, counted, tolerance)
-    return Answer(
-        question="reconcile",
-        title="Ledger and Prometheus",
-        about=f"{replace(inquiry, selection=window).about}, against {masked(prometheus)}, "
-        f"within {tolerance:.2%} of the ledger",
-        tables=[table],
-        status=int(any(row[-1] == "no" for row in table.rows)),
-    )
+    return replace(selection, since_us=since_us, until_us=until_us)
+
+
+def compared(
+    inquiry: Inquiry,
+    window: Selection,
+    prometheus: str,
+    tolerance: float,
+    authorization: Secret | None,
+) -> Iterator[tuple[str, str, Sequence[Column], list[Sequence[Any]]]]:
+    """Name, title, columns and rows of each table, the largest difference first in each.
+
+    Raises:
+        LedgerError: Prometheus cannot be asked.
+    """
+    from otel_limits.ledger import reconciling
+
+    since_us, until_us = window.since_us or 0, window.until_us or 0
+    ask = counters_of(prometheus, _credentials(authorization))
+    counters = Counters(ask, since_us / MICROSECONDS, until_us / MICROSECONDS)
+    # What live processes counted after their last scrape, nobody can have asked them yet.
+    scraped_us = round(counters.last_scrape * MICROSECONDS)
+
+    def both(read: Any) -> tuple[Counts, Counts]:
+        spans = ((since_us, until_us), (max(since_us, scraped_us), until_us))
+        whole, late = (_summed(read(inquiry.connection, *span)) for span in spans)
+        return whole, late
+
+    calls, late_calls = both(reconciling.calls)
+    stops, late_stops = both(reconciling.stops)
+    rows = []
+    for measure in MEASURES:
+        grown = counters.growth(measure.metric, "agent", "model")
+        for pair, *figures in comparison(measure, calls, late_calls, grown, tolerance):
+            rows.append((*pair, measure.title, *figures))
+    yield "reconcile", "Calls and tokens", COMPARED, _in_order(rows)
+    grown = counters.growth(COST.metric, "agent", "model")
+    costs = comparison(COST, calls, late_calls, grown, tolerance)
+    yield "cost", "Cost", COSTS, _in_order((*pair, *_money(figures)) for pair, *figures in costs)
+    grown = counters.growth(STOPS.metric, "agent", "reason")
+    ends = comparison(STOPS, stops, late_stops, grown, tolerance)
+    yield "stops", "Stops", ENDS, _in_order((*pair, *figures) for pair, *figures in ends)
+
+
+def _credentials(authorization: Secret | None) -> str | None:
+    try:
+        found = authorization or inherited_authorization()
+    except ValueError as error:
+        raise LedgerError(str(error)) from None
+    return found.value if found else None
+
+
+def _summed(rows: Iterable[tuple[Pair, Mapping[str, int]]]) -> Counts:
+    summed: dict[Pair, dict[str, int]] = {}
+    for pair, figures in rows:
+        into = summed.setdefault(pair, dict.fromkeys(figures, 0))
+        for name, figure in figures.items():
+            into[name] += figure
+    return summed
+
+
+def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """The largest share of the ledger first, then by names."""
+    return sorted(rows, key=lambda row: (-row[-3], *map(str, row[:3])))
+
+
+def _money(figures: Sequence[Any]) -> tuple[Any, ...]:
+    """The first four are picodollars."""
+    return (*(dollars(round(figure)) for figure in figures[:4]), *figures[4:])
 
 
 def comparison(
-    ledger: Mapping[Pair, Sums], counted: Mapping[str, Mapping[Pair, float]], tolerance: float
-) -> Table:
-    """One row per agent, model and measure, the largest difference first."""
-    series = {pair for each in counted.values() for pair in each}
-    folded = as_labels(ledger, series)
-    rows = []
-    for measure in MEASURES:
-        metric = counted[measure.title]
-        for pair in sorted(set(folded) | set(metric)):
-            ours = folded.get(pair, {}).get(measure.of, 0)
-            theirs = round(metric.get(pair, 0.0))
-            difference = theirs - ours
-            share = abs(difference) / ours if ours else float(bool(difference))
-            rows.append((*pair, measure.title, ours, theirs, difference, share,
-                         "yes" if share <= tolerance else "no"))  # fmt: skip
-    rows.sort(key=lambda row: (-row[6], row[0], row[1], row[2]))
-    return Table(
-        name="reconcile",
-        title="Ledger and Prometheus",
-        columns=COMPARED,
-        rows=rows,
-        note="Prometheus knows the time of a scrape, not of a call: at both ends of the window up "
-        "to one scrape interval can be counted on the other side. What was not scraped before a "
-        "process ended is missing there.",
-    )
+    measure: Measure,
+    ledger: Counts,
+    late: Counts,
+    counted: Mapping[tuple[str, ...], Growth],
+    tolerance: float,
+) -> Iterator[tuple[Any, ...]]:
+    """A pair, what the ledger says, what Prometheus says at least and at most, and how they differ.
+
+    Args:
+        measure: What is compared.
+        ledger: What the ledger counted, by what it calls both.
+        late: The part of that which was not scraped yet.
+        counted: What Prometheus counted, by labels.
+        tolerance: Difference that is accepted, as a share of the ledger.
+    """
+    series = {(pair[0], pair[1]): grown for pair, grown in counted.items()}
+    ours = as_labels(ledger, measure.of, series)
+    unseen = as_labels(late, measure.of, series)
+    scale = PICODOLLARS if measure is COST else 1
+    for pair in {**ours, **series}:
+        grown, have = series.get(pair, Growth()), ours.get(pair, 0)
+        least = round(Decimal(grown.least) * scale)
+        most = round(Decimal(grown.most) * scale) + unseen.get(pair, 0)
+        if not have and not most:
+            continue  # a series that is there at 0, so that its first event is an increase
+        difference = min(0, most - have) or max(0, least - have)
+        share = abs(difference) / have if have else float(bool(difference))
+        is_near = share <= tolerance + (FLOATS if measure is COST else 0)
+        yield pair, have, least, most, difference, share, grown.restarts, "yes" if is_near else "no"
 
 
-def as_labels(ledger: Mapping[Pair, Sums], series: set[Pair]) -> dict[Pair, dict[str, int]]:
+def as_labels(ledger: Counts, figure: str, series: Mapping[Pair, Growth]) -> dict[Pair, int]:
     """Sum the ledger under the labels that the metrics use: cleaned, and `_other` beyond a cap."""
-    folded: dict[Pair, dict[str, int]] = {}
-    for recorded, sums in ledger.items():
-        agent, model = map(clean, recorded)
-        pair = (agent, model)
+    folded: dict[Pair, int] = {}
+    for recorded, figures in ledger.items():
+        first, second = map(clean, recorded)
+        pair = (first, second)
         if pair not in series:
-            others = ((agent, OTHER), (OTHER, model), (OTHER, OTHER))
+            others = ((first, OTHER), (OTHER, second), (OTHER, OTHER))
             pair = next((each for each in others if each in series), pair)
-        figures = folded.setdefault(pair, {"calls": 0, "input": 0, "output": 0})
-        figures["calls"] += sums.calls
-        figures["input"] += sums.input
-        figures["output"] += sums.output
+        folded[pair] = folded.get(pair, 0) + figures[figure]
     return folded
 
 
-# --- Prometheus -----------------------------------------------------------------------------------
-
-
-def counters(url: str, metric: str, since: float, until: float) -> dict[Pair, float]:
-    """What counters grew by within a window, per agent and model.
-
-    `increase()` would extrapolate to the edges of the window; the samples themselves are added up
-    here instead. A counter that falls has started again, and one that appears began at 0.
-
-    Raises:
-        LedgerError: Prometheus does not answer, or not as it should.
-    """
-    grown: dict[str, float] = {}
-    last: dict[str, float] = {}
-    pairs: dict[str, Pair] = {}
-    for start, end in _steps(since, until):
-        for series in query(url, f"{metric}[{round((end - start) * 1000)}ms]", end):
-            key = json.dumps(series["metric"], sort_keys=True)
-            pairs[key] = (series["metric"].get("agent", ""), series["metric"].get("model", ""))
-            for at, text in series["values"]:
-                value, before = float(text), last.get(key, 0.0)
-                if at >= since:
-                    growth = value - before if value >= before else value
-                    grown[key] = grown.get(key, 0.0) + growth
-                last[key] = value
-    by_pair: dict[Pair, float] = {}
-    for key, growth in grown.items():
-        by_pair[pairs[key]] = by_pair.get(pairs[key], 0.0) + growth
-    return by_pair
-
-
-def _steps(since: float, until: float) -> Iterator[tuple[float, float]]:
-    start = since - LOOK_BACK_SECONDS
-    while start < until:
-        end = min(start + STEP_SECONDS, until)
-        yield start, end
-        start = end
-
-
-def query(url: str, expression: str, at: float) -> list[dict[str, Any]]:
-    """Ask Prometheus for the samples of an expression.
-
-    Raises:
-        LedgerError: It does not answer, or not as it should.
-    """
-    try:
-        return Prometheus(url).series("query", query=expression, time=f"{at:.3f}")
-    except PrometheusError as error:
-        raise LedgerError(str(error)) from None
-
-
+AUTHORIZATION_FILE: Final = Option(
+    "--authorization-file",
+    "FILE",
+    asking.authorization_file,
+    "file with what follows Authorization: in requests to Prometheus, such as Bearer TOKEN "
+    "(default: OTEL_LIMITS_PROMETHEUS_AUTHORIZATION)",
+)
 RECONCILE: Final = Question(
     name="reconcile",
     help="The ledger against Prometheus counters; exit status 1 above the tolerance.",
     answer=reconcile,
-    tables={"reconcile": COMPARED},
+    tables={"reconcile": COMPARED, "cost": COSTS, "stops": ENDS},
     options=(
         Option("--prometheus", "URL", str, "such as http://localhost:9090", is_required=True),
+        AUTHORIZATION_FILE,
         Option(
             "--tolerance",
             "SHARE",

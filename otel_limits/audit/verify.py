@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,10 +11,13 @@ from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.completeness import completeness
 from otel_limits.audit.question import Inquiry, Option, Question
-from otel_limits.audit.reconcile import reconcile
-from otel_limits.ledger.rows import MICROSECONDS
+from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
+from otel_limits.ledger.rows import MICROSECONDS, dollars
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from otel_limits.core.secrets import Secret
     from otel_limits.ledger.proof import Balance
 
 OK: Final = "ok"
@@ -43,34 +46,41 @@ TROUBLES: Final = (
 )
 
 
-def verify(inquiry: Inquiry, stale: timedelta, prometheus: str | None) -> Answer:
-    """Answer whether the ledger is complete."""
+def verify(
+    inquiry: Inquiry,
+    stale: timedelta,
+    prometheus: str | None,
+    authorization_file: Secret | None = None,
+) -> Answer:
+    """Answer whether the ledger is complete.
+
+    Raises:
+        LedgerError: Prometheus cannot be asked.
+    """
     from otel_limits.ledger import proof
 
     balance = proof.balance(inquiry.connection)
-    troubles = list(_troubles(inquiry))
+    troubles = Troubles()
+    _look(inquiry, balance, troubles)
     oldest = (time.time() - stale.total_seconds()) * MICROSECONDS
     checks = [
-        _totals(balance, [each for each in troubles if each[0] == DIFFERS]),
+        _totals(balance, troubles.found[DIFFERS]),
         _found(GAP, troubles, "Every call of an ended invocation has its number"),
         _found(TWICE, troubles, "No call is there twice, none was dropped"),
         *_waiting(inquiry, oldest),
         _open(balance, oldest),
         *_unknown(balance),
     ]
-    tables = [_checks_table(checks), _troubles_table(troubles)]
-    status = int(any(check[2] == FAILED for check in checks))
     if prometheus is not None:
-        compared = reconcile(inquiry, prometheus, TOLERANCE)
-        tables += compared.tables
-        status |= compared.status
+        about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), troubles)
+        checks.append(_found(METRICS, troubles, about))
     return Answer(
         question="verify",
         title="Proof of the ledger",
         about=inquiry.about,
-        tables=tables,
-        status=status,
-        complete=completeness(inquiry),
+        tables=[_checks_table(checks), _troubles_table(troubles)],
+        status=int(any(check[2] == FAILED for check in checks)),
+        complete=completeness(inquiry, balance),
     )
 
 
@@ -78,45 +88,92 @@ TOLERANCE: Final = 0.01
 DIFFERS: Final = "totals differ"
 GAP: Final = "gap in the numbers"
 TWICE: Final = "counted twice"
+METRICS: Final = "metrics differ"
+KINDS: Final = (DIFFERS, GAP, TWICE, METRICS)
 
 
-def _troubles(inquiry: Inquiry) -> Iterator[Trouble]:
+class Troubles:
+    """What is wrong: how much of each kind, and the first of each, which are named.
+
+    Attributes:
+        found: How many there are, by kind.
+        named: The first of them, in full.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.found: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.named: dict[str, list[Trouble]] = {kind: [] for kind in KINDS}
+
+    def add(self, kind: str, name: str, describe: Callable[..., str], *of: Any) -> None:
+        """Count one; only of the first it is found out in full what is wrong with it."""
+        self.found[kind] += 1
+        if len(self.named[kind]) < FACES:
+            self.named[kind].append((kind, name, describe(*of)))
+
+
+def _look(inquiry: Inquiry, balance: Balance, troubles: Troubles) -> None:
+    """Look for what does not agree, row by row."""
     from otel_limits.ledger import proof
 
     connection = inquiry.connection
     for row in proof.suspects(connection):
-        yield from _troubles_of(inquiry, row)
-    for row in proof.without_calls(connection):
-        yield DIFFERS, row.id, f"0 of {row.model_calls:,} calls are there"
+        _suspect(connection, row, troubles)
+    if troubles.found[DIFFERS] or not balance.is_even:
+        for row in proof.without_calls(connection):
+            troubles.add(DIFFERS, row.id, "0 of {:,} calls are there".format, row.model_calls)
     for row in proof.counted_twice(connection):
-        yield TWICE, row.invocation_id, f"row {row.id} was imported, row {row.live_id} is the same"
+        told = "row {} was imported, row {} is the same".format
+        troubles.add(TWICE, row.invocation_id, told, row.id, row.live_id)
 
 
-def _troubles_of(inquiry: Inquiry, row: Any) -> Iterator[Trouble]:
-    from otel_limits.ledger import proof
-
-    name = str(row.invocation_id)
+def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
+    """Find out what is wrong with an invocation and its calls."""
+    name, is_live = str(row.invocation_id), row.source == "live"
     if row.id is None:
-        yield DIFFERS, name, f"{row.calls:,} calls have no invocation"
+        troubles.add(DIFFERS, name, "{:,} calls have no invocation".format, row.calls)
         return
-    if row.source == "live" and row.numbered != row.calls:
-        rows = ", ".join(map(str, proof.unnumbered(inquiry.connection, name)))
-        yield TWICE, name, f"rows {rows} have a number that another call had"
+    if is_live and row.numbered != row.calls:
+        troubles.add(TWICE, name, _doubles, connection, name)
     if row.ended_us is None:
         return
-    if row.source == "live" and row.last != row.numbered:
-        yield GAP, name, f"there are {_spans(proof.numbers(inquiry.connection, name))}"
+    if is_live and row.last != row.numbered:
+        troubles.add(GAP, name, _gaps, connection, name)
     says = (row.model_calls, row.total_tokens, row.price_pico or 0)
     has = (row.calls, int(row.tokens), int(row.pico))
     if has[:2] != says[:2] or abs(has[2] - says[2]) > row.calls:
-        yield (
-            DIFFERS,
-            name,
-            (
-                f"its row says {says[0]:,} calls, {says[1]:,} tokens; "
-                f"its calls are {has[0]:,}, {has[1]:,} tokens"
-            ),
-        )
+        told = "its row says {:,} calls, {:,} tokens, ${}; its calls are {:,}, {:,} tokens, ${}"
+        figures = (*says[:2], dollars(says[2]), *has[:2], dollars(has[2]))
+        troubles.add(DIFFERS, name, told.format, *figures)
+
+
+def _doubles(connection: Connection, name: str) -> str:
+    from otel_limits.ledger.proof import unnumbered
+
+    rows = ", ".join(map(str, unnumbered(connection, name)))
+    return f"rows {rows} have a number that another call had"
+
+
+def _gaps(connection: Connection, name: str) -> str:
+    from otel_limits.ledger.proof import numbers
+
+    return f"there are {_spans(numbers(connection, name))}"
+
+
+def _compare(compared: Answer, troubles: Troubles) -> str:
+    """Add what the metrics count otherwise; returns what was compared."""
+    told = "{}: the ledger has {}, Prometheus {} to {}".format
+    figures = 0
+    for table in compared.tables:
+        names = [column.name for column in table.columns]
+        for values in table.rows:
+            figures += 1
+            row = dict(zip(names, values, strict=True))
+            if row["accepted"] == "no":
+                of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
+                both = (row["ledger"], row["prometheus"], row["prometheus_most"])
+                troubles.add(METRICS, of, told, row.get("measure", table.name), *both)
+    return f"Prometheus counted the same in the last day: {figures:,} figures"
 
 
 def _spans(numbers: list[int]) -> str:
@@ -133,19 +190,19 @@ def _spans(numbers: list[int]) -> str:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def _totals(balance: Balance, differing: list[Trouble]) -> Check:
+def _totals(balance: Balance, differing: int) -> Check:
     is_even = balance.is_even and not differing
     says = f"{balance.calls.calls:,} calls, {balance.calls.tokens:,} tokens on both sides"
     return (
         "Totals of invocations against the sums of their calls",
-        len(differing) or int(not is_even),
+        differing or int(not is_even),
         OK if is_even else FAILED,
         says if is_even else "they differ",
     )
 
 
-def _found(kind: str, troubles: list[Trouble], title: str) -> Check:
-    found = sum(each[0] == kind for each in troubles)
+def _found(kind: str, troubles: Troubles, title: str) -> Check:
+    found = troubles.found[kind]
     return (title, found, FAILED if found else OK, "")
 
 
@@ -200,18 +257,16 @@ def _checks_table(checks: list[Check]) -> Table:
     )
 
 
-def _troubles_table(troubles: list[Trouble]) -> Table:
-    named: list[Trouble] = []
-    for kind in (DIFFERS, GAP, TWICE):
-        named += [each for each in troubles if each[0] == kind][:FACES]
-    left_out = len(troubles) - len(named)
+def _troubles_table(troubles: Troubles) -> Table:
+    named = [each for kind in KINDS for each in troubles.named[kind]]
+    left_out = sum(troubles.found.values()) - len(named)
     return Table(
         name="rows",
         title="Rows that are not as they should be",
         columns=TROUBLES,
         rows=named,
         note=f"{left_out:,} more are left out." if left_out else "",
-    )  # fmt: skip
+    )
 
 
 VERIFY: Final = Question(
@@ -228,6 +283,7 @@ VERIFY: Final = Question(
             default=timedelta(hours=1),
         ),
         Option("--prometheus", "URL", str, "compare with its counters too, of the last day"),
+        AUTHORIZATION_FILE,
     ),
     selection=(),
 )

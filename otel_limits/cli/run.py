@@ -36,13 +36,15 @@ OTLP exporter when OTEL_EXPORTER_OTLP_* is set.
 
 LEDGER: Final = PREFIX + "LEDGER"
 
+OPTIONS: Final = tuple(setting for setting in SETTINGS if not setting.is_secret)
+
 
 def add(commands: Any) -> None:
     """Add `run`, with one option for each setting."""
     command = add_command(commands, "run", HELP, run)
     command.usage = "otel-limits run [options] [--] PROGRAM [ARGUMENT ...]"
     settings = command.add_argument_group("settings")
-    for setting in SETTINGS:
+    for setting in OPTIONS:
         text = setting.help.replace("%", "%%")  # argparse fills in what follows a single one
         if setting.kind is BOOLEAN:
             settings.add_argument(
@@ -81,7 +83,7 @@ def run(options: Namespace) -> int:
 
 def given_options(options: Namespace) -> list[tuple[Setting, str]]:
     """Collect the settings that are given as options, with the text of their variables."""
-    values = [(setting, getattr(options, setting.name)) for setting in SETTINGS]
+    values = [(setting, getattr(options, setting.name)) for setting in OPTIONS]
     return [
         (setting, str(value).lower() if isinstance(value, bool) else value)
         for setting, value in values

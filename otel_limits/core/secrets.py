@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 STARS: Final = "***"
@@ -54,3 +55,18 @@ def _masked_hosts(rest: str) -> str:
     if all(HOST.fullmatch(host) for host in hosts.split(",")):
         return rest
     return f"{hosts.partition(':')[0].strip('[]')}:{STARS}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """A value that is used and never shown, whoever prints it."""
+
+    value: str
+
+    def __str__(self) -> str:
+        """Stars."""
+        return STARS
+
+    def __repr__(self) -> str:
+        """The same, recognisable."""
+        return f"Secret({STARS})"

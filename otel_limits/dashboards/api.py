@@ -51,15 +51,17 @@ class Prometheus:
 
     Args:
         url: Address, such as http://localhost:9090.
+        authorization: Value of the header `Authorization` (RFC 9110, 11.6.2); otherwise that of
+            the user and the password in the address.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authorization: str | None = None) -> None:
         """Keep the address, and apart from it who asks: no message names a password."""
         self._shown = masked(url)
         scheme, separator, place = url.rstrip("/").partition("://")
         credentials, _, place = place.rpartition("@")
         self._url = scheme + separator + place
-        self._headers = _authorization(credentials) if credentials else {}
+        self._authorization = authorization or (_basic(credentials) if credentials else None)
 
     def answer(self, target: Target, window: TimeRange) -> tuple[Line, ...]:
         """Ask one query of a panel, as Grafana would.
@@ -112,7 +114,10 @@ class Prometheus:
         if not url.startswith(("http://", "https://")):
             raise self._misfit()
         try:
-            request = urllib.request.Request(url, headers=self._headers)  # noqa: S310
+            request = urllib.request.Request(url)  # noqa: S310
+            if self._authorization is not None:
+                # Not to where an answer may send us on to: that is for somebody else to know.
+                request.add_unredirected_header("Authorization", self._authorization)
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
@@ -132,10 +137,10 @@ class Prometheus:
         )
 
 
-def _authorization(credentials: str) -> dict[str, str]:
+def _basic(credentials: str) -> str:
     """Make the header for user and password (RFC 7617), which are escaped in a URL."""
     plain = urllib.parse.unquote_to_bytes(credentials)
-    return {"Authorization": f"Basic {base64.b64encode(plain).decode()}"}
+    return f"Basic {base64.b64encode(plain).decode()}"
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

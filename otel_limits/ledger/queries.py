@@ -58,7 +58,8 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
             sa.func.sum(CALLS.price_pico).label("price_pico"),
             sa.func.count().filter(is_unpriced).label("unpriced_calls"),
         )
-        .join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
+        # An outer join begins with its left side: SQLite would begin with the calls, all of them.
+        .outerjoin(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
         .where(RUNS.ended_us.is_(None))
         .group_by(*keys)
     )

@@ -30,9 +30,11 @@ from otel_limits.core.values import (
 )
 from otel_limits.ledger.words import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
+from otel_limits.settings.credentials import AUTHORIZATION
 from otel_limits.settings.ledgers import LEDGER, LEDGER_GROUP, TIME_ZONE
 
 if TYPE_CHECKING:
+    from otel_limits.core.secrets import Secret
     from otel_limits.ledger.address import Address
 
 PREFIX: Final = "OTEL_LIMITS_"
@@ -70,6 +72,7 @@ class Settings:
     ledger_retention: timedelta | None = None
     audit_keys: tuple[str, ...] = ()
     time_zone: str = "UTC"
+    prometheus_authorization: Secret | None = None
     strict: bool = False
     quiet: bool = False
     disabled: bool = False
@@ -94,6 +97,8 @@ class Setting:
     name: str
     kind: Kind[Any]
     help: str
+    is_secret: bool = False
+    """It has no option: every user of a machine can read the command lines of all."""
 
     @property
     def default(self) -> Any:
@@ -266,6 +271,13 @@ SETTINGS: Final = (
         kind=TIME_ZONE,
         help="Time zone of the days, weeks, months and times in questions to the ledger, such as "
         "Europe/Berlin. Quotas have a time zone of their own.",
+    ),
+    Setting(
+        name="prometheus_authorization",
+        kind=AUTHORIZATION,
+        help="What follows Authorization: in requests to the Prometheus that the ledger is "
+        "compared with, such as Bearer TOKEN. It is never shown.",
+        is_secret=True,
     ),
     Setting(
         name="strict",

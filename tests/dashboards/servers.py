@@ -204,3 +204,44 @@ def value_of(prometheus: Prometheus, expr: str) -> float:
     """The one value of a query now, 0 when there is none."""
     lines = prometheus.query(expr, time.time())
     return lines[0].last if lines else 0.0
+
+
+@contextmanager
+def remembering(
+    directory: Path, samples: str, users: str = "", authorization: str | None = None
+) -> Iterator[str]:
+    """Run a Prometheus that has these samples in its past, and return its address.
+
+    Args:
+        directory: Where it keeps everything.
+        samples: What promtool makes a database of, in the format OpenMetrics.
+        users: Its web configuration, where only some may ask it.
+        authorization: How one of them says who they are.
+    """
+    (directory / "samples").write_text(samples, encoding="utf-8")
+    command = ["tsdb", "create-blocks-from", "openmetrics", "samples", "data"]
+    subprocess.run(
+        [program("promtool"), *command], cwd=directory, check=True, capture_output=True, timeout=60
+    )
+    (directory / "prometheus.yaml").write_text("global: {}\n", encoding="utf-8")
+    (directory / "web.yaml").write_text(users, encoding="utf-8")
+    port = free_port()
+    server = subprocess.Popen(
+        [
+            program("prometheus"),
+            f"--config.file={directory / 'prometheus.yaml'}",
+            f"--web.config.file={directory / 'web.yaml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            "--storage.tsdb.retention.time=10y",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        prometheus = Prometheus(url, authorization)
+        until(lambda: prometheus.query("vector(1)", 0), "Prometheus answers")
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)

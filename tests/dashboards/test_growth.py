@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from otel_limits.dashboards.api import Prometheus
-from tests.dashboards.servers import ROOT, free_port, program, until
+from tests.dashboards.servers import ROOT, remembering
 
 queries = runpy.run_path(str(ROOT / "dashboards/queries.py"))
 """The code of the dashboards: as a package it has the name of the folder of these tests."""
@@ -72,35 +69,6 @@ def written(series: list[Series]) -> str:
     return "\n".join((*lines, "# EOF", ""))
 
 
-@contextmanager
-def remembering(directory: Path, series: list[Series]) -> Iterator[Prometheus]:
-    """Run a Prometheus that has these samples in its past."""
-    (directory / "samples").write_text(written(series), encoding="utf-8")
-    command = ["tsdb", "create-blocks-from", "openmetrics", "samples", "data"]
-    subprocess.run(
-        [program("promtool"), *command], cwd=directory, check=True, capture_output=True, timeout=60
-    )
-    (directory / "prometheus.yaml").write_text("global: {}\n", encoding="utf-8")
-    port = free_port()
-    server = subprocess.Popen(
-        [
-            program("prometheus"),
-            f"--config.file={directory / 'prometheus.yaml'}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            "--storage.tsdb.retention.time=10y",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        prometheus = Prometheus(f"http://127.0.0.1:{port}")
-        until(lambda: prometheus.query("vector(1)", START), "Prometheus answers")
-        yield prometheus
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
 @pytest.fixture(scope="module", params=[15, 30, 60], ids=lambda seconds: f"every {seconds} s")
 def scraped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -113,8 +81,8 @@ def scraped(
         sparse(interval, born_at=7),
         sparse(interval, restarts=1, born_at=2),
     ]
-    with remembering(tmp_path_factory.mktemp("prometheus"), series) as prometheus:
-        yield prometheus, {each.name: each for each in series}
+    with remembering(tmp_path_factory.mktemp("prometheus"), written(series)) as url:
+        yield Prometheus(url), {each.name: each for each in series}
 
 
 def bars(prometheus: Prometheus, name: str) -> dict[float, float]:

@@ -79,7 +79,7 @@ def test_a_question_is_answered_in_every_format(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The answer is one that programs and browsers can read, or has text for a person."""
-    monkeypatch.setattr("otel_limits.audit.reconcile.query", lambda *_: [])
+    monkeypatch.setattr("otel_limits.audit.reconcile.counters_of", lambda *_: lambda *_: [])
     write(ledger.address, Entry(), HALTED)
     assert main(["audit", question.name, *SAID.get(question.name, []), "--format", form]) == 0
     answer = capsys.readouterr().out

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.audit.reconcile import query
+from otel_limits.audit.counters import counters_of
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from tests.ledger.book import Entry, write
@@ -124,12 +124,16 @@ def test_both_agree_exactly(recorded: str, capsys: pytest.CaptureFixture[str]) -
     """Model calls and tokens of each agent and model differ by nothing."""
     arguments = ["audit", "reconcile", "--prometheus", recorded, "--tolerance", "0"]
     status = main([*arguments, "--format", "json"])
-    rows = json.loads(capsys.readouterr().out)["reconcile"]
+    answer = json.loads(capsys.readouterr().out)
+    rows = answer["reconcile"]
     assert {(r["agent"], r["measure"], r["ledger"], r["prometheus"]) for r in rows} == {
         ("worker", "model calls", 12, 12),
         ("worker", "input tokens", 120, 120),
         ("worker", "output tokens", 60, 60),
     }
+    assert [(r["reason"], r["ledger"], r["prometheus"]) for r in answer["stops"]] == [
+        ("max_turns", 3, 3)
+    ]
     assert status == 0
 
 
@@ -166,4 +170,4 @@ def test_a_prometheus_that_does_not_answer(
 def test_only_http_is_asked() -> None:
     """No file is read by an address."""
     with pytest.raises(LedgerError, match="begins with http://"):
-        query("file:///etc/passwd", "up", 0)
+        counters_of("file:///etc/passwd", None)("up", 0)

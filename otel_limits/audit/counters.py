@@ -1,0 +1,243 @@
+"""What counters of Prometheus grew by in a window: what its samples prove, and what they permit.
+
+`increase()` would extrapolate to the edges of the window. Here the growth from each sample to the
+next is added up instead, with the time between the two, of which it is not known when in it
+something was counted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.dashboards.api import Prometheus, PrometheusError
+from otel_limits.observers.instruments import METRICS
+
+STEP_SECONDS: Final = 6 * 60 * 60
+"""How much of the window is fetched at once: every sample of every counter comes over."""
+STALE_SECONDS: Final = 5 * 60
+"""What Prometheus itself takes for a gap (`query.lookback-delta`): how far beyond both ends of the
+window the samples next to it are looked for."""
+LONG_AGO_SECONDS: Final = 7 * 24 * 60 * 60
+"""Where the last sample is looked for of what has none just before the window."""
+
+BEGINNINGS: Final = "process_start_time_seconds"
+"""When each process began, which every Prometheus client library tells on Linux."""
+SIGN_OF_LIFE: Final = "otel_limits_build_info"
+"""It is there from the first scrape of a process on, whatever that has counted."""
+
+Labels: TypeAlias = tuple[str, ...]
+Ask: TypeAlias = Callable[[str, float], list[dict[str, Any]]]
+
+
+@dataclass(slots=True)
+class Growth:
+    """What was counted in a window."""
+
+    least: float = 0.0
+    most: float = 0.0
+    restarts: int = 0
+    """Processes that began again: what one counted after its last scrape is nowhere."""
+
+    def merge(self, other: Growth) -> None:
+        """Add what another series counted."""
+        self.least += other.least
+        self.most += other.most
+        self.restarts += other.restarts
+
+
+@dataclass(slots=True)
+class ScrapeTarget:
+    """What is scraped together: one process, or the files that several share."""
+
+    starts: list[float] = field(default_factory=list)
+    """When its processes began, as far as that is known."""
+    scrapes: array[float] = field(default_factory=lambda: array("d"))
+
+    def start_within(self, after: float, until: float) -> float | None:
+        """When a process last began in a time, if one did."""
+        place = bisect.bisect_right(self.starts, until)
+        found = self.starts[place - 1] if place else -math.inf
+        return found if found > after else None
+
+    def absent_at(self, before: float) -> float:
+        """When a series was not there yet that has its first sample at `before`."""
+        place = bisect.bisect_left(self.scrapes, before)
+        scraped = self.scrapes[place - 1] if place else -math.inf
+        return max(scraped, self.start_within(-math.inf, before) or -math.inf)
+
+    def last_scrape(self, until: float) -> float | None:
+        """When it was last scraped, if it is still alive and will be scraped after `until`."""
+        if not self.scrapes or self.scrapes[-1] >= until:
+            return None
+        last = self.scrapes[-1]
+        interval = last - self.scrapes[-2] if len(self.scrapes) > 1 else STALE_SECONDS
+        return last if until - last <= min(2 * interval, STALE_SECONDS) else None
+
+
+class Counters:
+    """Reads counters of a Prometheus between two times.
+
+    Args:
+        ask: Evaluates an expression at a time, and returns its series.
+        since: Begin of the window, in seconds since the epoch.
+        until: Its end.
+    """
+
+    def __init__(self, ask: Ask, since: float, until: float) -> None:
+        """Learn what there is about the processes that were scraped."""
+        self._ask = ask
+        self.since = since
+        self.until = until
+        self._targets: dict[str, ScrapeTarget] = {}
+        for labels, samples in self._samples(SIGN_OF_LIFE):
+            self._target(labels).scrapes.extend(at for at, _ in samples)
+        jobs = (json.loads(place).get("job", "") for place in self._targets)
+        for labels, samples in self._samples(_of_jobs(BEGINNINGS, jobs)):
+            target = self._targets.get(_place(labels))
+            if target is not None:
+                target.starts = sorted({*target.starts, *(value for _, value in samples)})
+
+    @property
+    def last_scrape(self) -> float:
+        """Until when all is known that live processes counted: the end, if it is long past."""
+        seen = (target.last_scrape(self.until) for target in self._targets.values())
+        return min((at for at in seen if at is not None), default=self.until)
+
+    def growth(self, metric: str, *names: str) -> dict[Labels, Growth]:
+        """What a counter grew by, by some of its labels.
+
+        A counter that falls has started again, and one that appears began at 0.
+        """
+        last: dict[str, tuple[float, float]] = {}
+        every: dict[str, tuple[Mapping[str, str], Growth]] = {}
+        missing: dict[str, tuple[float, float]] = {}
+        for labels, samples in self._samples(metric):
+            key = _identity(labels)
+            _, grown = every.setdefault(key, (labels, Growth()))
+            for sample in samples:
+                before = last.get(key)
+                if before is not None:
+                    self._add(grown, self._target(labels), before, sample)
+                elif sample[1]:
+                    missing[key] = sample  # it began at 0, or was there long ago
+                last[key] = sample
+        known = self._long_ago(metric) if missing else {}
+        for key, sample in missing.items():
+            labels, grown = every[key]
+            target = self._target(labels)
+            before = known.get(key, (target.absent_at(sample[0]), 0.0))
+            self._add(grown, target, before, sample)
+        total: dict[Labels, Growth] = {}
+        for labels, grown in every.values():
+            chosen = tuple(labels.get(name, "") for name in names)
+            total.setdefault(chosen, Growth()).merge(grown)
+        return total
+
+    def _add(
+        self,
+        grown: Growth,
+        target: ScrapeTarget,
+        before: tuple[float, float],
+        after: tuple[float, float],
+    ) -> None:
+        """Add the growth from one sample to the next."""
+        (earlier, low), (later, high) = before, after
+        if later <= self.since or earlier >= self.until:
+            return
+        started = target.start_within(earlier, later)
+        least = most = high - low
+        if high < low or started is not None:
+            # Counted from 0 again, and since the process began.
+            least = most = high
+            earlier = earlier if started is None else started
+            grown.restarts += low > 0
+        elif later - earlier > STALE_SECONDS and not target.starts:
+            most = high  # for all that is known it began again behind the gap
+        if earlier >= self.since and later <= self.until:
+            grown.least += least
+        grown.most += most
+
+    def _long_ago(self, metric: str) -> dict[str, tuple[float, float]]:
+        """Time and value of the last samples before the window, of all series."""
+        at, window = self.since - STALE_SECONDS, f"{LONG_AGO_SECONDS}s"
+        # A step below what Prometheus takes for a gap meets every last sample.
+        times = self._ask(f"max_over_time(timestamp({metric})[{window}:{STALE_SECONDS}s])", at)
+        values = self._ask(f"last_over_time({metric}[{window}])", at)
+        found = {_identity(each["metric"]): float(each["value"][1]) for each in times}
+        return {
+            key: (found[key], float(each["value"][1]))
+            for each in values
+            if (key := _identity(each["metric"])) in found
+        }
+
+    def _samples(
+        self, selector: str
+    ) -> Iterator[tuple[Mapping[str, str], list[tuple[float, float]]]]:
+        """Samples of each series in and around the window, portion by portion, each once."""
+        seen: dict[str, float] = {}
+        begin, end = self.since - STALE_SECONDS, self.until + STALE_SECONDS
+        while begin < end:
+            upto = min(begin + STEP_SECONDS, end)
+            span = f"[{round((upto - begin) * 1000)}ms]"
+            for series in self._ask(f"{selector}{span}", upto):
+                labels, key = series["metric"], _identity(series["metric"])
+                # Both ends of a portion belonged to it before Prometheus 3.
+                samples = [
+                    (float(at), float(value))
+                    for at, value in series["values"]
+                    if at > seen.get(key, -math.inf)
+                ]
+                if samples:
+                    seen[key] = samples[-1][0]
+                    yield labels, samples
+            begin = upto
+
+    def _target(self, labels: Mapping[str, str]) -> ScrapeTarget:
+        return self._targets.setdefault(_place(labels), ScrapeTarget())
+
+
+def counters_of(url: str, authorization: str | None) -> Ask:
+    """Ask a Prometheus, whose refusals are sentences about the question.
+
+    Raises:
+        LedgerError: It does not answer, or not as it should.
+    """
+    prometheus = Prometheus(url, authorization)
+
+    def ask(expression: str, at: float) -> list[dict[str, Any]]:
+        try:
+            return prometheus.series("query", query=expression, time=f"{at:.3f}")
+        except PrometheusError as error:
+            raise LedgerError(str(error)) from None
+
+    return ask
+
+
+OWN_LABELS: Final = frozenset(
+    {"__name__", "version", *(name for metric in METRICS for name in metric.labels)}
+)
+"""Labels that a metric has of its own; the others say which process it is of."""
+
+
+def _place(labels: Mapping[str, str]) -> str:
+    chosen = {name: value for name, value in labels.items() if name not in OWN_LABELS}
+    return json.dumps(chosen, sort_keys=True)
+
+
+def _identity(labels: Mapping[str, str]) -> str:
+    chosen = {name: value for name, value in labels.items() if name != "__name__"}
+    return json.dumps(chosen, sort_keys=True)
+
+
+def _of_jobs(metric: str, jobs: Iterable[str]) -> str:
+    """Select a metric of some jobs: others have thousands of processes."""
+    pattern = "|".join(map(re.escape, sorted(set(jobs))))
+    return f"{metric}{{job=~{json.dumps(pattern)}}}"

@@ -1,0 +1,70 @@
+"""What metrics count as well: live model calls by agent and model, and ends by agent and reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.core.limits import LIMITS, QUOTA_EXCEEDED_STOP_REASON, TREE_PREFIX
+from otel_limits.ledger.repricing import FORMER_PICO
+from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, MODEL_CALL_TABLE
+from otel_limits.ledger.selection import CALLS, RUNS
+
+LIVE: Final = "live"
+"""What was imported was counted elsewhere, if at all."""
+
+
+def calls(
+    connection: sa.Connection, since_us: int, until_us: int
+) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
+    """Agents and models, with their calls, tokens and picodollars: at the prices of the time."""
+    sums = (
+        sa.func.count(),
+        sa.func.sum(CALLS.input_tokens),
+        sa.func.sum(CALLS.output_tokens),
+        sa.func.sum(FORMER_PICO),
+    )
+    keys = (CALLS.agent, CALLS.model)
+    statement = (
+        sa.select(*keys, *sums)
+        .select_from(MODEL_CALL_TABLE)
+        .where(
+            CALLS.source == LIVE,
+            CALLS.day.between(since_us // DAY_MICROSECONDS, until_us // DAY_MICROSECONDS),
+            CALLS.at_us >= since_us,
+            CALLS.at_us < until_us,
+        )
+        .group_by(*keys)
+    )
+    for agent, model, *figures in connection.execute(statement):
+        names = ("calls", "input", "output", "pico")
+        yield (
+            (agent, model),
+            {name: int(figure or 0) for name, figure in zip(names, figures, strict=True)},
+        )
+
+
+def stops(
+    connection: sa.Connection, since_us: int, until_us: int
+) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
+    """Agents and reasons, with the invocations that ended so; a pair can come several times."""
+    keys = (RUNS.agent, RUNS.reason, RUNS.action, RUNS.breach_limit)
+    statement = (
+        sa.select(*keys, sa.func.count().label("stops"))
+        .select_from(INVOCATION_TABLE)
+        .where(RUNS.source == LIVE, RUNS.ended_us >= since_us, RUNS.ended_us < until_us)
+        .group_by(*keys)
+    )
+    for row in connection.execute(statement):
+        yield (row.agent, _counted_as(row)), {"stops": int(row.stops)}
+
+
+def _counted_as(row: Any) -> str:
+    """The reason under which an end is counted: that of the limit, also where it only observed."""
+    limit = (row.breach_limit or "").removeprefix(TREE_PREFIX)
+    if limit in LIMITS:
+        return LIMITS[limit].reason
+    is_quota = row.action == "observed" and limit  # which has a name of its own
+    return QUOTA_EXCEEDED_STOP_REASON if is_quota else str(row.reason)
