@@ -177,13 +177,22 @@ def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
     """Nothing stays behind for a span that never ends."""
     runs.spans.sight(1)
     run = runs.start("a", Policy(), trace_id=7, span_id=1)
-    runs.spans.begin(2, 1, is_call=False)
+    runs.spans.begin(2, run, parent=1)
+    runs.spans.begin(3, run, parent=2, in_call=True, is_foreign=True)
     run.finish("end_turn")
-    assert (runs.spans.owner(1), runs.spans.owner(2), runs.spans._owners) == (
-        (None, False),
-        (None, False),
-        {},
-    )
+    assert runs.spans._places == {}
+
+
+def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: Runs) -> None:
+    """Those that end are forgotten, and of those that never end the oldest make room."""
+    for span_id in range(1, 9):
+        run = runs.start("a", Policy())
+        runs.spans.begin(span_id, run, is_foreign=True)
+        run.finish("end_turn")
+    runs.spans.begin(9, run, parent=8, is_foreign=True)
+    assert list(runs.spans._places) == list(runs.spans._late) == [7, 8, 9]
+    runs.spans.end(8)
+    assert list(runs.spans._places) == list(runs.spans._late) == [7, 9]
 
 
 def test_sightings_are_bounded(runs: Runs) -> None:

@@ -49,6 +49,7 @@ from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
 from otel_limits.ledger.totals import sum_up
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
+from otel_limits.runs.responses import Responses
 from otel_limits.usage.normaliser import record_of_span
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class Traces:
 
     parents: dict[Key, Key | None] = field(default_factory=dict)
     spans: dict[Key, Span] = field(default_factory=dict)
+    boundaries: set[Key] = field(default_factory=set)
+    """What asks models by itself, such as a tool, whoever shows it."""
     bad: list[str] = field(default_factory=list)
     """Where a line could not be read, and why."""
 
@@ -125,14 +128,24 @@ class Traces:
 
     def above(self, span: Span) -> Iterator[Span]:
         """The spans above one that become rows, the nearest first."""
+        return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
+
+    def _keys_above(self, span: Span) -> Iterator[Key]:
         seen = {span.key}
         # Files may be broken: a span that is its own ancestor must not be followed for ever.
         key = span.parent
         while key is not None and key not in seen:
             seen.add(key)
-            if key in self.spans:
-                yield self.spans[key]
+            yield key
             key = self.parents.get(key)
+
+    def _calls_around(self, span: Span) -> Iterator[Span]:
+        """The spans around a model call that show the same one: up to a tool or an agent."""
+        for key in self._keys_above(span):
+            if key in self.boundaries:
+                return
+            if key in self.spans and self.spans[key].is_model_call:
+                yield self.spans[key]
 
     def calls(self) -> Iterator[tuple[Span, list[Span]]]:
         """Every model call that counts, with the invocations that it belongs to.
@@ -140,31 +153,35 @@ class Traces:
         Of a call within a call the outer one counts, unless only the inner one knows its tokens.
         """
         within: dict[Key, list[Span]] = {}
-        outer: dict[Key, Key] = {}
+        counted = []
         for span in self.spans.values():
             if span.is_model_call:
-                around = next((each for each in self.above(span) if not each.is_tool), None)
-                if around is not None and around.is_model_call:
-                    outer[span.key] = around.key
-                    within.setdefault(around.key, []).append(span)
-        responses: set[tuple[str, str]] = set()
-        for span in self.spans.values():
-            if span.is_model_call and self._counts(span, outer, within):
-                # Two instrumentations beside each other show one call under the id of its response.
-                response = (span.trace_id, span.first(RESPONSE_IDS) or "")
-                if response[1] and response in responses:
-                    continue
-                responses.add(response)
+                around = list(self._calls_around(span))
+                for each in around:
+                    within.setdefault(each.key, []).append(span)
+                if not any(map(_tokens, around)) and (_tokens(span) or not around):
+                    counted.append(span)
+        counted.sort(key=_tokens, reverse=True)  # who knows them is to speak for the others
+        shown: dict[str, Responses] = {}
+        for span in counted:
+            inner = within.get(span.key, [])
+            is_told_within = not _tokens(span) and any(map(_tokens, inner))
+            responses = shown.setdefault(span.trace_id, Responses())
+            if not is_told_within and _is_new([span, *inner], responses):
                 yield span, [each for each in self.above(span) if each.is_agent]
 
-    def _counts(self, span: Span, outer: dict[Key, Key], within: dict[Key, list[Span]]) -> bool:
-        around = outer.get(span.key)
-        if around is not None and _has_tokens(self.spans[around]):
-            return False
-        if around is not None:
-            return _has_tokens(span)
-        inner = within.get(span.key, ())
-        return _has_tokens(span) or not any(_has_tokens(each) for each in inner)
+
+def _is_new(spans: Sequence[Span], responses: Responses) -> bool:
+    """Tell whether nobody else has shown the call of these spans, by the id of its response."""
+    told = [
+        (response, each.scope, _tokens(each))
+        for each in spans
+        if (response := each.first(RESPONSE_IDS)) is not None
+    ]
+    is_known = any(responses.has(*each) for each in told)
+    for each in told:
+        responses.add(*each)
+    return not is_known
 
 
 def import_files(
@@ -230,6 +247,8 @@ def _take(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
         for span in list(spans_in(line.decode(), keys)):  # all of a line, or nothing
             # Of every span: what becomes a row may hang under others that do not.
             traces.parents[span.key] = span.parent
+            if span.is_boundary:
+                traces.boundaries.add(span.key)
             if span.is_agent or span.is_model_call or span.is_tool:
                 traces.spans[span.key] = span
     except ValueError as error:  # text that is not UTF-8 too
@@ -394,8 +413,8 @@ def _state(span: Span, record: UsageRecord) -> str:
     return "failed" if span.is_error else "unmeasured"
 
 
-def _has_tokens(span: Span) -> bool:
-    return record_of_span(span.attributes, span.scope).usage.total > 0
+def _tokens(span: Span) -> int:
+    return record_of_span(span.attributes, span.scope).usage.total
 
 
 def _tool_row(span: Span, around: Sequence[Span]) -> Row:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.otel import kinds, semconv
-from otel_limits.otel.kinds import OPERATION, first_text, kind_of
+from otel_limits.otel.kinds import BOUNDARIES, OPERATION, first_text, kind_of
 from otel_limits.usage.fields import is_usage
 
 TRACE_BYTES: Final = 16
@@ -92,6 +92,11 @@ class Span:
         """Tell whether it is an invocation."""
         is_named = self.name.startswith(AGENT_SPANS)
         return is_named or kind_of(self.attributes, self.name) == "agent"
+
+    @property
+    def is_boundary(self) -> bool:
+        """Tell whether it asks models by itself: what is around it is not the same call."""
+        return self.is_agent or kind_of(self.attributes, self.name) in BOUNDARIES
 
     @property
     def is_model_call(self) -> bool:

@@ -9,7 +9,10 @@ from otel_limits.core.terms import STANDARD
 from otel_limits.otel import semconv
 from otel_limits.usage import fields
 
-Kind: TypeAlias = Literal["model call", "agent", "other"]
+Kind: TypeAlias = Literal["model call", "agent", "tool", "other"]
+
+BOUNDARIES: Final[tuple[Kind, ...]] = ("agent", "tool")
+"""What asks models by itself: a model call within one is not that which is around it."""
 
 OPERATION: Final = "gen_ai.operation.name"
 OPENINFERENCE: Final = "openinference.span.kind"
@@ -18,7 +21,7 @@ REQUEST_TYPE: Final = "llm.request.type"
 
 MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
     # As the semantic conventions of OpenInference name kinds of spans.
-    (OPENINFERENCE, {"LLM": "model call", "AGENT": "agent"}),
+    (OPENINFERENCE, {"LLM": "model call", "AGENT": "agent", "TOOL": "tool"}),
     # OpenTelemetry semantic conventions for generative AI; `completion` was written before 1.27.
     (
         OPERATION,
@@ -28,10 +31,11 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
             "generate_content": "model call",
             "text_completion": "model call",
             "invoke_agent": "agent",
+            "execute_tool": "tool",
         },
     ),
     # OpenLLMetry: its model calls have none of these kinds, but a type of request.
-    (TRACELOOP, {"agent": "agent"}),
+    (TRACELOOP, {"agent": "agent", "tool": "tool"}),
     (REQUEST_TYPE, {"chat": "model call", "completion": "model call"}),
 )
 """Attributes that say what a span is; the first one that a span has decides."""

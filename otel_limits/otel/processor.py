@@ -12,6 +12,7 @@ from otel_limits.core.faults import note
 from otel_limits.core.terms import Terms
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
+    BOUNDARIES,
     RESPONSE_IDS,
     first_text,
     kind_of,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.usage import UsageRecord
+    from otel_limits.otel.kinds import Kind
     from otel_limits.runs.registry import Runs
+    from otel_limits.runs.spans import Place
 
 
 class LimitsSpanProcessor(SpanProcessor):
@@ -53,27 +56,24 @@ class LimitsSpanProcessor(SpanProcessor):
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Note the agent spans that reach us, and which run everything below them belongs to."""
         try:
-            name, span_id = span.name, span.context.span_id
             names = self._names_of(span)
-            if names is not None and name.startswith(names.agent):
-                self._runs.spans.sight(span_id)
-            # Most spans of a process are none of ours: one look-up by the parent's id tells.
-            elif span.parent is not None:
-                # Those of others may have a span within them that says more, and ends first.
-                is_call = names is not None and name.startswith(semconv.MODEL_CALL_PREFIXES)
-                run = self._runs.spans.begin(span_id, span.parent.span_id, is_call=is_call)
-                if run is not None and names is not None and name == names.cycle:
-                    run.cycle()
+            if names is None:
+                self._begin_foreign(span)
+            elif span.name.startswith(names.agent):
+                self._runs.spans.sight(span.context.span_id)
+            else:
+                self._begin(span, names)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("processor", error)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Book a model call that another instrumentation saw."""
         try:
-            # Most spans of a process hang under none of ours: one look-up tells.
-            if self._names_of(span) is None and self._is_ours(span):
-                self._book(span)
-            self._runs.spans.end(span.context.span_id)
+            # Most spans of a process are none of ours: one look-up tells.
+            place = self._runs.spans.place(span.context.span_id)
+            if place is not None:
+                is_boundary = place.is_foreign and self._show(span, place) in BOUNDARIES
+                self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("processor", error)
 
@@ -82,38 +82,67 @@ class LimitsSpanProcessor(SpanProcessor):
         scope = span.instrumentation_scope
         return None if scope is None else self._names.get(scope.name)
 
-    def _is_ours(self, span: ReadableSpan) -> bool:
-        """Tell whether a span hangs under one of a live run, or may be of a direct request."""
-        parent = span.parent.span_id if span.parent else 0
-        return self._runs.spans.owner(parent)[0] is not None or direct_request() is not None
+    def _begin(self, span: Span, names: SpanNames) -> None:
+        """A span of a framework began."""
+        above = self._runs.spans.place(span.parent.span_id) if span.parent else None
+        if above is None or span.parent is None:
+            return
+        # Handed down, as an instrumentation of the provider's client hangs its own span of the same
+        # call under the `chat` span: it is one model call, not two.
+        in_call = above.in_call or span.name.startswith(semconv.MODEL_CALL_PREFIXES)
+        self._runs.spans.begin(
+            span.context.span_id, above.run, parent=span.parent.span_id, in_call=in_call
+        )
+        if span.name == names.cycle:
+            above.run.cycle()
 
-    def _book(self, span: ReadableSpan) -> None:
-        """Settle a model call, once, whatever instrumentations made spans of it.
+    def _begin_foreign(self, span: Span) -> None:
+        """A span of another instrumentation began: it belongs to what it hangs under.
+
+        Where that has no span, or only one of what is around it, it is what the task works for.
+        """
+        parent = span.parent.span_id if span.parent else 0
+        above, scope = self._runs.spans.place(parent), CURRENT.get()
+        run = None if above is None else above.run
+        if isinstance(scope, Run) and (run is None or (scope.is_direct and not scope.finished)):
+            run = scope
+        if run is None or run.released:
+            return
+        call = followed_call(run) or (None if above is None else above.call)
+        in_call = above is not None and above.in_call and above.run is run
+        self._runs.spans.begin(
+            span.context.span_id,
+            run,
+            parent=parent,
+            in_call=in_call or (call is not None and call.is_of_loop),
+            call=call,
+            is_foreign=True,
+        )
+
+    def _show(self, span: ReadableSpan, place: Place) -> Kind:
+        """Settle the model call that a span shows, once, whatever instrumentations show it.
 
         One within the span of a model call of the framework is that same call. Of two of others
         the one that ends first is booked, which is within the other one.
         """
-        run, in_call = self._runs.spans.owner(span.parent.span_id if span.parent else 0)
-        if (direct := direct_request()) is not None:
-            run, in_call = direct, False  # it has no span of its own that others could hang under
-        if run is None or in_call:
-            return
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
-        if kind_of(attributes, span.name) != "model call":
-            return
-        record = record_of_span(attributes, scope_of(span))
-        response = first_text(attributes, RESPONSE_IDS)
-        if not record.usage.total or not self._runs.spans.book(run, span.context.span_id, response):
-            return
-        followed = followed_call(run)
-        if followed is not None:
-            _complete(followed, record, span)
-            return
+        kind = kind_of(attributes, span.name)
+        if kind != "model call" or place.in_call or place.run.released:
+            return kind
+        scope = scope_of(span)
+        record, response = record_of_span(attributes, scope), first_text(attributes, RESPONSE_IDS)
+        tokens, span_id = record.usage.total, span.context.span_id
+        if not tokens or not self._runs.spans.book(span_id, response, scope, tokens):
+            return kind
+        if place.call is not None:
+            _complete(place.call, record, span)
+            return kind
         # Never opened: when its span is seen the call is over, so that it is only counted.
         call = OpenCall(model_of(attributes), provider=provider_of(attributes))
         call.terms = Terms(tier=tier_of(attributes, record.tier))
-        call.span_id = format_span_id(span.context.span_id)
-        run.calls.settle(call, record)
+        call.span_id = format_span_id(span_id)
+        place.run.calls.settle(call, record)
+        return kind
 
 
 def _complete(call: OpenCall, record: UsageRecord, span: ReadableSpan) -> None:
@@ -121,13 +150,6 @@ def _complete(call: OpenCall, record: UsageRecord, span: ReadableSpan) -> None:
     if call.is_side and call.record.sure == "missing":
         call.record = record
         call.span_id = call.span_id or format_span_id(span.context.span_id)
-
-
-def direct_request() -> Run | None:
-    """Return the direct request that the present task works for, if it is one."""
-    scope = CURRENT.get()
-    is_direct = isinstance(scope, Run) and scope.is_direct and not scope.finished
-    return cast("Run", scope) if is_direct else None
 
 
 def scope_of(span: ReadableSpan) -> str:

@@ -206,7 +206,7 @@ class Runs:
         )
         run = Run(self, invocation, policy, self._trees(parent, policy), unsampled=unsampled)
         if span_id and not unsampled:
-            self.spans.own(run, span_id)
+            self.spans.begin(span_id, run)
         with self.lock:
             self._live[identity] = run
         # Outside the lock, as it tells observers.

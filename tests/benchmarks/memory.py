@@ -29,7 +29,7 @@ def invoke(number: int) -> Run:
     agent, cycle = 2 * number + 1, 2 * number + 2
     LIVE.spans.sight(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
-    LIVE.spans.begin(cycle, agent, is_call=False)
+    LIVE.spans.begin(cycle, run, parent=agent)
     call = run.calls.open(OpenCall("scripted", 10))
     call.span_id = f"{cycle:016x}"
     run.calls.settle(call, measured(Usage(input=10, output=5)))

@@ -1,4 +1,4 @@
-"""Model calls are known by the attributes of every convention, in files and under a live agent."""
+"""Model calls are known in files by the attributes of every convention."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from opentelemetry import trace
-from strands import Agent, tool
 
-from otel_limits import enable
 from otel_limits.cli.parser import main
-from otel_limits.core.facts import Fact, Stop
-from otel_limits.testing import ScriptedModel, says, uses
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import LedgerFile
@@ -149,71 +144,6 @@ def test_a_file_without_a_model_call_says_so(
     file.write_text(spans({"http.request.method": "GET"}))
     assert main(["ledger", "import", str(file)]) == 1
     assert capsys.readouterr().err.startswith("There is no model call among the 1 spans.")
-
-
-KINDS = {
-    "openinference": {
-        "openinference.span.kind": "LLM",
-        "llm.model_name": "m",
-        "llm.token_count.prompt": 900,
-        "llm.token_count.completion": 100,
-    },
-    "openllmetry": {
-        "llm.request.type": "chat",
-        "gen_ai.request.model": "m",
-        "gen_ai.usage.input_tokens": 900,
-        "gen_ai.usage.output_tokens": 100,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("nesting", "calls"),
-    [
-        (["openinference"], 1),
-        (["openllmetry"], 1),
-        (["openinference", "openllmetry"], 1),
-        (["openllmetry", "openinference"], 1),
-    ],
-)
-def test_a_client_that_a_tool_asks_is_booked_once(nesting: list[str], calls: int) -> None:
-    """With its tokens, by any instrumentation, whichever of two is within the other."""
-    assert booked(nesting, None) == calls
-
-
-@pytest.mark.parametrize(("response", "calls"), [("r1", 1), (None, 2)])
-def test_two_spans_of_one_response_are_one_call(response: str | None, calls: int) -> None:
-    """Side by side they are told by the id of the response alone."""
-    assert booked([], response) == calls
-
-
-def booked(nesting: list[str], response: str | None) -> int:
-    """How many calls beside its own two an agent has whose tool makes such spans."""
-    told: list[Fact] = []
-    enable(observers=[told.append])
-    foreign = trace.get_tracer("foreign")
-
-    def show(names: list[str], **more: str) -> None:
-        if names:
-            attributes: dict[str, Any] = {**KINDS[names[0]], **more}
-            with foreign.start_as_current_span("ChatCompletion", attributes=attributes):
-                show(names[1:], **more)
-
-    @tool
-    def ask() -> str:
-        """Ask a model."""
-        show(nesting)
-        if not nesting:
-            more = {} if response is None else {"gen_ai.response.id": response}
-            show(["openinference"], **more)
-            show(["openllmetry"], **more)
-        return "x"
-
-    agent = Agent(model=ScriptedModel([uses("ask"), says("x")]), tools=[ask], callback_handler=None)
-    agent("go")
-    (stop,) = [fact for fact in told if isinstance(fact, Stop)]
-    assert stop.usage.total >= (stop.model_calls - 2) * 1_000
-    return stop.model_calls - 2
 
 
 def test_a_share_of_cached_tokens_is_never_above_all(

@@ -129,7 +129,8 @@ def _run_of_thread() -> Run | None:
     context, host = trace.get_current_span().get_span_context(), STRANDS.host
     if host is None or not context.is_valid:
         return None
-    return host.runs.spans.owner(context.span_id)[0]
+    place = host.runs.spans.place(context.span_id)
+    return None if place is None else place.run
 
 
 # --- one passage ----------------------------------------------------------------------------------

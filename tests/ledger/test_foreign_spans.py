@@ -1,0 +1,230 @@
+"""Model calls that others than the framework show are booked once, live and imported."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from strands import Agent, tool
+
+from otel_limits import Limits, disable, enable
+from otel_limits.cli.parser import main
+from otel_limits.core.facts import Fact, ModelCall, Stop
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.ledger.otlp import line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from tests.conftest import Metric
+    from tests.ledger.conftest import LedgerFile
+
+Tree = tuple[str, dict[str, Any], list[Any]]
+"""The instrumentation and the attributes of a span, and the spans within it."""
+
+OPENINFERENCE: dict[str, Any] = {
+    "openinference.span.kind": "LLM",
+    "llm.model_name": "m",
+    "llm.token_count.prompt": 900,
+    "llm.token_count.completion": 100,
+}
+OPENLLMETRY: dict[str, Any] = {
+    "llm.request.type": "chat",
+    "gen_ai.request.model": "m",
+    "gen_ai.usage.input_tokens": 900,
+    "gen_ai.usage.output_tokens": 100,
+}
+SILENT: dict[str, Any] = {"openinference.span.kind": "LLM", "llm.model_name": "m"}
+
+
+def oi(*within: Tree, **more: Any) -> Tree:
+    """One of OpenInference."""
+    return ("openinference.instrumentation.openai", {**OPENINFERENCE, **more}, list(within))
+
+
+def ol(*within: Tree, response: str | None = None, **more: Any) -> Tree:
+    """One of OpenLLMetry."""
+    told = {} if response is None else {"gen_ai.response.id": response}
+    return ("opentelemetry.instrumentation.openai", {**OPENLLMETRY, **told, **more}, list(within))
+
+
+def silent(*within: Tree) -> Tree:
+    """A model call of which a span does not say the tokens."""
+    return ("openinference.instrumentation.langchain", SILENT, list(within))
+
+
+def other(kind: str, *within: Tree) -> Tree:
+    """What is no model call."""
+    return ("openinference.instrumentation.langchain", {"openinference.span.kind": kind}, [*within])
+
+
+HALF: dict[str, Any] = {"gen_ai.usage.output_tokens": 50}
+
+FORESTS: dict[str, tuple[list[Tree], int]] = {
+    "one": ([oi()], 1_000),
+    "one of the other": ([ol()], 1_000),
+    "one within another": ([oi(ol())], 1_000),
+    "the other way round": ([ol(oi())], 1_000),
+    "three": ([oi(ol(ol()))], 1_000),
+    "three, of which the middle one is silent": ([oi(silent(ol()))], 1_000),
+    "a chain": ([other("CHAIN", oi(), other("CHAIN", oi()))], 2_000),
+    "within a chain within one": ([oi(other("CHAIN", ol()))], 1_000),
+    "tried twice": ([silent(ol(), ol(**HALF))], 1_950),
+    "a tool asks within a call": ([oi(other("TOOL", ol()))], 2_000),
+    "an agent asks within a call": ([oi(other("AGENT", oi(), oi()))], 3_000),
+    "one response, twice": ([ol(response="r"), oi(**{"llm.response.id": "r"})], 1_000),
+    "one response, deeper": ([silent(ol(response="r")), oi(ol(response="r"))], 1_000),
+    "two responses": ([ol(response="r"), ol(response="s")], 2_000),
+    "a server that repeats its ids": ([ol(response="r"), ol(response="r", **HALF)], 1_950),
+    "the same, seen by two": (
+        [oi(ol(response="r")), oi(ol(response="r", **HALF), **{"llm.token_count.completion": 50})],
+        1_950,
+    ),
+    "side by side, without an id": ([oi(), ol()], 2_000),
+    "embeddings": ([ol(**{"llm.request.type": "embedding"})], 0),
+}
+
+
+def grow(*trees: Tree) -> None:
+    """Make the spans of some trees."""
+    for scope, attributes, within in trees:
+        with trace.get_tracer(scope).start_as_current_span("call", attributes=attributes):
+            grow(*within)
+
+
+def agent_with(action: Callable[[], object], **more: Any) -> Agent:
+    """Make an agent whose tool does something; its own two calls have 15 tokens each."""
+
+    @tool
+    def ask() -> str:
+        """Ask a model."""
+        action()
+        return "x"
+
+    model = more.pop("model", None) or ScriptedModel([uses("ask"), says("x")])
+    return Agent(model=model, tools=[ask], callback_handler=None, name="tester", **more)
+
+
+@pytest.fixture
+def facts() -> list[Fact]:
+    """What is told."""
+    return []
+
+
+def shown(facts: list[Fact]) -> int:
+    """Tokens of the calls that the loop did not make."""
+    return sum(each.usage.total for each in facts if isinstance(each, ModelCall) and each.side)
+
+
+def stop_of(facts: list[Fact]) -> Stop:
+    """The end of the only invocation."""
+    (stop,) = [each for each in facts if isinstance(each, Stop)]
+    return stop
+
+
+@pytest.mark.parametrize("name", FORESTS)
+@pytest.mark.usefixtures("source")
+def test_a_call_is_booked_once(name: str, facts: list[Fact]) -> None:
+    """Whatever is around it and within it, also where hooks alone follow the agent."""
+    forest, tokens = FORESTS[name]
+    enable(observers=[facts.append])
+    agent_with(lambda: grow(*forest))("go")
+    assert shown(facts) == tokens
+    assert stop_of(facts).usage.total == tokens + 30
+
+
+def test_an_import_counts_as_it_was_counted_live(
+    ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    """Of the same spans, exported: each agent is a trace."""
+    expected = {}
+    file = tmp_path / "spans.jsonl"
+    with file.open("a") as lines:
+        for forest, tokens in FORESTS.values():
+            agent_with(partial(grow, *forest))("go")
+            finished = spans.get_finished_spans()
+            lines.write(line(finished))
+            expected[f"{finished[0].context.trace_id:032x}"] = tokens + 30
+            spans.clear()
+    assert main(["ledger", "import", str(file)]) == 0
+    found = dict.fromkeys(expected, 0)
+    for call in ledger.calls():
+        found[call["trace_id"]] += call["input_tokens"] + call["output_tokens"]
+    assert found == expected
+
+
+@pytest.mark.usefixtures("source")
+def test_it_is_held_by_the_budget_and_told(
+    ledger: LedgerFile, metric: Metric, facts: list[Fact]
+) -> None:
+    """An agent is halted by what its tools use; ledger and metrics have each call."""
+    enable(Limits(max_token_budget=2_500), observers=[facts.append])
+    model = ScriptedModel(endless(uses("ask")))
+    result = agent_with(lambda: grow(oi(ol())), model=model)("go")
+    assert (model.calls, result.stop_reason) == (3, "max_token_budget")
+    assert metric("otel_limits_tokens_total", agent="tester", model="m", type="input") == 2_700
+    disable()
+    assert ledger.tokens() == stop_of(facts).usage.total == 3 * 1_015
+    assert len(ledger.calls("side IS NOT NULL AND model = 'm'")) == 3
+
+
+@pytest.mark.usefixtures("source")
+def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Fact]) -> None:
+    """Such as that of a stream which somebody reads on when the agent is done."""
+    enable(observers=[facts.append])
+    began = []
+    start = trace.get_tracer("foreign").start_span
+    agent_with(lambda: began.append(start("call", attributes=OPENINFERENCE)))("go")
+    assert stop_of(facts).usage.total == 30
+    began[0].end()
+    disable()
+    assert shown(facts) == 1_000
+    assert ledger.tokens() == 1_030
+    (row,) = ledger.invocations()
+    assert row["input_tokens"] + row["output_tokens"] == 1_030
+
+
+@pytest.mark.usefixtures("source")
+def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Fact]) -> None:
+    """What the task works for is known without the span above it."""
+    enable(observers=[facts.append])
+
+    def ask() -> None:
+        start = trace.get_tracer("foreign").start_as_current_span
+        with start("call", context=Context(), attributes=OPENINFERENCE):
+            grow(ol())
+
+    agent_with(ask)("go")
+    assert shown(facts) == 1_000
+
+
+@pytest.mark.usefixtures("source")
+def test_the_client_of_the_agents_own_model_is_not_booked_again(facts: list[Fact]) -> None:
+    """Its calls are counted where their responses pass, whoever shows them as well."""
+    enable(observers=[facts.append])
+
+    class Instrumented(ScriptedModel):
+        async def stream(self, *args: Any, **kwargs: Any) -> Any:
+            with trace.get_tracer("foreign").start_as_current_span("call") as span:
+                async for event in super().stream(*args, **kwargs):
+                    yield event
+                span.set_attributes(OPENINFERENCE)
+
+    model = Instrumented([uses("ask"), says("x")])
+    agent_with(lambda: None, model=model)("go")
+    assert (shown(facts), stop_of(facts).usage.total) == (0, 30)
+
+
+def test_nothing_is_booked_outside_of_an_agent(facts: list[Fact]) -> None:
+    """Before one, after one, and beside one."""
+    enable(observers=[facts.append])
+    grow(oi())
+    agent_with(lambda: None)("go")
+    grow(oi())
+    assert shown(facts) == 0
