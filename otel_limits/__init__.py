@@ -19,6 +19,7 @@ from otel_limits.core.errors import (
     MaxToolCallsReachedError,
     MaxTurnsReachedException,
     QuotaExceededError,
+    QuotaUnavailableError,
 )
 from otel_limits.core.facts import (
     Cycle,
@@ -54,6 +55,7 @@ from otel_limits.core.limits import (
     MAX_TOOL_CALLS_STOP_REASON,
     MAX_TURNS_STOP_REASON,
     QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
     Breach,
     Level,
     Limits,
@@ -79,6 +81,7 @@ __all__ = [
     "MAX_TOOL_CALLS_STOP_REASON",
     "MAX_TURNS_STOP_REASON",
     "QUOTA_EXCEEDED_STOP_REASON",
+    "QUOTA_UNAVAILABLE_STOP_REASON",
     "Breach",
     "ConfigurationError",
     "Cycle",
@@ -110,6 +113,7 @@ __all__ = [
     "QuotaDecision",
     "QuotaExceededError",
     "QuotaGrant",
+    "QuotaUnavailableError",
     "QuotaUse",
     "Started",
     "Stop",

@@ -25,6 +25,7 @@ LIMITS_OF: Final[Mapping[str, str]] = {
         for reason in STOP_REASONS
     },
     "quota_exceeded": "a quota, or a gateway that says that its budget is spent",
+    "quota_unavailable": "a quota whose store did not answer in time, where it is to `deny` then",
     "killed": "`otel_limits.kill()`, `SIGUSR2`",
 }
 """What leads to each stop reason, in Markdown."""

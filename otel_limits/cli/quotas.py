@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 import uuid
-from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.section import FIELDS, parts_in
 from otel_limits.quotas.store import Count, SharedStore, StoreError
 from otel_limits.quotas.stores import is_shared, open_shared_store
+from otel_limits.quotas.windows import shown_time
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import recorded_ledger
@@ -327,8 +327,3 @@ def as_json(row: KeyUse) -> dict[str, Any]:
         for name, value in dataclasses.asdict(row).items()
     }
     return texts | {"resets": shown_time(row.resets)}
-
-
-def shown_time(seconds: float) -> str:
-    """Write a time in UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -17,6 +17,7 @@ Exception
     ├── MaxDurationReachedError
     ├── LoopDetectedError
     ├── QuotaExceededError
+    ├── QuotaUnavailableError
     └── KilledError
 """
 
@@ -216,6 +217,19 @@ class QuotaExceededError(LimitReachedError):
     limit = "quota"
 
 
+class QuotaUnavailableError(LimitReachedError):
+    """Nobody knows whether a quota has enough left, because its store does not answer."""
+
+    limit = "quota"
+
+    def __str__(self) -> str:
+        """Name the agent and what could not be asked."""
+        agent = f" of agent {self.stop.agent!r}" if self.stop else ""
+        breach = self.stop.breach if self.stop else None
+        note = breach.note if breach is not None else "its store does not answer"
+        return f"The quotas{agent} could not be asked: {note}."
+
+
 class KilledError(LimitReachedError):
     """An operator ended the invocation."""
 
@@ -242,6 +256,7 @@ BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
     "max_cost_usd": MaxCostReachedError,
     "max_duration": MaxDurationReachedError,
     "quota_exceeded": QuotaExceededError,
+    "quota_unavailable": QuotaUnavailableError,
 }
 
 

@@ -13,6 +13,7 @@ from otel_limits.core.usage import NO_COST, NO_USAGE, Number, Usage
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Breach, Level, Limits
+    from otel_limits.core.quota_state import QuotaRefusal
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
@@ -252,6 +253,11 @@ class Stop:
     """Its place in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)
     """How much of each limit that is set had been used."""
+
+    @property
+    def quota(self) -> QuotaRefusal | None:
+        """How the quota stood that ended the invocation, when one did."""
+        return self.breach.quota if self.breach is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from otel_limits.core.values import (
 )
 
 if TYPE_CHECKING:
+    from otel_limits.core.quota_state import QuotaRefusal
     from otel_limits.core.usage import Number, Tally
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
@@ -32,6 +33,7 @@ MAX_COST_STOP_REASON: Final = "max_cost_usd"
 MAX_DURATION_STOP_REASON: Final = "max_duration"
 LOOP_DETECTED_STOP_REASON: Final = "loop_detected"
 QUOTA_EXCEEDED_STOP_REASON: Final = "quota_exceeded"
+QUOTA_UNAVAILABLE_STOP_REASON: Final = "quota_unavailable"
 KILLED_STOP_REASON: Final = "killed"
 
 
@@ -212,6 +214,7 @@ TREE_PREFIX: Final = "tree_"
 STOP_REASONS: Final = (
     *dict.fromkeys(limit.reason for limit in LIMITS.values()),
     QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
     KILLED_STOP_REASON,
 )
 """Every stop reason of ours, in the order in which one is chosen out of several."""
@@ -251,6 +254,8 @@ class Breach:
     """Half a sentence that says it better than cap and observed value do, where there is one."""
     reserved: Number = 0
     """How much of `observed` is not used yet, but reserved by model calls under way."""
+    quota: QuotaRefusal | None = None
+    """How the quota stood, where one refused."""
 
     @property
     def amount(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.facts import Stop
 from otel_limits.core.limits import Breach, Level
+from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import Usage
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 MARKER: Final = "otel_limits"
 """Key of our object under a message's `metadata["custom"]`, which never reaches a model."""
+
+
+QUOTA_NUMBERS: Final = ("used", "reserved", "limit")
 
 
 def halt_text(verdict: Verdict) -> str:
@@ -104,10 +108,16 @@ def stop_from_json(marker: Mapping[str, Any]) -> Stop:
 
 
 def _breach(values: Mapping[str, Any]) -> Breach:
-    """Read a breach back; only amounts of money were written as text."""
-    numbers = {
-        name: Decimal(each) if isinstance(each, str) else each
+    """Read a breach back."""
+    quota = values.get("quota")
+    refusal = None if quota is None else QuotaRefusal(**_with_money(quota, *QUOTA_NUMBERS))
+    read = _with_money(values, "cap", "observed", "reserved")
+    return Breach(**{**read, "quota": refusal})
+
+
+def _with_money(values: Mapping[str, Any], *numbers: str) -> dict[str, Any]:
+    """Read numbers back; only amounts of money were written as text."""
+    return {
+        name: Decimal(each) if name in numbers and isinstance(each, str) else each
         for name, each in values.items()
-        if name in ("cap", "observed", "reserved")
     }
-    return Breach(**{**values, **numbers})

@@ -51,6 +51,9 @@ class Direct:
         """Take the store."""
         self._store = store
 
+    def start(self) -> None:
+        """Nothing has to be connected."""
+
     def send(self, operation: Operation) -> Future[Reply]:
         """Do it here and now."""
         future: Future[Reply] = Future()
@@ -75,7 +78,7 @@ class Courier:
     is_shared = True
 
     def __init__(self, store: QuotaStore) -> None:
-        """Start no thread yet: there is nothing to carry."""
+        """Start no thread yet."""
         self._store = store
         self._start_afresh()
         # A daemon thread is cut off when the interpreter ends, with whatever it still had to send.
@@ -90,6 +93,11 @@ class Courier:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_down = False
+
+    def start(self) -> None:
+        """Connect in the background, or the first call would wait for several round trips."""
+        with self._wake:
+            self._has_thread()
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Queue it, or refuse it at once while the store is lost.
@@ -110,9 +118,7 @@ class Courier:
         return future
 
     def _has_thread(self) -> bool:
-        """Start the thread before its first operation; False where the system has none left."""
-        # Not in `__init__`: a server that forks its workers would start it in the parent, where
-        # nobody needs it.
+        """Start the thread if need be; False where the system has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
             try:
@@ -127,6 +133,7 @@ class Courier:
         """Start afresh in a child: what the parent has to send, the parent sends."""
         self._store.after_fork()
         self._start_afresh()
+        self.start()
 
     def close(self) -> None:
         """Send what is left, within a second, and let go of the store."""
@@ -148,12 +155,23 @@ class Courier:
 
     @never_raises("quotas")
     def _work(self) -> None:
+        self._warm()
         self._send_kept()  # what came while no thread could be started
         while batch := self._take():
             self._carry(batch)
             if self._is_down:
                 self._wait_for_store()
         self._send_kept()
+
+    def _warm(self) -> None:
+        """Connect, so that a store that is away is known to be so before a call waits for it."""
+        try:
+            self._store.warm()
+        except Exception as error:  # noqa: BLE001  whatever it is, the store did not answer
+            # At the end of a process the connection is closed while this thread waits on it.
+            if not self._closing.is_set():
+                self._lose((), error)
+                self._wait_for_store()
 
     def _take(self) -> list[tuple[Operation, Future[Reply]]]:
         """Wait for something to carry; nothing at the end."""

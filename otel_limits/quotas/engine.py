@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.facts import Decision, Fact, ModelCall, Stop
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.client import StoreClient
+from otel_limits.quotas.courier import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.open_tickets import OpenTickets
 from otel_limits.quotas.recovery import as_text
 from otel_limits.quotas.store import Reply, Standing, StoreError, StoreLostError
@@ -148,7 +149,7 @@ class Engine:
         if reply.status == "refused":
             return await self._refuse(ticket, reply)
         # What is only observed lets the call go out, and its verdict is noted all the same.
-        observed = lacking(ticket.needs, reply, enforced=False)
+        observed = lacking(ticket.asked, reply, enforced=False)
         # An admitted call can only lack what is not enforced.
         short = [need for need, _ in observed]
         for need in ticket.needs:
@@ -157,7 +158,7 @@ class Engine:
 
     async def _refuse(self, ticket: Ticket, reply: Reply) -> Verdict | None:
         """Say why the call may not go out."""
-        denied = lacking(ticket.needs, reply, enforced=True)
+        denied = lacking(ticket.asked, reply, enforced=True)
         for need, _ in denied:
             self._decide(ticket, need, "refused")
         verdict = verdict_of(denied)
@@ -178,8 +179,13 @@ class Engine:
         # to decide in.
         self._client.fill(ticket, forced=False)
         denied: list[Denied] = [
-            (need, unanswered(need))
-            for need in ticket.needs
+            (
+                need,
+                unanswered(
+                    need, demand, self._client.fallback.known(demand.count), LOOK_INTERVAL_SECONDS
+                ),
+            )
+            for need, demand in ticket.asked
             if need.quota.on_backend_error == "deny" and need.is_enforced
         ]
         for need, _ in denied:
@@ -196,12 +202,13 @@ class Engine:
 
     def _reserve_here(self, ticket: Ticket) -> list[Denied]:
         """Hold the quotas that are local in this process, and let go what the others permit."""
-        local, reply = self._client.fallback.reserve(ticket)
+        asked, reply = self._client.fallback.reserve(ticket)
+        local = [need for need, _ in asked]
         is_admitted = ticket.reserved_in is not None
         here: Decision = "degraded_local_admitted" if is_admitted else "degraded_local_refused"
         for need in ticket.needs:
             self._decide(ticket, need, here if need in local else "degraded_allowed")
-        return [] if reply is None or is_admitted else lacking(local, reply, enforced=True)
+        return [] if reply is None or is_admitted else lacking(asked, reply, enforced=True)
 
     # --- what is published ------------------------------------------------------------------------
 

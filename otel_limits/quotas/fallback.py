@@ -12,7 +12,7 @@ from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Count, Demand, Reply, Reserve, Standing
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.tickets import QuotaNeed, Ticket
+    from otel_limits.quotas.tickets import Asked, Ticket
 
 MAX_KNOWN: Final = 10_000
 """Counts whose last standing is remembered."""
@@ -56,24 +56,20 @@ class Fallback:
             # were reserved in.
             self._memory, self._is_used = MemoryStore(self._clock), False
 
-    def reserve(self, ticket: Ticket) -> tuple[list[QuotaNeed], Reply | None]:
+    def reserve(self, ticket: Ticket) -> tuple[list[Asked], Reply | None]:
         """Reserve here for the quotas that say so.
 
         Returns:
-            What is needed of those quotas and the reply to it, if there are any.
+            What is asked of those quotas and the reply to it, if there are any.
         """
-        chosen = [
-            (need, demand)
-            for need, demand in zip(ticket.needs, ticket.demands, strict=True)
-            if need.quota.on_backend_error == "local"
-        ]
+        chosen = [each for each in ticket.asked if each[0].quota.on_backend_error == "local"]
         if not chosen:
             return [], None
         demands = tuple(self._left(demand) for _, demand in chosen)
         (reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
         self._is_used = True
         ticket.reserved_in = self._memory if reply.status == "admitted" else None
-        return [need for need, _ in chosen], reply
+        return chosen, reply
 
     def _left(self, demand: Demand) -> Demand:
         known = self.known(demand.count)

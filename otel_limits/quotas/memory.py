@@ -83,6 +83,9 @@ class MemoryStore:
             self._forget(now)
             return [self._run(each, now) for each in operations]
 
+    def warm(self) -> None:
+        """Memory is there."""
+
     def check(self) -> None:
         """Memory can be written to."""
 
@@ -153,6 +156,7 @@ class MemoryStore:
             position
             for position, (amount, standing) in enumerate(zip(wanted, standings, strict=True))
             if standing.used + standing.reserved + amount > standing.limit
+            and not _is_lone(operation.demands[position], amount, standing)
         )
         if any(operation.demands[position].enforced for position in lacking):
             return Reply("refused", now, tuple(standings), lacking)
@@ -209,6 +213,16 @@ class MemoryStore:
             # Twice what was left, so that counts which cannot be dropped yet are not looked at
             # with every call.
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
+
+
+def _is_lone(demand: Demand, amount: int, standing: Standing) -> bool:
+    """Tell whether a call may go out by itself, since its estimate could never be met."""
+    return (
+        demand.alone
+        and amount > standing.limit
+        and standing.reserved == 0
+        and standing.used < standing.limit
+    )
 
 
 def require_readable(_name: str, _url: str) -> None:

@@ -70,9 +70,14 @@ class OpenTickets:
             # For calls that ask nobody, such as a summary: they know their invocation
             # and nothing else.
             state.attributes = request.attributes
-            worst = self._estimates.worst_case(request.model, request.input, request.output_cap)
+            estimates = {
+                what: self._estimates.estimate(
+                    what, request.model, request.input, request.output_cap
+                )
+                for what in {quota.reserve for quota in applying}
+            }
             needs = [
-                need_of(quota, request, lookup, worst, self._price)
+                need_of(quota, request, lookup, estimates[quota.reserve], self._price)
                 for quota in applying
                 # An invocation is counted by its first call and by no other.
                 if quota.name not in state.counted

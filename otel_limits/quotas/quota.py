@@ -12,6 +12,7 @@ from otel_limits.quotas.keys import Template
 if TYPE_CHECKING:
     from otel_limits.core.policy import Action
     from otel_limits.core.usage import Number
+    from otel_limits.quotas.estimates import Reserved
     from otel_limits.quotas.windows import Windows
 
 Unit = Literal["tokens", "usd", "model_calls", "invocations"]
@@ -45,6 +46,8 @@ class Quota:
     """Sources and globs that a model call must fit for the quota to apply."""
     action: Action | None = None
     """What is done when it is exceeded; `None` for what the agent's policy says."""
+    reserve: Reserved = "worst_case"
+    """What of a call is set aside before it goes out."""
     on_backend_error: BackendError = "deny"
     """What is done while the store does not answer."""
 

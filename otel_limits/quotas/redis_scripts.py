@@ -32,6 +32,10 @@ CHECK_KEY: Final = TAG + ":check"
 EXPIRED_KEY: Final = TAG + ":expired"
 
 
+EVERY_CALL: Final = ("reserve", "settle")
+"""The scripts that a model call needs."""
+
+
 class ScriptCall(NamedTuple):
     """One call of a script."""
 
@@ -76,6 +80,7 @@ def _reservation(operation: Reserve) -> ScriptCall:
             expires(count),
             int(demand.enforced),
             int(demand.certain),
+            int(demand.alone),
             demand.known,
             f"{count.key} {count.shown}",
         ]

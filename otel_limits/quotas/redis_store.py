@@ -75,6 +75,21 @@ class RedisStore:
         replies = self._evaluate([scripts.call_of(each) for each in operations])
         return [scripts.reply_of(text) for text in replies]
 
+    def warm(self) -> None:
+        """Connect, and have the server know the scripts of every model call.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+
+        def load(client: Any) -> None:
+            pipe = client.pipeline(transaction=False)
+            for script in scripts.EVERY_CALL:
+                pipe.script_load(scripts.source_of(script))
+            pipe.execute()
+
+        self._ask(load)
+
     def check(self) -> None:
         """Make sure that the server can be written to.
 

@@ -19,6 +19,7 @@ from otel_limits.core.values import (
     count_up_to,
     money_up_to,
 )
+from otel_limits.quotas.estimates import RESERVED
 from otel_limits.quotas.keys import Template, require_source
 from otel_limits.quotas.quota import (
     BACKEND_ERRORS,
@@ -98,6 +99,11 @@ FIELDS: Final[Mapping[str, Field]] = {
         # Nobody who is asked in passing can extend what a whole fleet shares.
         choice(*(each for each in ACTIONS if each != "ask")),
         "What is done when it is exceeded; unset, what the agent does.",
+    ),
+    "reserve": Field(
+        choice(*RESERVED),
+        "What is set aside for a call: worst_case (the default; all that it may take) or expected "
+        "(twice what the model's answers needed lately).",
     ),
     "on_backend_error": Field(
         choice(*BACKEND_ERRORS),
@@ -182,7 +188,7 @@ class _Reading:
         self._tell((self._name, *keys), f'quotas["{self._name}"]{separator}{text}')
 
 
-OPTIONAL: Final = ("key", "where", "action", "on_backend_error")
+OPTIONAL: Final = ("key", "where", "action", "reserve", "on_backend_error")
 
 
 def schema() -> dict[str, Any]:

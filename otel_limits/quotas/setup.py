@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.runs.registry import Runs
 
-TIMEOUT_SECONDS: Final = 0.1
-"""How long an agent waits for the store at most, each time it asks."""
-
 HEALTH_INTERVAL_SECONDS: Final = 15
 """How often a listener looks whether its silent connection is still one."""
 
@@ -30,6 +27,7 @@ class Quotas:
         quotas: What is to be held now.
         runs: The invocations that are asked about, and ended from afar.
         find: Looks up what killed workers did not settle.
+        timeout: Seconds that a model call waits for the store at most.
     """
 
     def __init__(
@@ -38,29 +36,34 @@ class Quotas:
         quotas: Callable[[], Sequence[Quota]],
         runs: Runs,
         find: FindSettlements,
+        *,
+        timeout: float,
     ) -> None:
         """Put them before every model call of `runs`."""
         self.url = url
+        self.timeout = timeout
         self._runs = runs
         self._threads: list[KillListener | Recovery] = []
         carrier: Carrier
         if is_shared(url):
             # Each thread has a store of its own: it must not be closed while another one asks.
-            carrier = Courier(open_shared_store(url, TIMEOUT_SECONDS))
-            listening = open_shared_store(url, TIMEOUT_SECONDS, HEALTH_INTERVAL_SECONDS)
+            carrier = Courier(open_shared_store(url, timeout))
+            listening = open_shared_store(url, timeout, HEALTH_INTERVAL_SECONDS)
             self._threads = [
                 KillListener(listening, lambda pattern: runs.kill(agent=pattern)),
-                Recovery(open_shared_store(url, TIMEOUT_SECONDS), find),
+                Recovery(open_shared_store(url, timeout), find),
             ]
         else:
-            carrier = Direct(open_store(url, TIMEOUT_SECONDS))
+            carrier = Direct(open_store(url, timeout))
         self._engine = Engine(
             quotas,
             carrier,
             publish=runs.observers.publish,
             price=runs.price_of_request,
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout,
         )
+        # In the background: the first call finds the connection open and the scripts loaded.
+        carrier.start()
         # Last, as from here on model calls ask.
         runs.observers.gate = self._engine
 

@@ -59,7 +59,9 @@ class Demand:
     enforced: bool = True
     """False when it is reserved even if there is not enough."""
     certain: bool = True
-    """False when the call may turn out bigger than `amount`."""
+    """False to set aside twice the amount, unless it is the only such call at the time."""
+    alone: bool = False
+    """True to admit it as the only call at the time even when it is more than the whole limit."""
     known: int = 0
     """What the asker saw used before: from there a store goes on that has lost the count."""
 
@@ -144,6 +146,13 @@ class QuotaStore(Protocol):
 
         Raises:
             StoreError: Some may have been done and some not: do all of them again.
+        """
+
+    def warm(self) -> None:
+        """Do beforehand what the first operation would have to wait for.
+
+        Raises:
+            StoreError: The store does not answer.
         """
 
     def check(self) -> None:

@@ -5,22 +5,29 @@ Everything here is a value or a pure function.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import baggage
 
 from otel_limits.core.facts import Decision, QuotaDecision, QuotaUse
-from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
+from otel_limits.core.limits import (
+    QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
+    Breach,
+)
 from otel_limits.core.policy import Action, Verdict
+from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_usd, unit_name
 from otel_limits.quotas.store import Charge, Count, Demand, QuotaStore, Reply, Standing
+from otel_limits.quotas.windows import shown_time
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.estimates import WorstCase
+    from otel_limits.quotas.estimates import CallEstimate
     from otel_limits.quotas.keys import Key, Lookup
     from otel_limits.runs.gate import Request
 
@@ -29,6 +36,7 @@ UNPRICED: Final = -1
 
 PriceOf: TypeAlias = "Callable[[Request, Usage], Decimal | None]"
 Known: TypeAlias = Callable[[Count], Standing | None]
+Asked: TypeAlias = "tuple[QuotaNeed, Demand]"
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
 
@@ -39,7 +47,7 @@ class QuotaNeed:
     quota: Quota
     key: Key
     amount: int
-    """The most that it may take, in parts."""
+    """What is set aside for it, in parts."""
     certain: bool
     """True when it cannot turn out bigger."""
     action: Action
@@ -69,6 +77,11 @@ class Ticket:
     def leave_out(self, needs: Sequence[QuotaNeed]) -> None:
         """Drop the needs that nobody is to be asked for."""
         self.needs = [each for each in self.needs if each not in needs]
+
+    @property
+    def asked(self) -> list[Asked]:
+        """What is needed and what was asked of the store for it, in pairs."""
+        return list(zip(self.needs, self.demands, strict=True))
 
     def charges(self) -> tuple[Charge, ...]:
         """What the call took; nothing where it was never asked for."""
@@ -117,16 +130,16 @@ def lookup_of(request: Request) -> Lookup:
 
 
 def need_of(
-    quota: Quota, request: Request, lookup: Lookup, worst: WorstCase, price: PriceOf
+    quota: Quota, request: Request, lookup: Lookup, estimate: CallEstimate, price: PriceOf
 ) -> QuotaNeed:
     """Work out what a request needs of a quota that applies to it."""
     action = quota.action or request.action
     return QuotaNeed(
         quota=quota,
         key=quota.key.key(quota.name, lookup),
-        amount=_amount(quota.unit, request, worst.usage, price),
+        amount=_amount(quota.unit, request, estimate.usage, price),
         # A call is one call, however long its answer.
-        certain=worst.certain or quota.unit in ("model_calls", "invocations"),
+        certain=estimate.certain or quota.unit in ("model_calls", "invocations"),
         # Nobody can be asked to extend a quota in passing: the whole fleet shares it.
         action="halt" if action == "ask" else action,
     )
@@ -142,7 +155,9 @@ def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Dem
         amount=need.amount,
         limit=quota.amount,
         enforced=need.is_enforced and not forced,
-        certain=need.certain,
+        # What is expected has room for longer answers already: it is set aside twice the mean.
+        certain=need.certain or quota.reserve == "expected",
+        alone=not need.certain,
         # A store that restarted without its data goes on from what the fleet last saw, and
         # not from 0.
         known=standing.used if standing is not None else 0,
@@ -158,12 +173,12 @@ def taken(unit: Unit, ticket: Ticket) -> int:
     return parts_of_usd(ticket.cost)
 
 
-def lacking(needs: Sequence[QuotaNeed], reply: Reply, *, enforced: bool) -> list[Denied]:
+def lacking(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list[Denied]:
     """Return the needs that could not be met, the enforced ones or the others."""
     return [
-        (needs[n], exceeded(needs[n], reply.standings[n], reply.status))
+        (asked[n][0], exceeded(*asked[n], reply, reply.standings[n]))
         for n in reply.lacking
-        if needs[n].is_enforced == enforced
+        if asked[n][0].is_enforced == enforced
     ]
 
 
@@ -172,25 +187,49 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
     if not denied:
         return None
     breaches = tuple(breach for _, breach in denied)
-    return Verdict(QUOTA_EXCEEDED_STOP_REASON, breaches, denied[0][0].action)
+    return Verdict(breaches[0].reason, breaches, denied[0][0].action)
 
 
-def exceeded(need: QuotaNeed, standing: Standing, status: str) -> Breach:
-    """Say what the count comes to with this call."""
+def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) -> Breach:
+    """Say what the count comes to with this call, and when it begins again."""
     # An admitted call, which is only observed, is in what is reserved already.
-    total = standing.used + standing.reserved + (need.amount if status == "refused" else 0)
-    unit = need.quota.unit
+    this = need.amount if reply.status == "refused" else 0
+    total = standing.used + standing.reserved + this
+    quota, window = need.quota, demand.count.window
+    whose = f" for {need.key.shown}" if quota.key.text else ""
+    wait = max(0, math.ceil(window.end - reply.now))
     note = (
-        f"quota {need.quota.name} permits {in_words(unit, standing.limit)} and with this call "
-        f"{in_words(unit, total)} could be used"
+        f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
+        f"call {in_words(quota.unit, total)} could be used: {in_unit(quota.unit, standing.used)} "
+        f"are used, {in_unit(quota.unit, standing.reserved)} reserved by calls under way; "
+        f"it begins again in {wait} s, at {shown_time(window.end)}"
     )
-    return _breach(need, standing.limit, total, note)
+    refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
+    return _breach(need, standing.limit, total, note, refusal)
 
 
-def unanswered(need: QuotaNeed) -> Breach:
-    """Say that nobody knows whether there is enough."""
-    note = f"quota {need.quota.name} could not be checked, because its store does not answer"
-    return _breach(need, need.quota.amount, 0, note)
+def unanswered(need: QuotaNeed, demand: Demand, known: Standing | None, retry: float) -> Breach:
+    """Say that nobody knows whether there is enough.
+
+    Args:
+        need: What could not be asked for.
+        demand: Where it would have been counted.
+        known: How the count stood when the store was last heard.
+        retry: Seconds after which the store is looked for again.
+    """
+    quota = need.quota
+    note = (
+        f"quota {quota.name} could not be checked, because its store does not answer; "
+        f"it is asked again in {retry:g} s"
+    )
+    refusal = _refusal(
+        need,
+        known or Standing(0, 0, quota.amount),
+        resets_at=demand.count.window.end,
+        retry_after=retry,
+    )
+    breach = _breach(need, quota.amount, 0, note, refusal)
+    return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
 def without_price(need: QuotaNeed) -> Breach:
@@ -226,7 +265,25 @@ def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
     )
 
 
-def _breach(need: QuotaNeed, cap: int, observed: int, note: str) -> Breach:
+def _refusal(
+    need: QuotaNeed, standing: Standing, *, resets_at: float, retry_after: float
+) -> QuotaRefusal:
+    unit = need.quota.unit
+    return QuotaRefusal(
+        quota=need.quota.name,
+        key=need.key.shown,
+        unit=unit_name(unit),
+        used=in_unit(unit, standing.used),
+        reserved=in_unit(unit, standing.reserved),
+        limit=in_unit(unit, standing.limit),
+        resets_at=resets_at,
+        retry_after_seconds=retry_after,
+    )
+
+
+def _breach(
+    need: QuotaNeed, cap: int, observed: int, note: str, refusal: QuotaRefusal | None = None
+) -> Breach:
     unit = need.quota.unit
     return Breach(
         limit=need.quota.name,
@@ -235,6 +292,7 @@ def _breach(need: QuotaNeed, cap: int, observed: int, note: str) -> Breach:
         reason=QUOTA_EXCEEDED_STOP_REASON,
         unit=unit_name(unit),
         note=note,
+        quota=refusal,
     )
 
 

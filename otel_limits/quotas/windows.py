@@ -124,6 +124,11 @@ def length_of(rule: str) -> int:
     return length
 
 
+def shown_time(seconds: float) -> str:
+    """Write a time, in seconds since the epoch, in UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _midnight(day: date, zone: ZoneInfo) -> int:
     """Return the first second of `day`, or of what is left of it where midnight was skipped."""
     local = datetime(day.year, day.month, day.day, tzinfo=zone)

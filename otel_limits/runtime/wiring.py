@@ -350,15 +350,17 @@ class Wiring:
 
     def hold_quotas(self) -> None:
         """Ask quotas before model calls, and hear kills where a store is shared."""
-        url = self._settings.quota_store
-        if self._quotas is not None and self._quotas.url == url:
+        url, timeout = self._settings.quota_store, self._settings.quota_store_timeout
+        if self._quotas is not None and (self._quotas.url, self._quotas.timeout) == (url, timeout):
             return
         self.release_quotas()
         # A shared store also without a quota: it is how kills arrive from elsewhere.
         if url != MEMORY_URL or self._document.quotas:
             from otel_limits.quotas.setup import Quotas
 
-            self._quotas = Quotas(url, self._current_quotas, self._runs, self._find_charges)
+            self._quotas = Quotas(
+                url, self._current_quotas, self._runs, self._find_charges, timeout=timeout
+            )
 
     def release_quotas(self) -> None:
         """Ask no quota any more."""

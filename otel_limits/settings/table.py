@@ -18,6 +18,7 @@ from otel_limits.core.values import (
     FRACTIONS,
     NAMES,
     PORT,
+    SECONDS,
     TEXT,
     WHOLE_NUMBER,
     CheckedKind,
@@ -61,6 +62,7 @@ class Settings:
     tool_log_dir: str | None = None
     tool_log_interval: int = 1
     quota_store: str = MEMORY_URL
+    quota_store_timeout: float = 2.0
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
     metrics_max_agents: int = MAX_AGENTS
@@ -210,6 +212,12 @@ SETTINGS: Final = (
         kind=STORE_URL,
         help="Where quotas are counted: memory:// (each process by itself), redis://host:port/db, "
         "rediss://, unix://, redis+cluster:// or redis+sentinel://.",
+    ),
+    Setting(
+        name="quota_store_timeout",
+        kind=SECONDS,
+        help="Seconds that a model call waits for the quota store at most. "
+        "While the store is known to be away, no call waits.",
     ),
     Setting(
         name="metrics",

@@ -20,7 +20,6 @@ import pytest
 import redis
 
 import otel_limits
-from otel_limits.quotas import setup
 from otel_limits.quotas.stores import open_shared_store
 
 if TYPE_CHECKING:
@@ -266,12 +265,12 @@ class Hold(Protocol):
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
         observers: Sequence[Any] = (),
-        timeout: float = 20.0,
+        timeout: float | None = None,
         **more: Any,
     ) -> None:
         """Hold `quotas`; `more` are other sections of the policy file.
 
-        A crowded machine is no outage, hence the patience.
+        The store has the time to answer that is shipped, unless a test says otherwise.
         """
 
 
@@ -283,10 +282,11 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
         observers: Sequence[Any] = (),
-        timeout: float = 20.0,
+        timeout: float | None = None,
         **more: Any,
     ) -> None:
-        monkeypatch.setattr(setup, "TIMEOUT_SECONDS", timeout)
+        if timeout is not None:
+            monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE_TIMEOUT", str(timeout))
         path = tmp_path / "limits.yaml"
         path.write_text(json.dumps({"quotas": quotas, **more}))
         monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +13,7 @@ from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
 from otel_limits.core.faults import FAULTS
 from otel_limits.quotas import client, courier
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.redis_scripts import EVERY_CALL, sha_of
 from otel_limits.quotas.store import Count, SharedStore, Standing
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
@@ -145,7 +147,7 @@ def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Fact]) -> No
     agent = lose("deny")
     model: Any = agent.model
     result = agent("go")
-    assert (result.stop_reason, model.calls) == ("quota_exceeded", 1)
+    assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
     assert "could not be checked, because its store does not answer" in str(result)
     assert decisions(facts) == ["degraded_denied"]
 
@@ -258,9 +260,56 @@ def test_of_several_quotas_one_that_denies_is_enough(
     assert agent("go").stop_reason == "end_turn"
     hold(quotas | {"strict": CALLS}, place.url, [facts.append], timeout=TIMEOUT)
     other = make_agent(ScriptedModel(endless(says("done"))))
-    assert other("go").stop_reason == "quota_exceeded"
+    assert other("go").stop_reason == "quota_unavailable"
     decided = [fact for fact in facts if isinstance(fact, QuotaDecision)]
     assert [fact.quota for fact in decided if fact.decision == "degraded_denied"] == ["strict"]
+
+
+# --- a store that is slow -------------------------------------------------------------------------
+
+
+def test_a_pause_of_the_store_ends_nobody(hold: Hold, make_agent: MakeAgent, place: Place) -> None:
+    """200 agents ask while it does not answer for 150 ms; none of them is refused."""
+    hold({"calls": {"model_calls": 1_000, "window": "month"}}, place.url)
+    agents = [make_agent(ScriptedModel([says("done")])) for _ in range(200)]
+
+    async def ask_all() -> set[str]:
+        calls = [asyncio.ensure_future(agent.invoke_async("go")) for agent in agents]
+        place.server.freeze()
+        await asyncio.sleep(0.15)
+        place.server.thaw()
+        return {(await call).stop_reason for call in calls}
+
+    assert asyncio.run(ask_all()) == {"end_turn"}
+
+
+def test_the_first_call_of_a_process_finds_a_distant_store(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """100 ms for every answer, with the time to wait that is shipped."""
+    place.wire.delay = 0.1
+    hold({"calls": CALLS}, place.url)
+    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
+
+
+def test_connecting_begins_before_the_first_call(hold: Hold, place: Place) -> None:
+    """Switching on is enough for the server to know the scripts."""
+    hold({"calls": CALLS}, place.server.url)
+    shas = [sha_of(script) for script in EVERY_CALL]
+    eventually(lambda: place.server.client.script_exists(*shas) == [True, True])
+
+
+def test_a_store_that_is_away_is_known_before_the_first_call(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """The call does not wait for it."""
+    place.refuse()
+    hold({"calls": CALLS | {"on_backend_error": "allow"}}, place.url)
+    gate: Any = LIVE.observers.gate
+    eventually(lambda: gate._client._carrier._is_down)
+    began = time.monotonic()
+    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
+    assert time.monotonic() - began < 1.5  # two seconds are what a call may wait
 
 
 # --- lost replies, lost counts --------------------------------------------------------------------

@@ -181,9 +181,7 @@ FORK_WHILE_LOCKED = """
 import gc, os, signal, sys, threading, warnings
 import otel_limits, redis
 from strands import Agent
-from otel_limits.quotas import setup
 from otel_limits.testing import ScriptedModel, endless, says
-setup.TIMEOUT_SECONDS = 20.0  # a crowded machine is no outage
 warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread is what is tested
 otel_limits.enable()
 agent = Agent(model=ScriptedModel(endless(says("done"))), callback_handler=None)
@@ -232,9 +230,7 @@ def test_a_child_that_is_forked_while_a_client_is_locked_counts_and_ends(
 PROGRAM = """
 import asyncio, otel_limits
 from strands import Agent
-from otel_limits.quotas import setup
 from otel_limits.testing import ScriptedModel, says
-setup.TIMEOUT_SECONDS = 60  # a crowded machine may take its time
 otel_limits.enable()
 agent = Agent(model=ScriptedModel([says("a long answer")]), callback_handler=None)
 async def leave():

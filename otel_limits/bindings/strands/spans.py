@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
@@ -70,10 +71,13 @@ def limit_of(verdict: Verdict) -> dict[str, Any]:
     """Attributes that say which limit decided, if one did."""
     if verdict.breach is None:
         return {}
+    refusal = verdict.breach.quota
+    quota = {} if refusal is None else dataclasses.asdict(refusal)
     return {
         semconv.LIMIT_NAME: verdict.breach.limit,
         semconv.LIMIT_VALUE: as_json(verdict.breach.cap),
         semconv.LIMIT_CONSUMED: as_json(verdict.breach.observed),
+        **{semconv.QUOTA_PREFIX + name: as_json(each) for name, each in quota.items()},
     }
 
 

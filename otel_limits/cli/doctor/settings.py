@@ -11,7 +11,6 @@ from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
 from otel_limits.core.usage import Usage
-from otel_limits.quotas.setup import TIMEOUT_SECONDS
 from otel_limits.quotas.store import Count, StoreError
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import Window
@@ -46,7 +45,7 @@ def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[
     yield _prices(reading.settings, policy_file, model)
     yield _port(reading.settings)
     yield from _ledger(reading.settings.ledger)
-    yield _store(reading.settings.quota_store)
+    yield _store(reading.settings.quota_store, reading.settings.quota_store_timeout)
 
 
 def _values(reading: Reading) -> Iterator[Finding]:
@@ -161,11 +160,11 @@ def _spilled(address: Address) -> Finding:
     )
 
 
-def _store(url: str) -> Finding:
+def _store(url: str, timeout: float) -> Finding:
     if not is_shared(url):
         return nothing("quota store", "Quotas are counted in each process by itself.")
     try:
-        store = open_shared_store(url, TIMEOUT_SECONDS)
+        store = open_shared_store(url, timeout)
         try:
             seconds = _ask(store)
         finally:
@@ -176,8 +175,8 @@ def _store(url: str) -> Finding:
             f"It cannot be used: {error}.",
             "Check OTEL_LIMITS_QUOTA_STORE, and that its user may write keys and run scripts.",
         )
-    text = f"A round trip takes {seconds * 1000:.1f} of {TIMEOUT_SECONDS * 1000:.0f} ms."
-    if seconds > TIMEOUT_SECONDS / 2:
+    text = f"A round trip takes {seconds * 1000:.1f} of {timeout * 1000:.0f} ms."
+    if seconds > timeout / 2:
         return fail("quota store", text, "Move the store closer: agents would often not wait.")
     return ok("quota store", text)
 

@@ -1,7 +1,8 @@
 -- Set aside what a call may take at most, of all counts or of none.
 -- KEYS: operation, expired, then for each demand: bucket, leases, grants, index.
 -- ARGV: operation id, lease, how long to remember; then for each demand: amount, limit,
---       start and end of the window, expiry of the bucket, enforced, certain, known, index member.
+--       start and end of the window, expiry of the bucket, enforced, certain, alone, known,
+--       index member.
 
 local earlier = redis.call('GET', KEYS[1])
 if earlier then
@@ -14,13 +15,13 @@ local now = now_ms()
 
 local demands = {}
 for n = 1, (#KEYS - 2) / 4 do
-  local key, arg = 4 * n - 2, 9 * n - 6
+  local key, arg = 4 * n - 2, 10 * n - 7
   demands[n] = {
     bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
     amount = tonumber(ARGV[arg + 1]), limit = tonumber(ARGV[arg + 2]),
     start = tonumber(ARGV[arg + 3]), finish = tonumber(ARGV[arg + 4]), expires = ARGV[arg + 5],
-    enforced = ARGV[arg + 6] == '1', certain = ARGV[arg + 7], known = ARGV[arg + 8],
-    member = ARGV[arg + 9],
+    enforced = ARGV[arg + 6] == '1', certain = ARGV[arg + 7], alone = ARGV[arg + 8] == '1',
+    known = ARGV[arg + 9], member = ARGV[arg + 10],
   }
   if now < demands[n].start or now >= demands[n].finish then
     return 'elsewhere ' .. whole(now) .. ' -'
@@ -37,7 +38,10 @@ for n, demand in ipairs(demands) do
   demand.used = field(demand.bucket, 'used')
   demand.reserved = field(demand.bucket, 'reserved')
   demand.limit = demand.limit + granted(demand.grants, now)
-  if demand.used + demand.reserved + demand.amount > demand.limit then
+  -- An estimate that is more than the whole limit could never be met: then one call at a time.
+  local lone = demand.alone and demand.amount > demand.limit and demand.reserved == 0
+    and demand.used < demand.limit
+  if not lone and demand.used + demand.reserved + demand.amount > demand.limit then
     table.insert(lacking, n - 1)
     refused = refused or demand.enforced
   end

@@ -1,0 +1,167 @@
+"""What is set aside for a model call: its worst case, or what is expected of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.core.facts import QuotaDecision, QuotaUse
+from otel_limits.core.usage import Usage
+from otel_limits.quotas.estimates import Estimates, Reserved
+from otel_limits.testing import ScriptedModel, endless, says
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_limits.core.facts import Fact
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
+
+MODEL = "m"
+STORES = ["memory", "redis"]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def taught(outputs: Sequence[int], clock: Clock) -> Estimates:
+    """Estimates that have seen these answers."""
+    estimates = Estimates(clock)
+    for output in outputs:
+        estimates.learn(MODEL, 10, Usage(input=10, output=output))
+    return estimates
+
+
+def output(estimates: Estimates, what: Reserved, cap: int | None = None) -> int:
+    """The output that is set aside now."""
+    return estimates.estimate(what, MODEL, 10, cap).usage.output
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"), [(0, 21_000), (10, 12_548), (20, 8_322), (120, 4_100)]
+)
+def test_a_long_answer_is_forgotten_with_a_half_life_of_ten_minutes(
+    minutes: int, expected: int
+) -> None:
+    """Down to what the first call of any model is given."""
+    clock = Clock()
+    estimates = taught([21_000] * 20, clock)
+    clock.now = minutes * 60
+    assert output(estimates, "worst_case") == expected
+
+
+def test_answers_that_keep_nobody_out_are_not_forgotten() -> None:
+    """A model of 3,000 tokens an answer still needs 3,000 tomorrow."""
+    clock = Clock()
+    estimates = taught([3_000] * 20, clock)
+    clock.now = 86_400
+    assert output(estimates, "worst_case") == 3_000
+
+
+@pytest.mark.parametrize(
+    ("outputs", "cap", "expected"),
+    [([], None, 1_024), ([], 500, 500), ([300] * 9, None, 1_024), ([1_000, 3_000], None, 4_000)],
+)
+def test_twice_the_mean_answer_is_expected(
+    outputs: list[int], cap: int | None, expected: int
+) -> None:
+    """At least 1,024, and never more than the model may answer."""
+    assert output(taught(outputs, Clock()), "expected", cap) == expected
+
+
+def url_of(store: str, request: pytest.FixtureRequest) -> str:
+    """Where a kind of store is."""
+    if store == "memory":
+        return "memory://"
+    server: Server = request.getfixturevalue("server")
+    return server.url
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_quota_below_every_estimate_admits_calls_one_after_the_other(
+    hold: Hold, make_agent: MakeAgent, store: str, request: pytest.FixtureRequest
+) -> None:
+    """1,000 tokens an hour: no estimate of a model without a cap is less than 4,096."""
+    hold({"small": {"tokens": 1_000, "window": "month"}}, url_of(store, request))
+    usage = {"inputTokens": 100, "outputTokens": 300, "totalTokens": 400}
+    agent = make_agent(ScriptedModel(endless(says("done", usage=usage))), tools=[])
+    reasons = []
+    for _ in range(5):
+        agent.messages.clear()
+        reasons.append(agent("go").stop_reason)
+    assert reasons == ["end_turn"] * 3 + ["quota_exceeded"] * 2
+
+
+class Meeting(ScriptedModel):
+    """A model whose first call waits for others to have been refused."""
+
+    def __init__(self) -> None:
+        super().__init__(endless(says("done")))
+        self.is_asked = threading.Event()
+        self.may_answer = threading.Event()
+
+    async def stream(self, *arguments: Any, **more: Any) -> Any:
+        """Wait, then answer."""
+        self.is_asked.set()
+        await asyncio.to_thread(self.may_answer.wait, 20)
+        async for event in super().stream(*arguments, **more):
+            yield event
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_quota_below_every_estimate_admits_no_second_call_beside_the_first(
+    hold: Hold, make_agent: MakeAgent, store: str, request: pytest.FixtureRequest
+) -> None:
+    """Or calls at once could pass it many times over."""
+    hold({"small": {"tokens": 1_000, "window": "month"}}, url_of(store, request))
+    model = Meeting()
+    first = threading.Thread(target=make_agent(model), args=("go",))
+    first.start()
+    assert model.is_asked.wait(20)
+    other = make_agent(ScriptedModel(endless(says("done"))))
+    beside = other("go").stop_reason
+    model.may_answer.set()
+    first.join()
+    other.messages.clear()
+    assert (beside, other("go").stop_reason) == ("quota_exceeded", "end_turn")
+
+
+@pytest.mark.parametrize(("reserve", "admitted"), [("worst_case", 3), ("expected", 20)])
+def test_what_is_expected_admits_more_at_once(
+    hold: Hold, make_agent: MakeAgent, facts: list[Fact], reserve: str, admitted: int
+) -> None:
+    """20 agents that may answer 64,000 tokens each, on a quota of 200,000."""
+    quota = {"tokens": 200_000, "window": "day", "reserve": reserve}
+    decided = threading.Semaphore(0)
+
+    def count(fact: Fact) -> None:
+        facts.append(fact)
+        if isinstance(fact, QuotaDecision):
+            decided.release()
+
+    hold({"fleet": quota}, observers=[count])
+    model = Meeting()
+    model.update_config(max_tokens=64_000)
+    agents = [make_agent(model, tools=[]) for _ in range(20)]
+
+    async def ask_all() -> list[str]:
+        calls = [asyncio.ensure_future(agent.invoke_async("go")) for agent in agents]
+        for _ in agents:
+            assert await asyncio.to_thread(decided.acquire, timeout=20)
+        model.may_answer.set()
+        return [(await call).stop_reason for call in calls]
+
+    assert asyncio.run(ask_all()).count("end_turn") == admitted
+    (last,) = [fact for fact in facts if isinstance(fact, QuotaUse)][-1:]
+    assert (last.used, last.reserved) == (15 * admitted, 0)

@@ -1,0 +1,111 @@
+"""What a refused call is told: which quota, how it stands, when to ask again."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pytest
+
+import otel_limits
+from otel_limits.core.quota_state import QuotaRefusal
+from otel_limits.testing import ScriptedModel, endless, says
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
+
+DAY = 86_400
+USAGE = {"inputTokens": 2, "outputTokens": 5, "totalTokens": 7}
+
+
+def the_day_ends() -> float:
+    """The next midnight in UTC."""
+    return (time.time() // DAY + 1) * DAY
+
+
+def test_a_refusal_says_how_the_quota_stands_and_when_it_begins_again(
+    hold: Hold, make_agent: MakeAgent
+) -> None:
+    """As the stop of the result, also after the conversation was stored and read again."""
+    hold({"calls": {"model_calls": 1, "window": "day", "key": "agent"}})
+    agent = make_agent(ScriptedModel(endless(says("done"))), name="joe")
+    agent("go")
+    stop = otel_limits.stop_of(agent("go"))
+    assert stop is not None
+    assert stop.quota is not None
+    assert stop.quota == QuotaRefusal(
+        quota="calls",
+        key="joe",
+        unit="model calls",
+        used=1,
+        reserved=0,
+        limit=1,
+        resets_at=the_day_ends(),
+        retry_after_seconds=stop.quota.retry_after_seconds,
+    )
+    assert 0 <= stop.quota.retry_after_seconds - (the_day_ends() - time.time()) < 60
+
+
+def test_money_stays_exact_in_a_refusal(hold: Hold, make_agent: MakeAgent) -> None:
+    """Also where it went through JSON, in the metadata of the message."""
+    prices = {"*": {"price": {"input": 1000, "output": 2000}}}
+    hold({"money": {"usd": 0.02, "window": "day"}}, models=prices)
+    model = ScriptedModel(endless(says("done", usage=USAGE)))
+    model.update_config(max_tokens=5)
+    agent = make_agent(model, tools=[])
+    agent("hi")
+    refused = otel_limits.stop_of(agent("hi"))
+    assert refused is not None
+    assert refused.quota is not None
+    assert (refused.quota.used, refused.quota.limit) == (Decimal("0.012"), Decimal("0.02"))
+
+
+def test_an_exception_carries_the_refusal(hold: Hold, make_agent: MakeAgent) -> None:
+    """Under the action `raise`."""
+    hold({"calls": {"model_calls": 1, "window": "day", "action": "raise"}})
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    with pytest.raises(otel_limits.QuotaExceededError) as caught:
+        agent("go")
+    stop = caught.value.stop
+    assert stop is not None
+    assert stop.quota is not None
+    assert (stop.quota.used, stop.quota.limit) == (1, 1)
+
+
+def test_the_span_carries_the_refusal(
+    hold: Hold, make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """As attributes of the agent's span."""
+    hold({"calls": {"model_calls": 1, "window": "day"}})
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    spans.clear()
+    agent("go")
+    (span,) = (each for each in spans.get_finished_spans() if each.name.startswith("invoke_agent"))
+    attributes = dict(span.attributes or {})
+    assert attributes["otel_limits.quota.quota"] == "calls"
+    assert attributes["otel_limits.quota.used"] == 1
+    assert attributes["otel_limits.quota.resets_at"] == the_day_ends()
+
+
+@pytest.mark.usefixtures("faulty")
+def test_an_outage_is_not_taken_for_a_spent_quota(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """Its reason, its exception and its numbers say that nobody could be asked."""
+    hold({"calls": {"model_calls": 5, "window": "day", "action": "raise"}}, own_server.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    own_server.stop()
+    with pytest.raises(otel_limits.QuotaUnavailableError, match="does not answer") as caught:
+        agent("go")
+    stop = caught.value.stop
+    assert stop is not None
+    assert stop.reason == otel_limits.QUOTA_UNAVAILABLE_STOP_REASON
+    assert stop.quota is not None
+    assert (stop.quota.used, stop.quota.limit, stop.quota.retry_after_seconds) == (1, 5, 1.0)
