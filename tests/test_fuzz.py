@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import operator
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from otel_limits.runtime.runtime import RUNTIME
 from tests.fuzz.cases import CASES
 
 EACH = 100
@@ -31,3 +33,47 @@ def test_garbage_never_switches_a_cap_off(
         except (Exception, SystemExit) as error:  # noqa: BLE001  each is told
             failed.append(f"{number}: {error!r}")
     assert failed == []
+
+
+# --- the cases themselves -------------------------------------------------------------------------
+
+
+def fails(name: str, place: Path) -> str:
+    """Run cases of a kind until one of them notices something; return what it says."""
+    for number in range(EACH):
+        (place / str(number)).mkdir()
+        try:
+            CASES[name](Random(number), place / str(number))  # noqa: S311  to be repeated
+        except Exception as error:  # noqa: BLE001  whatever is noticed
+            return repr(error)
+    return ""
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("name", CASES)
+def test_each_kind_of_case_notices_that_limits_are_off(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where garbage switched everything off."""
+    monkeypatch.setattr(RUNTIME, "start", lambda *_, **__: None)
+    assert "calls at a cap of 3" in fails(name, tmp_path)
+
+
+BREAKABLE = {
+    "environment": "otel_limits.settings.environment.near_misses",
+    "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
+    "stores": "otel_limits.runtime.wiring.Wiring.hold_quotas",
+    "chunks": "otel_limits.bindings.strands.calls.Passage.take",
+    "command_line": "otel_limits.cli.command.Parser._nearest",
+}
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("name", CASES)
+def test_each_kind_of_case_notices_a_traceback(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where something raises that nobody has foreseen."""
+    # Whatever it is called with, and in the frame of who calls it, as it has none of its own.
+    monkeypatch.setattr(BREAKABLE[name], operator.index)
+    assert fails(name, tmp_path) != ""

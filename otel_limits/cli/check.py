@@ -91,7 +91,7 @@ def shown(value: object) -> str:
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
     text = str(value)
-    return "unset" if value in (None, "") else masked(text) if "://" in text else text
+    return "unset" if value in (None, "") else masked(text)
 
 
 def print_table(rows: Sequence[tuple[str, str, str]]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from otel_limits.core.hints import meant
+from otel_limits.core.secrets import masked, masked_words
 
 USAGE_ERROR: Final = 2
 """Exit status for what cannot be done as it was typed; argparse uses the same."""
@@ -29,6 +30,7 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with status 2 and a sentence: a required option may be missing as it is misspelt."""
         near = self._nearest()
+        message = masked_words(message, self._typed)  # argparse quotes what it does not know
         super().error(f"{message}. Did you mean {near}?" if near else message)
 
     def _nearest(self) -> str | None:
@@ -72,6 +74,17 @@ def add_group(commands: Any, name: str, text: str) -> Any:
 
     group = add_command(commands, name, text, show_help)
     return group.add_subparsers(title="commands", metavar="COMMAND")
+
+
+def file_name(text: str) -> str:
+    """Read the name of a file: nobody means one by an address, which may hold a password.
+
+    Raises:
+        ArgumentTypeError: It is an address.
+    """
+    if masked(text) != text:
+        raise ArgumentTypeError(f"{masked(text)!r} is an address, and not the name of a file")
+    return text
 
 
 def refuse(sentences: Sequence[str], status: int = USAGE_ERROR) -> int:

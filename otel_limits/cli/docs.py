@@ -10,6 +10,7 @@ from otel_limits import docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.hints import meant
+from otel_limits.core.secrets import masked
 
 HELP: Final = """\
 Read the documentation: without a topic, the list of topics.
@@ -37,7 +38,7 @@ def docs(options: Namespace) -> int:
     if options.topic not in topics:
         near = meant(options.topic, topics)
         hint = f"Did you mean {near}?" if near else f"There are: {', '.join(topics)}."
-        return refuse([f"There is no page about {options.topic!r}. {hint}"])
+        return refuse([f"There is no page about {masked(options.topic)!r}. {hint}"])
     markdown = pages.page(options.topic)
     if sys.stdout.isatty():
         from rich.markdown import Markdown

@@ -12,7 +12,7 @@ from typing import Any, Final
 from otel_limits.audit import asking
 from otel_limits.audit.question import SELECTION
 from otel_limits.cli import reprice
-from otel_limits.cli.command import add_command, add_group
+from otel_limits.cli.command import add_command, add_group, file_name
 from otel_limits.cli.opening import (
     add_ledger_command,
     add_option,
@@ -49,20 +49,22 @@ def add(commands: Any) -> None:
         default="calls",
         help="which rows (default: calls)",
     )
-    parser.add_argument("--output", metavar="FILE", help="standard output if unset")
+    parser.add_argument("--output", type=file_name, metavar="FILE", help="standard output if unset")
     text = "Import spans from OTLP JSON lines, as the collector's file exporter writes them."
     parser = add_ledger_command(group, "import", text, import_spans)
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("files", nargs="+", type=file_name, metavar="FILE")
     reprice.add(group)
     text = "Bring a ledger of an earlier version up to date, in place."
     add_ledger_command(group, "upgrade", text, upgrade)
     text = "Take in the rows of a spill file whose ledger is gone, or has another address now."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
-    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("file", type=file_name, metavar="FILE")
     text = "Read what can be read of a damaged SQLite ledger into a new one."
     parser = add_command(group, "salvage", text, refusing(salvage))
-    parser.add_argument("damaged", metavar="CORRUPT")
-    parser.add_argument("--output", required=True, metavar="NEW.db", help="the new ledger")
+    parser.add_argument("damaged", type=file_name, metavar="CORRUPT")
+    parser.add_argument(
+        "--output", required=True, type=file_name, metavar="NEW.db", help="the new ledger"
+    )
 
 
 def prune(arguments: Namespace) -> int:

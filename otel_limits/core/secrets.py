@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,8 +21,8 @@ USER: Final = re.compile(r"[\w.+%-]*")
 HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%]*\](:\d*)?|[^:\[\]]*(:\d*)?")
 """A host with its port. What has another thing after the colon may be a user with a password."""
 
-TOKENS: Final = ("http", "https")
-"""Schemes whose user alone may be a token."""
+ACCOUNT: Final = re.compile(r"(?i)postgres|mysql")
+"""In schemes whose user alone is a name; elsewhere it may be a token, or a password."""
 
 
 def masked(text: str) -> str:
@@ -41,10 +42,25 @@ def masked(text: str) -> str:
     return SECRET_VALUE.sub(rf"\1{STARS}", scheme + separator + rest)
 
 
+def masked_words(sentence: str, words: Iterable[str]) -> str:
+    """Return a sentence of somebody else, who may have quoted what was typed, as it may be shown.
+
+    Args:
+        sentence: What is to be shown.
+        words: The words of a command line.
+    """
+    for word in words:
+        for piece in (word, word.partition("=")[2]):
+            if piece != masked(piece):
+                sentence = sentence.replace(piece, masked(piece))
+                sentence = sentence.replace(repr(piece), repr(masked(piece)))
+    return sentence
+
+
 def _masked_user(credentials: str, scheme: str) -> str:
     """Keep the user's name where it is one."""
     user, colon, _ = credentials.partition(":")
-    if not USER.fullmatch(user) or (scheme.lower().endswith(TOKENS) and not colon):
+    if not USER.fullmatch(user) or not (colon or ACCOUNT.search(scheme)):
         return STARS
     return f"{user}:{STARS}" if colon else user
 

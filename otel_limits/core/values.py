@@ -145,7 +145,7 @@ class MappingKind(Kind[Mapping[str, T]]):
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(
                 f"{name} must map names to values, such as {self.example}, "
-                f"got {written or WRITER.repr(value)}."
+                f"got {masked(written or WRITER.repr(value))}."
             )
         return FrozenDict(
             {key: self.each.of_value(f'{name}["{key}"]', each) for key, each in value.items()}

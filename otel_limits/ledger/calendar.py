@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Final
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.secrets import masked
 from otel_limits.ledger.rows import MICROSECONDS
 
 QUARTER: Final = "(quarter)"
@@ -44,7 +45,9 @@ def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
         begin, end = BOUNDS[name](value)
         return _microseconds(begin, zone), _microseconds(end, zone)
     except (ValueError, OverflowError, AttributeError):
-        raise LedgerError(f"{name} must be such as {PERIODS[name]}, got {value!r}.") from None
+        raise LedgerError(
+            f"{name} must be such as {PERIODS[name]}, got {masked(value)!r}."
+        ) from None
 
 
 def _microseconds(local: datetime, zone: tzinfo) -> int:

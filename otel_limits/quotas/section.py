@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from otel_limits.core.policy import ACTIONS
+from otel_limits.core.secrets import masked
 from otel_limits.core.values import (
     TEXT,
     CheckedKind,
@@ -166,7 +167,7 @@ class _Reading:
     def _read(self, key: str, value: object) -> Any:
         field = FIELDS.get(key)
         if field is None:
-            self._refuse(f"has no setting {key!r}. Known here: {', '.join(FIELDS)}.", key)
+            self._refuse(f"has no setting {masked(key)!r}. Known here: {', '.join(FIELDS)}.", key)
             return None
         # Said as it was written: `repr` of a Decimal is not what stands in the file.
         written = str(value) if isinstance(value, Decimal) else None

@@ -8,6 +8,8 @@ from datetime import date, datetime, timedelta, timezone
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from otel_limits.core.secrets import masked
+
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600
 # A year, be it a leap year: a store keeps a count for as long as its window, and not for ever.
@@ -99,7 +101,7 @@ def zone_of(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            f"time_zone must be a name such as UTC or Europe/Berlin, got {name!r}."
+            f"time_zone must be a name such as UTC or Europe/Berlin, got {masked(name)!r}."
         ) from None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.core.faults import never_raises
 from otel_limits.core.pricing import Prices
+from otel_limits.core.secrets import masked
 from otel_limits.observers.first_calls import FirstCalls
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.protocol import LazyObserver
@@ -316,7 +317,7 @@ class Wiring:
             return
         logger.error(
             "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. %s",
-            host,
+            masked(host),
             port,
             getattr(error, "strerror", None) or error,
             PORT_IS_TAKEN if is_taken else NO_SUCH_ADDRESS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timezone, tzinfo
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.core.secrets import masked
 from otel_limits.core.values import TextKind
 from otel_limits.ledger.files import group_id
 from otel_limits.quotas.windows import zone_of
@@ -81,7 +82,7 @@ def zone_name(name: str, text: str) -> str:
         zone_of(text)
     except ValueError:
         raise ValueError(
-            f"{name} must be a name such as UTC or Europe/Berlin, got {text!r}."
+            f"{name} must be a name such as UTC or Europe/Berlin, got {masked(text)!r}."
         ) from None
     return text
 

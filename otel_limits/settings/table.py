@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX, Limit, Limits
 from otel_limits.core.policy import ACTION, UNMEASURED_CALLS, UNPRICED_CALLS, Policy
+from otel_limits.core.secrets import masked
 from otel_limits.core.values import (
     BOOLEAN,
     DURATION,
@@ -124,7 +125,7 @@ def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
         if key in OWN_NAMES:
             raise UnfitError(f"The ledger has a column {key!r} already.")
         if not AUDIT_KEY.fullmatch(key):
-            raise UnfitError(f"{key!r} cannot be a column.")
+            raise UnfitError(f"{masked(key)!r} cannot be a column.")
     return keys
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from strands import Agent, tool
@@ -17,12 +18,17 @@ from strands import Agent, tool
 from otel_limits import disable
 from otel_limits.cli import main
 from otel_limits.runtime.enable import enable_leniently
+from otel_limits.settings import environment as config
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, uses
 from tests.fuzz import garbage
 
+if TYPE_CHECKING:
+    from otel_limits.runtime.guard import Source
+
 CAP = 3
 MOST_CALLS = 9
+SECRET = "u:hunter2@"  # noqa: S105  as it stands in the garbage
 OWN = frozenset({"MAX_TURNS", "DISABLED", "STRICT", "PROMETHEUS_PORT", "POLICY"})
 """Settings that a case sets itself, or that would open a port."""
 
@@ -31,6 +37,9 @@ VARIABLES = [
     for setting in SETTINGS
     if setting.variable.removeprefix("OTEL_LIMITS_") not in OWN
 ]
+
+PARTIES = ("otel_limits", "strands", "tests")
+"""Whose code may raise what an agent ends with."""
 
 POLICY = """\
 defaults: {limits: {max_tool_calls: 90, max_cost_usd: 5}, unpriced_calls: warn}
@@ -72,9 +81,9 @@ class GarbageModel(ScriptedModel):
         self.random = random
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        """Stream some."""
+        """Stream some; an agent that nobody stops ends by itself."""
         self.calls += 1
-        for event in garbage.events(self.random):
+        for event in garbage.events(self.random) if self.calls <= MOST_CALLS else ():
             yield event
 
 
@@ -107,25 +116,36 @@ def chunks(random: Random, place: Path) -> None:
 
 
 def command_line(random: Random, place: Path) -> None:
-    """Any arguments: a status, and never a traceback."""
-    words = [garbage.text(random) for _ in range(random.randint(0, 3))]
+    """Any arguments: a status, and never a traceback. Who becomes a program has the cap in it."""
+    words = [garbage.text(random).replace("\x00", "") for _ in range(random.randint(0, 3))]
     words += random.sample(("--max-turns", "--json", "--since", "--by", "-x", "--where", "--"), 2)
     random.shuffle(words)
-    with surroundings({}, place), patch("otel_limits.cli.run.replace_process", started):
+    command = random.choice(COMMANDS)
+    capped = ("--max-turns", str(CAP)) if command == ("run",) else ()
+    programs: list[Mapping[str, str]] = []
+
+    def start(_: object, environ: Mapping[str, str]) -> tuple[int, str]:
+        """Stand in for the program that would take this process over."""
+        programs.append(environ)
+        return 127, "not started"
+
+    with surroundings({}, place), patch("otel_limits.cli.run.replace_process", start):
         errors = io.StringIO()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
             try:
-                status = main([*random.choice(COMMANDS), *words])
+                status = main([*command, *capped, *words])
             except SystemExit as ending:
                 status = int(ending.code or 0)
         assert status in range(256), status
-        assert "Traceback" not in errors.getvalue()
         assert status == 0 or errors.getvalue() or status == 1
+        assert_readable(errors.getvalue())
+    for environ in programs:
+        limited(ours(environ), place, source="run")
 
 
-def started(*_: Any) -> tuple[int, str]:
-    """Stand in for the program that would take this process over."""
-    return 127, "not started"
+def ours(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are settings."""
+    return {name: text for name, text in environ.items() if name.startswith("OTEL_LIMITS_")}
 
 
 CASES: dict[str, Callable[[Random, Path], None]] = {
@@ -147,19 +167,30 @@ def surroundings(settings: dict[str, str], place: Path) -> Any:
         os.chdir(before)
 
 
-def limited(settings: dict[str, str], place: Path, model: ScriptedModel | None = None) -> None:
+def limited(
+    settings: dict[str, str],
+    place: Path,
+    model: ScriptedModel | None = None,
+    source: Source = "code",
+) -> None:
     """Make sure that an agent is halted at its cap, or that the process refused to start."""
     model = model or ScriptedModel([uses("search")] * MOST_CALLS)
-    settings = {**settings, "OTEL_LIMITS_MAX_TURNS": str(CAP)}
-    with surroundings(settings, place), patch("otel_limits.runtime.enable.end_process", refuse):
+    settings = {"OTEL_LIMITS_MAX_TURNS": str(CAP), **settings}
+    cap = config.read(settings).settings.policy.limits.max_turns
+    assert cap is not None
+    with (
+        surroundings(settings, place),
+        patch("otel_limits.runtime.enable.end_process", refuse),
+        readable_log(),
+    ):
         try:
-            enable_leniently("code")
+            enable_leniently(source)
             call(Agent(model=model, tools=[search], callback_handler=None))
         except Refused:
             return
         finally:
             disable()
-    assert model.calls <= CAP, f"{model.calls} calls at a cap of {CAP}"
+    assert model.calls <= cap, f"{model.calls} calls at a cap of {cap}"
 
 
 def call(agent: Agent) -> None:
@@ -168,5 +199,29 @@ def call(agent: Agent) -> None:
         agent("go")
     except Exception as error:  # noqa: BLE001  whatever garbage leads to
         cause = error.__cause__ or error
-        last = traceback.extract_tb(cause.__traceback__)[-1].filename
-        assert "/otel_limits/" not in last, f"{cause!r} comes from {last}"
+        files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
+        # The standard library raises for whoever calls it.
+        parties = [each for each in files if any(f"/{name}/" in each for name in PARTIES)]
+        assert "/otel_limits/" not in parties[-1], f"{cause!r} comes from {parties[-1]}"
+
+
+@contextlib.contextmanager
+def readable_log() -> Iterator[None]:
+    """See to it that whoever reads our log is told in sentences."""
+    said: list[str] = []
+    handler = logging.Handler(logging.DEBUG)
+    handler.setFormatter(logging.Formatter())  # with the traceback, where there is one
+    handler.emit = lambda record: said.append(handler.format(record))  # type: ignore[method-assign]
+    logger = logging.getLogger("otel_limits")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+    assert_readable("\n".join(said))
+
+
+def assert_readable(text: str) -> None:
+    """What the user is shown has neither a traceback nor a secret."""
+    assert "Traceback" not in text, text
+    assert SECRET not in text, text

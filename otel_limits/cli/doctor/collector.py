@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
+from otel_limits.core.secrets import masked
 from otel_limits.settings.variables import OTLP_PREFIX, otlp_protocol
 
 PATIENCE_SECONDS: Final = 3.0
@@ -68,11 +69,12 @@ def _place(environ: Mapping[str, str], signal: str, protocol: str) -> tuple[str,
 def _connect(place: tuple[str, int], signals: str) -> Finding:
     host, port = place
     advice = "Start the collector, or set OTEL_EXPORTER_OTLP_ENDPOINT."
+    shown = f"{masked(host)} port {port} ({signals})"
     if not host:
         return fail("otlp", f"The endpoint for {signals} is not a URL.", advice)
     try:
         socket.create_connection(place, PATIENCE_SECONDS).close()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        return fail("otlp", f"{host} port {port} ({signals}) does not answer: {reason}.", advice)
-    return ok("otlp", f"{host} port {port} ({signals}) answers.")
+        return fail("otlp", f"{shown} does not answer: {reason}.", advice)
+    return ok("otlp", f"{shown} answers.")

@@ -14,6 +14,7 @@ from typing import Any, Final
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.cli.doctor.launcher import Launcher, server_in
 from otel_limits.cli.doctor.sandbox import FORCED, collector, sandboxed
+from otel_limits.core.secrets import masked_words
 
 PATIENCE_SECONDS: Final = 120
 """How long the runaway may take, the imports of a slow machine included."""
@@ -59,6 +60,7 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         try:
             report = json.loads((place / "report.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
+            said = masked_words(said, launcher.words)
             return [fail("runaway", f"It did not run under {launcher.shown}: {said}")]
     return list(_findings(report, launcher))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
+from otel_limits.core.secrets import masked
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.store import Count, StoreError
 from otel_limits.quotas.stores import is_shared, open_shared_store
@@ -71,7 +72,7 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
     if reading.settings.policy_path is None:
         yield nothing("policy", "OTEL_LIMITS_POLICY is not set.")
     elif not policy_file.mistakes:
-        yield ok("policy", f"{reading.settings.policy_path} is valid.")
+        yield ok("policy", f"{masked(reading.settings.policy_path)} is valid.")
     capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
     if not (capped or document.defaults or document.agents or document.quotas):
         yield nothing(
@@ -89,14 +90,14 @@ def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> F
     if price is not None:
         return ok(
             "prices",
-            f"{model}: {price:.2f} USD for a million tokens in and a million out "
+            f"{masked(model)}: {price:.2f} USD for a million tokens in and a million out "
             f"({prices.source}).",
         )
     capped = [settings.policy.limits.max_cost_usd, settings.policy.tree.max_cost_usd]
     effect = "so max_cost_usd does not hold for it" if any(capped) else "so its cost is not known"
     return fail(
         "prices",
-        f"{model} has no price ({prices.source}), {effect}.",
+        f"{masked(model)} has no price ({prices.source}), {effect}.",
         "Set it in the policy file below models:, or pip install 'otel-limits[prices]'.",
     )
 
@@ -113,12 +114,13 @@ def _port(settings: Settings) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the endpoint does
             probe.bind(address)
     except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         return fail(
             "metrics port",
-            f"{host} port {port} cannot be served: {getattr(error, 'strerror', None) or error}.",
+            f"{masked(host)} port {port} cannot be served: {reason}.",
             PORT_IS_TAKEN,
         )
-    return ok("metrics port", f"{host} port {port} is free.")
+    return ok("metrics port", f"{masked(host)} port {port} is free.")
 
 
 def _ledger(address: Address | None) -> Iterator[Finding]:

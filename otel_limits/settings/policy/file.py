@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from otel_limits.core.facts import PolicyRead
 from otel_limits.core.faults import never_raises
 from otel_limits.core.pricing import MISSING, Prices
+from otel_limits.core.secrets import masked
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
@@ -49,6 +50,7 @@ class PolicyFile:
     ) -> None:
         """Read the file; without a path there is none, and it says nothing."""
         self._path = path
+        self._shown = masked(path or "")
         self._clock = clock
         self._lock = threading.Lock()
         self._next_look = clock() + LOOK_INTERVAL_SECONDS
@@ -85,9 +87,9 @@ class PolicyFile:
         """Log and tell whether the newest version was taken."""
         if self._path is None:
             return
-        LIVE.observers.publish(PolicyRead(path=self._path, valid=not self.mistakes))
+        LIVE.observers.publish(PolicyRead(path=self._shown, valid=not self.mistakes))
         if not self.mistakes:
-            logger.info("otel-limits: the policy %s is in force.", self._path)
+            logger.info("otel-limits: the policy %s is in force.", self._shown)
             return
         LIVE.observers.publish_fault("policy")
         in_force = (
@@ -118,13 +120,13 @@ class PolicyFile:
         except (OSError, ValueError) as error:
             self._content = None
             reason = getattr(error, "strerror", None) or error
-            self.mistakes = (f"{path} cannot be read: {reason}.",)
+            self.mistakes = (f"{self._shown} cannot be read: {reason}.",)
             return True
         # `touch`, or a deployment that writes every file anew, says nothing new.
         if content == self._content:
             return False
         self._content = content
-        document, self.mistakes = _parse(content, path)
+        document, self.mistakes = _parse(content, self._shown)
         if not self.mistakes:
             self.document = document
         return True

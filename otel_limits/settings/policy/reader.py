@@ -9,6 +9,7 @@ from otel_limits.core.hints import meant
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import MISSING, Offer, Prices
+from otel_limits.core.secrets import masked
 from otel_limits.core.values import (
     BOOLEAN,
     FEE,
@@ -210,7 +211,7 @@ class _Reader:
             if name in names:
                 yield name, child
             else:
-                where = f"{key}.{name}" if key else name
+                where = f"{key}.{masked(name)}" if key else masked(name)
                 self._refuse(child, f"{where} is not known. {_hint(name, names)}")
 
     def _named(self, node: Node, key: str) -> Iterator[tuple[str, str, Node]]:

@@ -16,6 +16,8 @@ from typing import Final, TypeAlias
 
 import yaml
 
+from otel_limits.core.secrets import masked
+
 Value: TypeAlias = "bool | int | Decimal | str | tuple[Node, ...] | Mapping[str, Node] | None"
 
 DIGITS: Final = r"(0|[1-9](_?[0-9]){0,29})"
@@ -150,7 +152,9 @@ class _Converter:
             elif key.value in entries:
                 first = entries[key.value].line
                 self.mistakes.append(
-                    Mistake(line, f"The key {key.value!r} is here twice, first on line {first}.")
+                    Mistake(
+                        line, f"The key {masked(key.value)!r} is here twice, first on line {first}."
+                    )
                 )
             else:
                 # The line of the key, where a reader looks for it: a block begins on the next one.
