@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,6 +24,10 @@ AS_JSON: Final = "langsmith.metadata.usage_metadata"
 """Where LangSmith has the parts of its counts: langchain-core, messages/ai.py, UsageMetadata."""
 
 
+NAMES: Final = 256
+"""Names that are remembered as they are looked up."""
+
+
 def plain(*names: str) -> tuple[str, ...]:
     """Write names as `Fields` looks them up, once: each model call looks for all of them."""
     return tuple(_plain(name) for name in names)
@@ -30,6 +35,14 @@ def plain(*names: str) -> tuple[str, ...]:
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+# Remembered, as a vendor reports the same names in every answer.
+@functools.lru_cache(NAMES)
+def _outermost(name: str) -> str:
+    for prefix in SPAN_PREFIXES:
+        name = name.removeprefix(prefix)
+    return _plain(name)
 
 
 INPUT: Final = plain(
@@ -136,20 +149,17 @@ class Fields:
                     self._found[name] = value
                 continue
             for key, each in below:
-                part = str(key)
-                if not depth:
-                    for prefix in SPAN_PREFIXES:
-                        part = part.removeprefix(prefix)
-                part = f"{name}.{part}" if name else part
-                left.append((part.replace("_", "").lower(), each, depth + 1))
+                part = f"{name}.{_plain(str(key))}" if depth else _outermost(str(key))
+                left.append((part, each, depth + 1))
 
     def __contains__(self, names: Sequence[str]) -> bool:
         """Tell whether any of these names has a value, be it readable or not."""
-        return any(name in self._found for name in names)
+        return not self._found.keys().isdisjoint(names)
 
     def count(self, names: Sequence[str]) -> int | None:
         """Return the number of tokens under the first of `names` that has a readable one."""
-        for name in names:
+        # In one step first, as each model call asks for all of them and has few.
+        for name in names if names in self else ():
             found = self._found.get(name)
             if found is not None and (count := token_count(found)) is not None:
                 return count
@@ -157,7 +167,7 @@ class Fields:
 
     def text(self, names: Sequence[str]) -> str | None:
         """Return the text under the first of `names` that has some."""
-        found = (self._found.get(name) for name in names)
+        found = (self._found.get(name) for name in names if names in self)
         return next((text for text in found if isinstance(text, str) and text), None)
 
 

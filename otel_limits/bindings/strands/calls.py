@@ -56,7 +56,7 @@ def followed_stream(original: Any) -> Any:
             return ask()
         if model_pass is not None and model_pass.live.run is not run:
             model_pass = None
-        content = [*args, {name: each for name, each in kwargs.items() if name in SENT}]
+        content = [*args, *(each for name, each in kwargs.items() if name in SENT)]
         passage = _passage(run, model, content, note_chunk, model_pass)
         return ask() if passage is None else _follow(passage, ask)
 
@@ -79,7 +79,7 @@ def followed_structured_output(original: Any) -> Any:
         if run is None:
             return ask()
         output_model = args[0] if args else kwargs.get("output_model")
-        content = [*args[1:], {name: each for name, each in kwargs.items() if name in SENT}]
+        content = [*args[1:], *(each for name, each in kwargs.items() if name in SENT)]
         passage = _passage(run, model, [content, schema_of(output_model)], note_output)
         if passage is None:
             return ask()
@@ -280,10 +280,12 @@ class Passage:
             _settle(self.run, call)
 
 
+_passage_of = never_raises("binding")(Passage)
+
+
 def _passage(*known: Any) -> Passage | None:
     """Begin to follow a request, once more where a fault broke that off."""
-    begin = never_raises("binding")(Passage)
-    return begin(*known) or begin(*known)
+    return _passage_of(*known) or _passage_of(*known)
 
 
 async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.projection import projected_input
-from otel_limits.bindings.strands.reading import model_id, provider_of
+from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.calls import OpenCall
@@ -96,17 +96,16 @@ def output_cap(model: object) -> int | None:
     Where several say so, the provider takes one of them, nobody knows which: the highest is safe.
     """
     held = (getattr(model, name, None) for name in CONFIGS)
-    caps = [cap for config in held for cap in _caps(config, MAX_DEPTH)]
-    return max(caps, default=None)
+    return max((cap for config in held for cap in _caps(config, MAX_DEPTH)), default=None)
 
 
 def _caps(settings: Any, depth: int) -> Iterator[int]:
     """Yield the caps in some settings, and in those within them."""
-    if not isinstance(settings, Mapping) or depth == 0:
+    if settings is None or not isinstance(settings, DICTIONARIES) or depth == 0:
         return
     for name in OUTPUT_CAPS:
-        cap = token_count(settings.get(name))
-        if cap:  # 0, or Ollama's -1 and -2, is no cap
+        # 0, or Ollama's -1 and -2, is not a cap.
+        if name in settings and (cap := token_count(settings[name])):
             yield cap
     for name in SETTINGS:
         yield from _caps(settings.get(name), depth - 1)

@@ -178,6 +178,7 @@ class ModelPass:
     has_streamed: bool = False
     """True when a response was streamed, by whatever model."""
 
+    @never_raises("binding")
     def close(self, answer: ModelStopReason | None) -> None:
         """Count what is still open: a cancelled stream is left without being closed."""
         calls, answered = self.live.run.calls, answer is not None
@@ -257,7 +258,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     finally:  # at once, also when nobody reads on: what the loop does next may be told of it
         if answer is not None:
             live.overflowed = live.waits.is_asking = False
-        never_raises("binding")(model_pass.close)(answer)
+        model_pass.close(answer)
         await events.aclose()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from otel_limits.bindings.strands.private import custom_client
-from otel_limits.bindings.strands.reading import provider_of
+from otel_limits.bindings.strands.reading import DICTIONARIES, provider_of
 from otel_limits.core.faults import note
 from otel_limits.core.sellers import seller_at
 from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, STANDARD, Terms, named_tier
@@ -41,6 +41,9 @@ MOVABLE: Final = frozenset(
 RECORDS: Final = ("__dataclass_fields__", "model_fields")
 """What the classes of records have, such as CacheConfig and the tools of google-genai."""
 
+LEAVES: Final = (str, int, float, type(None))
+"""What most settings are, and has nothing in it."""
+
 
 class Said(NamedTuple):
     """One setting, however deep it is."""
@@ -58,12 +61,14 @@ def terms_of(model: Any, content: object = ()) -> Terms:
         # LiteLLM's class sends what its client is given with every request.
         held = [getattr(model, name, None) for name in ("config", "client_args")]
         settings = tuple(_settings(held, MAX_DEPTH + 1))
-        blocks = tuple(_blocks(content))
+        blocks = _blocks(content)
+        kinds = set[str]().union(*blocks)
+        points = blocks if "cachePoint" in kinds else ()
         return Terms(
             seller=_seller(model),
             tier=_tier(settings),
-            cache_ttls=frozenset(_ttls(model, settings, blocks)) or DEFAULT_TERMS.cache_ttls,
-            audio_in=any("audio" in block for block in blocks),
+            cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
+            audio_in="audio" in kinds,
             audio_out=any(_has_audio(said) for said in settings),
             searches=any(_is_search(said) for said in settings),
         )
@@ -79,7 +84,8 @@ def _settings(held: Any, depth: int) -> Iterator[Said]:
     if isinstance(held, Mapping):
         for name, value in held.items():
             yield Said(str(name), value)
-            yield from _settings(value, depth - 1)
+            if not isinstance(value, LEAVES):
+                yield from _settings(value, depth - 1)
     elif isinstance(held, (list, tuple)):
         for each in held:
             yield from _settings(each, depth - 1)
@@ -87,16 +93,24 @@ def _settings(held: Any, depth: int) -> Iterator[Said]:
         yield from _settings(vars(held), depth - 1)
 
 
-def _blocks(content: object, depth: int = MAX_DEPTH) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of which a request consists, from within its messages and lists."""
-    if isinstance(content, Mapping):
-        if isinstance(content.get("content"), list):
-            yield from _blocks(content["content"], depth)
-        else:
-            yield content
-    elif isinstance(content, (list, tuple)) and depth:
-        for each in content:
-            yield from _blocks(each, depth - 1)
+def _blocks(content: object) -> list[Mapping[str, Any]]:
+    """Return the parts of which a request consists, from within its messages and lists."""
+    blocks: list[Mapping[str, Any]] = []
+    # Level by level, and no generators: all of a conversation is looked at for each model call, as
+    # what is cached or spoken in an old message is sent again.
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for part in level:
+            if isinstance(part, DICTIONARIES):
+                if isinstance(held := part.get("content"), list):
+                    below += held
+                else:
+                    blocks.append(part)
+            elif isinstance(part, (list, tuple)):
+                below += part
+        level = below
+    return blocks
 
 
 def _tier(settings: Iterable[Said]) -> str:
