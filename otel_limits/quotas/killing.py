@@ -11,6 +11,7 @@ from typing import Final
 
 from otel_limits.core.faults import never_raises
 from otel_limits.quotas.store import Kill, SharedStore, StoreError
+from otel_limits.quotas.store_thread import StoreThread
 
 logger = logging.getLogger("otel_limits")
 
@@ -20,45 +21,30 @@ RETRY_SECONDS: Final = 0.5
 MAX_SEEN: Final = 1000
 
 
-class KillListener:
-    """Waits for kills in a thread of its own.
+class KillListener(StoreThread):
+    """Waits for kills, and ends within a second of being told to.
 
     Args:
-        store: Where they are sent; nobody else uses this one.
+        store: Where they are sent.
         kill: Ends the agents whose name fits a pattern in this process, and returns how many.
     """
 
+    name = "otel-limits-kill"
+
     def __init__(self, store: SharedStore, kill: Callable[[str], int]) -> None:
         """Begin to listen."""
-        self._store = store
         self._kill = kill
-        self._start()
+        super().__init__(store)
 
-    def after_fork(self) -> None:
-        """Listen in a child, too: threads are not inherited."""
-        self._store.after_fork()
-        self._start()
-
-    def close(self) -> None:
-        """Stop listening, within a second."""
-        self._closing.set()
-
-    def _start(self) -> None:
-        # One per thread: the parent's may have been set, and its thread does not exist in a child.
-        self._closing = threading.Event()
+    def work(self, closing: threading.Event) -> None:
+        """Listen, and connect again where the connection is lost."""
+        # Here, as a child has heard nothing yet of what its parent has.
         self._since: float | None = None
         # More than are sent in the minute for which kills are noted.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
-        threading.Thread(
-            target=self._listen, args=(self._closing,), name="otel-limits-kill", daemon=True
-        ).start()
-
-    @never_raises("kill")
-    def _listen(self, closing: threading.Event) -> None:
         while not closing.is_set():
             self._hear(closing)
             closing.wait(RETRY_SECONDS)
-        self._store.close()
 
     @never_raises("kill")
     def _hear(self, closing: threading.Event) -> None:

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from otel_limits.core.faults import never_raises
 from otel_limits.quotas.store import Charge, Count, Settle, SharedStore, StoreError
+from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.quotas.windows import Window
 
 MOST: Final = 1_000
@@ -69,41 +70,25 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
     return len(found)
 
 
-class Recovery:
-    """Checks once a minute, in a thread of its own, whether there is something to settle.
+class Recovery(StoreThread):
+    """Checks once a minute whether there is something to settle.
 
     Args:
-        store: Where quotas are counted; nobody else uses this one.
+        store: Where quotas are counted.
         find: Looks into the ledger of this process.
     """
 
+    name = "otel-limits-recovery"
+
     def __init__(self, store: SharedStore, find: FindSettlements) -> None:
         """Start the thread."""
-        self._store = store
         self._find = find
-        self._start()
+        super().__init__(store)
 
-    def after_fork(self) -> None:
-        """Look in a child, too: its parent may end before it."""
-        self._store.after_fork()
-        self._start()
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._closing.set()
-
-    def _start(self) -> None:
-        self._closing = threading.Event()
-        threading.Thread(
-            target=self._work, args=(self._closing,), name="otel-limits-recovery", daemon=True
-        ).start()
-
-    @never_raises("quotas")
-    def _work(self, closing: threading.Event) -> None:
+    def work(self, closing: threading.Event) -> None:
+        """Look once a minute, in a child as well: its parent may end before it."""
         while not closing.wait(INTERVAL_SECONDS):
             self._look()
-        # In the thread that used it: a connection is never closed while another thread waits on it.
-        self._store.close()
 
     @never_raises("quotas")
     def _look(self) -> None:

@@ -13,6 +13,7 @@ from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store_thread import StoreThread
     from otel_limits.runs.registry import Runs
 
 HEALTH_INTERVAL_SECONDS: Final = 15
@@ -43,7 +44,7 @@ class Quotas:
         self.url = url
         self.timeout = timeout
         self._runs = runs
-        self._threads: list[KillListener | Recovery] = []
+        self._threads: list[StoreThread] = []
         carrier: Carrier
         if is_shared(url):
             # Each thread has a store of its own: it must not be closed while another one asks.

@@ -101,7 +101,7 @@ def test_the_settlements_of_the_dead_are_looked_for_once_a_minute(store: LostSto
             waited.append(seconds)
             return len(waited) == 2
 
-    recovery._work(Closing())  # type: ignore[arg-type]
+    recovery.work(Closing())  # type: ignore[arg-type]
     assert (waited, store.asked) == ([60.0, 60.0], [1_000])
 
 
