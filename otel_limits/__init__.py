@@ -60,11 +60,13 @@ from otel_limits.core.limits import (
     Level,
     Limits,
 )
+from otel_limits.core.quota_state import QuotaRefusal, Remaining
 from otel_limits.core.usage import Usage
 from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:
     from otel_limits.plugin import LimitsPlugin
+    from otel_limits.quotas.remaining import remaining, remaining_async
     from otel_limits.runtime.enable import disable, enable
     from otel_limits.runtime.leaving import flush
 
@@ -113,8 +115,10 @@ __all__ = [
     "QuotaDecision",
     "QuotaExceededError",
     "QuotaGrant",
+    "QuotaRefusal",
     "QuotaUnavailableError",
     "QuotaUse",
+    "Remaining",
     "Started",
     "Stop",
     "ToolCall",
@@ -126,6 +130,8 @@ __all__ = [
     "flush",
     "is_synthetic",
     "kill",
+    "remaining",
+    "remaining_async",
     "stop_of",
 ]
 
@@ -135,6 +141,8 @@ LAZY_NAMES = {
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
     "flush": "otel_limits.runtime.leaving",
+    "remaining": "otel_limits.quotas.remaining",
+    "remaining_async": "otel_limits.quotas.remaining",
 }
 """Names that need Strands or the OpenTelemetry SDK, which an audit starts without."""
 

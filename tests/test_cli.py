@@ -370,3 +370,15 @@ def test_traces_are_exported_when_the_environment_asks_for_it(
 ) -> None:
     """Not for what is said of metrics and logs alone, nor against OTEL_TRACES_EXPORTER."""
     assert otlp_protocol(environ) == protocol
+
+
+def test_check_warns_of_a_quota_below_a_single_call(
+    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which is not a mistake: such a quota admits one call at a time."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas: {small: {tokens: 1000, window: day}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    status, _, (sentence,) = check()
+    assert status == 0
+    assert 'quotas["small"] permits 1,000 tokens, less than the 4,096' in sentence

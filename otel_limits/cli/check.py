@@ -12,6 +12,7 @@ from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.secrets import masked
 from otel_limits.observers.first_calls import UNLIMITED
+from otel_limits.quotas.quota import too_small
 from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
@@ -61,6 +62,8 @@ def check(options: Namespace) -> int:
         sys.stdout.flush()  # where both go into one file, the mistakes stand below the settings
     if not has_limit(reading, policy_file.document, options.agent):
         refuse([UNLIMITED.format(who=f"agent {options.agent!r}" if options.agent else "agents")])
+    quotas = [entry.value for entry in policy_file.document.quotas.values()]
+    refuse([sentence for quota in quotas if (sentence := too_small(quota)) is not None])
     guarded = probed(FRAMEWORKS)
     mistakes = [
         *reading.mistakes,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.core.facts import QuotaGrant
 from otel_limits.core.secrets import masked
-from otel_limits.core.values import DATE_TIME
-from otel_limits.quotas.key_use import KeyUse, find_key, read_use
+from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
+from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.section import FIELDS, parts_in
@@ -31,7 +31,7 @@ from otel_limits.settings.policy import PolicyFile
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rich.table import Table
 
@@ -85,6 +85,18 @@ def add(commands: Any) -> None:
     quotas.add_argument(
         "--format", choices=("table", "json"), default="table", help="table or json"
     )
+    quotas.add_argument(
+        "--top",
+        metavar="N",
+        help="show the N keys of each quota that are nearest their end",
+    )
+    quotas.add_argument(
+        "--key",
+        metavar="GLOB",
+        dest="key_glob",
+        default="*",
+        help="show the keys that are shown like this, such as 'team-*'",
+    )
     below = quotas.add_subparsers(title="commands", metavar="COMMAND")
     reset = add_command(below, "reset", RESET_HELP, exit_status(reset_key))
     grant = add_command(below, "grant", GRANT_HELP, exit_status(grant_more))
@@ -128,26 +140,32 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
 def show(options: Namespace) -> None:
     """Show every quota, once or again and again."""
     quotas, store = known_quotas(), shared_store()
-    settle_for_the_dead(store, quotas)
+    top = None if options.top is None else WHOLE_NUMBER.of_text("--top", options.top)
+
+    def read() -> Uses:
+        return read_use(store, quotas, glob=options.key_glob, top=top)
+
+    uses = read()
+    # The store notes which reservations have expired when somebody looks at their count.
+    if settle_for_the_dead(store):
+        uses = read()
     if not options.watch:
-        print_use(read_use(store, quotas), options.format)
+        print_use(uses, options.format)
         return
     try:
-        watch(lambda: read_use(store, quotas), options.format)
+        watch(read, options.format)
     except KeyboardInterrupt:
         return
 
 
-def settle_for_the_dead(store: SharedStore, quotas: Sequence[Quota]) -> None:
-    """Count what killed workers have in the ledger and did not settle."""
+def settle_for_the_dead(store: SharedStore) -> int:
+    """Count what killed workers have in the ledger and did not settle; returns how many calls."""
     ledger = recorded_ledger()
     if ledger is None:
-        return
+        return 0
     from otel_limits.ledger.queries import charges_in
 
-    # The store notes which reservations have expired when somebody looks at their count.
-    read_use(store, quotas)
-    settle_expired(store, functools.partial(charges_in, ledger))
+    return settle_expired(store, functools.partial(charges_in, ledger))
 
 
 def reset_key(options: Namespace) -> None:
@@ -267,21 +285,21 @@ def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
 # --- how it looks -----------------------------------------------------------------------------
 
 
-def print_use(rows: Sequence[KeyUse], form: str) -> None:
+def print_use(uses: Uses, form: str) -> None:
     """Print once."""
     if form == "json":
-        sys.stdout.write(json.dumps([as_json(row) for row in rows], indent=2) + "\n")
+        sys.stdout.write(json.dumps([as_json(row) for row in uses.rows], indent=2) + "\n")
         return
     from otel_limits.cli.terminal import console
 
-    console().print(table_of(rows))
+    console().print(table_of(uses))
 
 
-def watch(read: Callable[[], Sequence[KeyUse]], form: str) -> None:
+def watch(read: Callable[[], Uses], form: str) -> None:
     """Print every second: over itself on a terminal, one JSON document per line otherwise."""
     if form == "json":
         while True:
-            sys.stdout.write(json.dumps([as_json(row) for row in read()]) + "\n")
+            sys.stdout.write(json.dumps([as_json(row) for row in read().rows]) + "\n")
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
     from rich.live import Live
@@ -294,7 +312,7 @@ def watch(read: Callable[[], Sequence[KeyUse]], form: str) -> None:
             live.update(table_of(read()), refresh=True)
 
 
-def table_of(rows: Sequence[KeyUse]) -> Table:
+def table_of(uses: Uses) -> Table:
     """Lay rows out as a table, in which a quota that is nearly used up is coloured."""
     from rich import box
     from rich.table import Table
@@ -307,10 +325,12 @@ def table_of(rows: Sequence[KeyUse]) -> Table:
         table.add_column(title, justify="right")
     table.add_column("Unit")
     table.add_column("Begins again")
-    for row in rows:
+    for row in uses.rows:
         numbers = [row.used, row.reserved, row.remaining, row.limit]
         cells = [row.quota, row.key, *(_number(each) for each in numbers), row.unit]
         table.add_row(*(Text(cell) for cell in cells), shown_time(row.resets), style=_style(row))
+    if uses.omitted:
+        table.caption = f"{uses.omitted:,} keys further from their end are not shown (--top)."
     return table
 
 

@@ -226,7 +226,7 @@ class QuotaUnavailableError(LimitReachedError):
         """Name the agent and what could not be asked."""
         agent = f" of agent {self.stop.agent!r}" if self.stop else ""
         breach = self.stop.breach if self.stop else None
-        note = breach.note if breach is not None else "its store does not answer"
+        note = breach.note if breach is not None else "their store does not answer"
         return f"The quotas{agent} could not be asked: {note}."
 
 

@@ -5,15 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import Future
+import uuid
+from concurrent.futures import Future, TimeoutError  # noqa: A004  not the built-in one before 3.11
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.fallback import Fallback
-from otel_limits.quotas.store import Charge, Operation, Reply, Reserve, Settle, StoreError
+from otel_limits.quotas.store import (
+    Charge,
+    Count,
+    Look,
+    Operation,
+    Reply,
+    Reserve,
+    Settle,
+    Standing,
+    StoreError,
+)
 from otel_limits.quotas.tickets import Ticket, demand_of
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
+    from otel_limits.quotas.keys import Key
+    from otel_limits.quotas.quota import Quota
 
 # Longer than a model call takes, as the reservation of a worker that still waits must hold.
 LEASE_SECONDS: Final = 300.0
@@ -88,6 +101,32 @@ class StoreClient:
         """
         return await self._ask(settlement_of(ticket), time.monotonic() + self._timeout)
 
+    def question(self, quota: Quota, key: Key) -> Look:
+        """Make the question how one key of a quota stands now."""
+        count = Count(quota.name, key.id, quota.windows.at(self._now()), key.shown)
+        return Look(uuid.uuid4().hex, ((count, quota.amount),))
+
+    async def ask(self, question: Look) -> Standing:
+        """Ask how a count stands.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        return (await self._ask(question, time.monotonic() + self._timeout)).standings[0]
+
+    def ask_blocking(self, question: Look) -> Standing:
+        """Ask how a count stands, and keep this thread waiting.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        future = self._carrier.send(question)
+        try:
+            return future.result(self._timeout).standings[0]
+        except TimeoutError:
+            future.cancel()
+            raise StoreError("the store did not answer in time") from None
+
     def settle_later(self, ticket: Ticket) -> None:
         """Settle a ticket without waiting."""
         self._carrier.send(settlement_of(ticket))
@@ -119,7 +158,7 @@ class StoreClient:
             await _wait(future, max(0.0, deadline - time.monotonic()))
         if not future.done():
             # A settlement is left to the carrier, since what was used has to be counted.
-            if isinstance(operation, Reserve):
+            if not isinstance(operation, Settle):
                 future.cancel()
             raise StoreError("the store did not answer in time")
         reply = future.result()

@@ -64,6 +64,7 @@ class Engine:
     ) -> None:
         """Begin with nobody admitted."""
         self._publish = publish
+        self._quotas = quotas
         self._client = StoreClient(carrier, timeout)
         self._tickets = OpenTickets(quotas, price, self._client)
 
@@ -71,6 +72,15 @@ class Engine:
     def holds_quotas(self) -> bool:
         """True while there is a quota that a call may have to ask."""
         return self._tickets.has_quotas
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas that are held now."""
+        return self._quotas()
+
+    @property
+    def client(self) -> StoreClient:
+        """What asks the store."""
+        return self._client
 
     # --- the gate ---------------------------------------------------------------------------------
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from heapq import nsmallest
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_limits.quotas.keys import EVERYTHING, Key
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
-from otel_limits.quotas.store import Count, QuotaStore
+from otel_limits.quotas.store import LOOKED_AT, Count, QuotaStore
 
 if TYPE_CHECKING:
     from otel_limits.core.usage import Number
+    from otel_limits.quotas.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,28 +34,74 @@ class KeyUse:
     """When the next window begins, in seconds since the epoch."""
 
 
-def read_use(store: QuotaStore, quotas: Iterable[Quota]) -> list[KeyUse]:
+class Uses(NamedTuple):
+    """The keys that were read, those nearest their end first within each quota."""
+
+    rows: list[KeyUse]
+    omitted: int
+    """Keys that `top` left out."""
+
+
+def read_use(
+    store: QuotaStore, quotas: Iterable[Quota], *, glob: str = "*", top: int | None = None
+) -> Uses:
     """Read the keys that were used in the present window; a quota that was not used has one row.
+
+    Args:
+        store: Where they are counted.
+        quotas: Which ones.
+        glob: The keys to be read, as people see them.
+        top: How many keys of each quota, at most.
 
     Raises:
         StoreError: The store does not answer.
     """
     now = store.now()
-    pairs = [(quota, count) for quota in quotas for count in _counts(store, quota, now)]
-    standings = store.look([(count, quota.amount) for quota, count in pairs])
-    return [
-        KeyUse(
-            quota=quota.name,
-            key=count.shown,
-            unit=unit_name(quota.unit),
-            used=in_unit(quota.unit, standing.used),
-            reserved=in_unit(quota.unit, standing.reserved),
-            remaining=in_unit(quota.unit, standing.remaining),
-            limit=in_unit(quota.unit, standing.limit),
-            resets=count.window.end,
-        )
-        for (quota, count), standing in zip(pairs, standings, strict=True)
-    ]
+    rows: list[KeyUse] = []
+    omitted = 0
+    for quota in quotas:
+        # By and by: a quota may have more keys than anybody wants to keep in memory at once.
+        found = Counted(_uses(store, quota, quota.windows.at(now), glob))
+        nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
+        rows += nearest
+        omitted += found.number - len(nearest)
+    return Uses(rows, omitted)
+
+
+class Counted(Iterator[KeyUse]):
+    """Counts what is taken out of an iterator."""
+
+    def __init__(self, uses: Iterator[KeyUse]) -> None:
+        """Take the iterator."""
+        self._uses = uses
+        self.number = 0
+
+    def __next__(self) -> KeyUse:
+        """Return the next one."""
+        use = next(self._uses)
+        self.number += 1
+        return use
+
+
+def _order(use: KeyUse) -> tuple[float, str]:
+    return float(use.remaining) / float(use.limit), use.key
+
+
+def _uses(store: QuotaStore, quota: Quota, window: Window, glob: str) -> Iterator[KeyUse]:
+    counts = _counts(store, quota, window, glob)
+    while page := list(islice(counts, LOOKED_AT)):
+        standings = store.look([(count, quota.amount) for count in page])
+        for count, standing in zip(page, standings, strict=True):
+            yield KeyUse(
+                quota=quota.name,
+                key=count.shown,
+                unit=unit_name(quota.unit),
+                used=in_unit(quota.unit, standing.used),
+                reserved=in_unit(quota.unit, standing.reserved),
+                remaining=in_unit(quota.unit, standing.remaining),
+                limit=in_unit(quota.unit, standing.limit),
+                resets=window.end,
+            )
 
 
 def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
@@ -67,12 +117,15 @@ def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
     return quota.key.key_of_text(quota.name, text)
 
 
-def _counts(store: QuotaStore, quota: Quota, now: float) -> list[Count]:
-    window = quota.windows.at(now)
-    # The store lists keys and no counts, so that this is one question per quota, not one per key.
-    listed = {each.id: each.shown for each in store.keys(quota.name)}
+def _counts(store: QuotaStore, quota: Quota, window: Window, glob: str) -> Iterator[Count]:
     if not quota.key.sources:
-        listed = {quota.key.key_of_text(quota.name, EVERYTHING).id: EVERYTHING}
-    if not listed:
-        return [Count(quota.name, "", window, f"no {quota.key.text} yet")]
-    return [Count(quota.name, key, window, shown) for key, shown in sorted(listed.items())]
+        everything = quota.key.key_of_text(quota.name, EVERYTHING)
+        yield Count(quota.name, everything.id, window, EVERYTHING)
+        return
+    is_used = False
+    for key in store.keys(quota.name):
+        is_used = True
+        if fnmatchcase(key.shown, glob):
+            yield Count(quota.name, key.id, window, key.shown)
+    if not is_used:
+        yield Count(quota.name, "", window, f"no {quota.key.text} yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -17,6 +17,7 @@ from otel_limits.quotas.store import (
     Charge,
     Count,
     Demand,
+    Look,
     Operation,
     Reply,
     Reserve,
@@ -93,17 +94,16 @@ class MemoryStore:
         """Return the time of day."""
         return self._clock()
 
-    def keys(self, quota: str) -> list[Key]:
-        """Return the keys of a quota that were used lately."""
+    def keys(self, quota: str) -> Iterator[Key]:
+        """Go through the keys of a quota that were used lately."""
         with self._lock:
             counts = [each.count for each in self._buckets.values() if each.count.quota == quota]
-        return [Key(*pair) for pair in {(each.key, each.shown): None for each in counts}]
+        return iter([Key(*pair) for pair in {(each.key, each.shown): None for each in counts}])
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
         """Return how counts stand."""
-        with self._lock:
-            now = self._clock()
-            return [self._standing(count, amount, now) for count, amount in counts]
+        (reply,) = self.run([Look("", tuple(counts))])
+        return list(reply.standings)
 
     def reset(self, count: Count) -> None:
         """Begin to count from 0."""
@@ -125,6 +125,10 @@ class MemoryStore:
     # --- under the lock ---------------------------------------------------------------------------
 
     def _run(self, operation: Operation, now: float) -> Reply:
+        if isinstance(operation, Look):
+            return Reply(
+                "looked", now, tuple(self._standing(*each, now) for each in operation.counts)
+            )
         done = self._done.get(operation.id)
         # The same id is one call: a settlement ends it for good, while a reservation that is sent
         # again is answered as before. Only its settlement, which bears the same id, goes on.

@@ -7,6 +7,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal
 
 from otel_limits.core.usage import EXACT
+from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
 from otel_limits.quotas.keys import Template
 
 if TYPE_CHECKING:
@@ -57,6 +58,18 @@ class Quota:
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
         return in_words(self.unit, self.amount) + per + key + where
+
+
+def too_small(quota: Quota) -> str | None:
+    """Say that a quota is below what is set aside for a single call, where it is."""
+    least = FIRST_OUTPUT if quota.reserve == "worst_case" else LEAST_EXPECTED
+    if quota.unit != "tokens" or quota.amount >= least:
+        return None
+    return (
+        f'quotas["{quota.name}"] permits {quota.amount:,} tokens, less than the {least:,} that are '
+        "set aside for a model that declares no output cap: it admits one such call at a time. "
+        "Raise it, or give the model a cap such as max_tokens."
+    )
 
 
 def parts_of_usd(amount: Decimal) -> int:

@@ -14,6 +14,7 @@ from otel_limits.quotas.store import (
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
     Count,
+    Look,
     Operation,
     Reply,
     Reserve,
@@ -61,7 +62,9 @@ def sha_of(script: str) -> str:
 
 def call_of(operation: Operation) -> ScriptCall:
     """Return the call that does an operation."""
-    return _reservation(operation) if isinstance(operation, Reserve) else _settlement(operation)
+    if isinstance(operation, Reserve):
+        return _reservation(operation)
+    return _settlement(operation) if isinstance(operation, Settle) else _question(operation)
 
 
 def _reservation(operation: Reserve) -> ScriptCall:
@@ -95,6 +98,13 @@ def _settlement(operation: Settle) -> ScriptCall:
         keys += bucket_keys(charge.count)
         arguments += [charge.amount, expires(charge.count), charge.known]
     return ScriptCall("settle", keys, [str(each) for each in arguments])
+
+
+def _question(operation: Look) -> ScriptCall:
+    keys = [
+        key for count, _ in operation.counts for key in (*bucket_keys(count), grants_key(count))
+    ]
+    return ScriptCall("look", [EXPIRED_KEY, *keys], [str(amount) for _, amount in operation.counts])
 
 
 def bucket_keys(count: Count) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import ctypes
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -18,10 +19,12 @@ from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.redis_scripts import CHECK_KEY, EXPIRED_KEY, KILLS_KEY, TAG, ScriptCall
 from otel_limits.quotas.store import (
+    LOOKED_AT,
     RECOVERABLE_SECONDS,
     RETENTION_SECONDS,
     Count,
     Kill,
+    Look,
     Operation,
     Reply,
     Standing,
@@ -108,17 +111,23 @@ class RedisStore:
         seconds, microseconds = self._ask(lambda client: client.time())
         return float(seconds) + float(microseconds) / 1e6
 
-    def keys(self, quota: str) -> list[Key]:
-        """Return the keys of a quota that were used in a window that has not ended.
+    def keys(self, quota: str) -> Iterator[Key]:
+        """Go through the keys of a quota that were used in a window that has not ended.
 
         Raises:
             StoreError: The server does not answer.
         """
-        first = int(self.now() * 1000)
-        members = self._ask(
-            lambda client: client.zrangebyscore(scripts.index_key(quota), first, "+inf")
-        )
-        return [Key(*member.split(" ", 1)) for member in members]
+        now, cursor, index = self.now() * 1000, 0, scripts.index_key(quota)
+        told: set[str] = set()  # a cursor may come by a member twice
+        while True:
+            look = methodcaller("zscan", index, cursor, count=LOOKED_AT)
+            cursor, page = self._ask(look)
+            for member, ends in page:
+                if ends > now and member not in told:
+                    told.add(member)
+                    yield Key(*member.split(" ", 1))
+            if not cursor:
+                return
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
         """Return how counts stand.
@@ -126,16 +135,12 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        if not counts:
-            return []
-        keys = [
-            key
-            for count, _ in counts
-            for key in (*scripts.bucket_keys(count), scripts.grants_key(count))
-        ]
-        amounts = [str(amount) for _, amount in counts]
-        (text,) = self._evaluate([ScriptCall("look", [EXPIRED_KEY, *keys], amounts)])
-        return scripts.standings_of(text.split())
+        standings: list[Standing] = []
+        for first in range(0, len(counts), LOOKED_AT):
+            page = tuple(counts[first : first + LOOKED_AT])
+            (reply,) = self.run([Look(uuid.uuid4().hex, page)])
+            standings += reply.standings
+        return standings
 
     def reset(self, count: Count) -> None:
         """Begin to count from 0.

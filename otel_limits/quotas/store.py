@@ -29,6 +29,10 @@ DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
 
+LOOKED_AT: Final = 200
+"""Counts that are looked at in one step, while every operation of others waits."""
+
+
 class StoreError(Exception):
     """The store did not answer in time, or answered that it cannot do what it was asked."""
 
@@ -94,7 +98,16 @@ class Settle:
     charges: tuple[Charge, ...]
 
 
-Operation: TypeAlias = Reserve | Settle
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tell how counts stand; nothing is changed."""
+
+    id: str
+    counts: tuple[tuple[Count, int], ...]
+    """Each with the amount of its quota."""
+
+
+Operation: TypeAlias = Reserve | Settle | Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +125,7 @@ class Standing:
         return max(0, self.limit - self.used - self.reserved)
 
 
-Status: TypeAlias = Literal["admitted", "refused", "settled", "elsewhere"]
+Status: TypeAlias = Literal["admitted", "refused", "settled", "looked", "elsewhere"]
 """`elsewhere`: a window does not hold the store's time; nothing was changed."""
 
 
@@ -165,11 +178,21 @@ class QuotaStore(Protocol):
     def now(self) -> float:
         """Return the store's time."""
 
-    def keys(self, quota: str) -> list[Key]:
-        """Return the keys of a quota that were used lately."""
+    def keys(self, quota: str) -> Iterator[Key]:
+        """Go through the keys of a quota that were used lately, each once.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
-        """Return how counts stand, each given with the amount of its quota."""
+        """Return how counts stand, each given with the amount of its quota.
+
+        However many they are, no operation of others waits for more than `LOOKED_AT` of them.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
 
     def reset(self, count: Count) -> None:
         """Begin to count from 0 in the present window; what is reserved stays so."""

@@ -18,6 +18,9 @@ import otel_limits
 from otel_limits import cli
 from otel_limits.core.facts import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import killing
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import Charge, Count, Demand, Operation, Reserve, Settle, SharedStore
+from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE, eventually
@@ -115,6 +118,51 @@ def test_what_is_reserved_is_shown(
     model.update_config(max_tokens=5)
     make_agent(model)("go")
     assert (seen[0]["used"], seen[0]["reserved"], seen[0]["remaining"]) == (0, 1, 1)
+
+
+USERS = 2_500
+
+
+@pytest.fixture
+def many_keys(hold: Hold, server: Server, store: SharedStore) -> None:
+    """A quota with many users, of whom user n has used n of 10,000 tokens."""
+    quota = {"tokens": 10_000, "window": "month", "key": "agent"}
+    hold({"users": quota}, server.url)
+    template, window = Template("agent"), Windows("month").at(store.now())
+    operations: list[Operation] = []
+    for number in range(USERS):
+        key = template.key("users", {"agent": f"user-{number}"}.get)
+        count = Count("users", key.id, window, key.shown)
+        demand = Demand(count=count, amount=number, limit=10_000)
+        operations += [
+            Reserve(f"r{number}", (demand,), 60),
+            Settle(f"r{number}", (Charge(count=count, amount=number),)),
+        ]
+    for first in range(0, len(operations), 500):
+        store.run(operations[first : first + 500])
+
+
+@pytest.mark.usefixtures("many_keys")
+def test_the_keys_nearest_their_end_are_shown_first(run: Run) -> None:
+    """Of many thousands, and how many are not shown is said."""
+    shown = json.loads(run("quotas", "--top", "3", "--format", "json")[1])
+    assert [each["key"] for each in shown] == ["user-2499", "user-2498", "user-2497"]
+    assert "2,497 keys further from their end are not shown" in run("quotas", "--top", "3")[1]
+
+
+@pytest.mark.usefixtures("many_keys")
+def test_keys_are_chosen_by_a_glob(run: Run) -> None:
+    """As the table shows them."""
+    shown = json.loads(run("quotas", "--key", "user-249*", "--format", "json")[1])
+    assert sorted(each["used"] for each in shown) == [249, *range(2490, 2500)]
+
+
+@pytest.mark.usefixtures("many_keys")
+def test_a_look_at_many_keys_asks_each_of_them_once(run: Run, server: Server) -> None:
+    """And never keeps the server for more than 200 of them."""
+    server.client.config_resetstat()
+    assert len(json.loads(run("quotas", "--format", "json")[1])) == USERS
+    assert server.calls() == -(-USERS // 200)
 
 
 def test_watch_shows_it_again_and_again(used: Any, server: Server, tmp_path: Path) -> None:

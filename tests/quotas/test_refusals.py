@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
+from opentelemetry import baggage, context
 
 import otel_limits
 from otel_limits.core.quota_state import QuotaRefusal
@@ -109,3 +111,66 @@ def test_an_outage_is_not_taken_for_a_spent_quota(
     assert stop.reason == otel_limits.QUOTA_UNAVAILABLE_STOP_REASON
     assert stop.quota is not None
     assert (stop.quota.used, stop.quota.limit, stop.quota.retry_after_seconds) == (1, 5, 1.0)
+
+
+# --- asking without being refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_what_is_left_is_told_without_reserving_it(
+    hold: Hold, make_agent: MakeAgent, store: str, request: pytest.FixtureRequest
+) -> None:
+    """The numbers of the store, and asking twice changes none of them."""
+    url = "memory://" if store == "memory" else request.getfixturevalue("server").url
+    hold({"calls": {"model_calls": 3, "window": "day", "key": "agent"}}, url)
+    make_agent(ScriptedModel(endless(says("done"))), name="joe")("go")
+    for _ in range(2):
+        assert otel_limits.remaining("calls", agent="joe") == otel_limits.Remaining(
+            quota="calls",
+            key="joe",
+            unit="model calls",
+            limit=3,
+            used=1,
+            reserved=0,
+            left=2,
+            resets_at=the_day_ends(),
+        )
+    assert asyncio.run(otel_limits.remaining_async("calls", agent="jane")).left == 3
+
+
+def test_the_present_baggage_says_whose_share_is_meant(hold: Hold, make_agent: MakeAgent) -> None:
+    """Unless other baggage is given."""
+    hold({"calls": {"model_calls": 3, "window": "day", "key": "baggage.tenant"}})
+    token = context.attach(baggage.set_baggage("tenant", "acme"))
+    try:
+        make_agent(ScriptedModel(endless(says("done"))))("go")
+        here = otel_limits.remaining("calls")
+        there = otel_limits.remaining("calls", baggage={"tenant": "globex"})
+    finally:
+        context.detach(token)
+    assert (here.left, there.left) == (2, 3)
+    assert "acme" not in here.key
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("call", r"There is no quota 'call' in force. There are: calls."),
+        ("calls", r"Quota 'calls' counts for each agent: give agent=…"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_why(hold: Hold, name: str, sentence: str) -> None:
+    """A name that is unknown, a key that is not given."""
+    hold({"calls": {"model_calls": 3, "window": "day", "key": "agent"}})
+    with pytest.raises(ValueError, match=sentence):
+        otel_limits.remaining(name)
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_store_that_is_away_cannot_say_what_is_left(hold: Hold, own_server: Server) -> None:
+    """It is an error, and not a number."""
+    hold({"calls": {"model_calls": 3, "window": "day"}}, own_server.url)
+    assert otel_limits.remaining("calls").left == 3
+    own_server.stop()
+    with pytest.raises(otel_limits.QuotaUnavailableError, match="their store does not answer"):
+        otel_limits.remaining("calls")

@@ -2,7 +2,7 @@
 -- KEYS: expired, then for each count: bucket, leases, grants. ARGV: for each count: the amount of its quota.
 
 local now = now_ms()
-local reply = {}
+local reply = { 'looked', whole(now), '-' }
 for n = 1, (#KEYS - 1) / 3 do
   local bucket, leases, grants = KEYS[3 * n - 1], KEYS[3 * n], KEYS[3 * n + 1]
   void(bucket, leases, KEYS[1], now)

@@ -1,0 +1,124 @@
+"""The public question what is left of a quota; nothing is reserved to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from opentelemetry import baggage as current_baggage
+
+from otel_limits.core.errors import QuotaUnavailableError
+from otel_limits.core.quota_state import Remaining
+from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.quota import in_unit, unit_name
+from otel_limits.quotas.store import Look, Standing, StoreError
+from otel_limits.runs.registry import LIVE
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.client import StoreClient
+    from otel_limits.quotas.keys import Key
+    from otel_limits.quotas.quota import Quota
+
+
+def remaining(
+    name: str,
+    *,
+    agent: str | None = None,
+    model: str | None = None,
+    baggage: Mapping[str, str] | None = None,
+    attributes: Mapping[str, object] | None = None,
+) -> Remaining:
+    """Tell what is left of a quota, for the key that such a model call would have.
+
+    Waits for the store, for `OTEL_LIMITS_QUOTA_STORE_TIMEOUT` at most; in an event loop use
+    `remaining_async`.
+
+    Args:
+        name: The quota, as the policy file names it.
+        agent: Name of the agent, where the quota's key has it.
+        model: Model id, where the quota's key has it.
+        baggage: Values instead of the present baggage.
+        attributes: Trace attributes of the agent.
+
+    Raises:
+        ValueError: No such quota is held, or its key needs what was not given.
+        QuotaUnavailableError: The store does not answer.
+    """
+    question = _question(name, agent, model, baggage, attributes)
+    try:
+        standing = question.client.ask_blocking(question.look)
+    except StoreError as error:
+        raise question.unanswered() from error
+    return question.answer(standing)
+
+
+async def remaining_async(
+    name: str,
+    *,
+    agent: str | None = None,
+    model: str | None = None,
+    baggage: Mapping[str, str] | None = None,
+    attributes: Mapping[str, object] | None = None,
+) -> Remaining:
+    """Tell what is left of a quota, as `remaining` does, without blocking the event loop."""
+    question = _question(name, agent, model, baggage, attributes)
+    try:
+        standing = await question.client.ask(question.look)
+    except StoreError as error:
+        raise question.unanswered() from error
+    return question.answer(standing)
+
+
+class _Question(NamedTuple):
+    """What is asked, and of whom."""
+
+    client: StoreClient
+    quota: Quota
+    key: Key
+    look: Look
+
+    def answer(self, standing: Standing) -> Remaining:
+        """Put the answer into the quota's unit."""
+        unit, ((count, _),) = self.quota.unit, self.look.counts
+        return Remaining(
+            quota=self.quota.name,
+            key=self.key.shown,
+            unit=unit_name(unit),
+            limit=in_unit(unit, standing.limit),
+            used=in_unit(unit, standing.used),
+            reserved=in_unit(unit, standing.reserved),
+            left=in_unit(unit, standing.remaining),
+            resets_at=count.window.end,
+        )
+
+    def unanswered(self) -> QuotaUnavailableError:
+        """Say that nobody knows."""
+        return QuotaUnavailableError(0, in_unit(self.quota.unit, self.quota.amount))
+
+
+def _question(
+    name: str,
+    agent: str | None,
+    model: str | None,
+    baggage: Mapping[str, str] | None,
+    attributes: Mapping[str, object] | None,
+) -> _Question:
+    gate = LIVE.observers.gate
+    held = {quota.name: quota for quota in gate.quotas()} if isinstance(gate, Engine) else {}
+    if not isinstance(gate, Engine) or name not in held:
+        known = ", ".join(held) or "none; OTEL_LIMITS_POLICY names the file that has them"
+        raise ValueError(f"There is no quota {name!r} in force. There are: {known}.")
+    quota = held[name]
+    given = {"agent": agent, "model": model}
+    for source in quota.key.sources:
+        if source in given and given[source] is None:
+            raise ValueError(f"Quota {name!r} counts for each {source}: give {source}=….")
+
+    def look_up(source: str) -> object:
+        kind, _, rest = source.partition(".")
+        if kind == "baggage":
+            return current_baggage.get_baggage(rest) if baggage is None else baggage.get(rest)
+        return given[source] if source in given else (attributes or {}).get(rest)
+
+    key = quota.key.key(name, look_up)
+    return _Question(gate.client, quota, key, gate.client.question(quota, key))
