@@ -189,8 +189,12 @@ class Courier:
         except Exception as error:  # noqa: BLE001  whatever it is, nothing was answered
             self._lose(live, error)
             return
-        for (_, future), reply in zip(live, replies, strict=True):
-            future.set_result(reply)
+        for (operation, future), reply in zip(live, replies, strict=True):
+            if reply.status == "failed":
+                set_aside(operation, reply)
+                future.set_exception(StoreError(reply.error))
+            else:
+                future.set_result(reply)
 
     def _lose(self, batch: Sequence[tuple[Operation, Future[Reply]]], error: Exception) -> None:
         """Refuse everything that waits, and all that comes, until the store is back."""
@@ -249,13 +253,21 @@ class Courier:
                     self._is_down = False
                     return True
             try:
-                self._store.run(batch)
+                replies = self._store.run(batch)
             except Exception:  # noqa: BLE001  it was reported when it began
                 return False
+            for operation, reply in zip(batch, replies, strict=True):
+                if reply.status == "failed":
+                    set_aside(operation, reply)
             with self._wake:
                 # Others may have added some meanwhile, and the oldest may have been dropped.
                 sent = {each.id for each in batch}
                 self._kept = deque(each for each in self._kept if each.id not in sent)
+
+
+def set_aside(operation: Operation, reply: Reply) -> None:
+    """Count an operation that can never be done; sent again it would hold up all the others."""
+    FAULTS.report("quotas", StoreError(f"operation {operation.id} was set aside: {reply.error}"))
 
 
 Carrier: TypeAlias = Direct | Courier

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
@@ -75,8 +76,13 @@ class RedisStore:
         Raises:
             StoreError: Some may have been done and some not: do all of them again.
         """
-        replies = self._evaluate([scripts.call_of(each) for each in operations])
-        return [scripts.reply_of(text) for text in replies]
+        replies = self._replies([scripts.call_of(each) for each in operations])
+        return [
+            Reply("failed", time.time(), error=str(reply))
+            if isinstance(reply, Exception)
+            else scripts.reply_of(reply)
+            for reply in replies
+        ]
 
     def warm(self) -> None:
         """Connect, and have the server know the scripts of every model call.
@@ -139,6 +145,8 @@ class RedisStore:
         for first in range(0, len(counts), LOOKED_AT):
             page = tuple(counts[first : first + LOOKED_AT])
             (reply,) = self.run([Look(uuid.uuid4().hex, page)])
+            if reply.status == "failed":
+                raise StoreError(reply.error)
             standings += reply.standings
         return standings
 
@@ -168,7 +176,7 @@ class RedisStore:
         # A set holds a member once, and two grants of one amount are two.
         member = f"{amount}:{uuid.uuid4().hex}"
         arguments = [member, str(int(until * 1000)), str(RETENTION_SECONDS * 1000)]
-        self._evaluate([ScriptCall("grant", [scripts.grants_key(count)], arguments)])
+        self._evaluate(ScriptCall("grant", [scripts.grants_key(count)], arguments))
 
     def expired(self, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first.
@@ -197,8 +205,7 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         arguments = [f"{uuid.uuid4().hex} {pattern}", self._channel, str(KILL_NOTED_SECONDS * 1000)]
-        (processes,) = self._evaluate([ScriptCall("kill", [KILLS_KEY], arguments)])
-        return int(processes)
+        return int(self._evaluate(ScriptCall("kill", [KILLS_KEY], arguments)))
 
     def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
         """Wait for kills until `closing` is set.
@@ -242,7 +249,15 @@ class RedisStore:
 
     # --- how --------------------------------------------------------------------------------------
 
-    def _evaluate(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    def _evaluate(self, call: ScriptCall) -> Any:
+        (reply,) = self._replies([call])
+        if isinstance(reply, Exception):
+            raise StoreError(str(reply)) from reply
+        return reply
+
+    def _replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in one round trip; one that fails by itself has its error for a reply."""
+
         def evaluate(client: Any) -> list[Any]:
             # Each script is atomic by itself: a transaction would only keep others waiting.
             pipe = client.pipeline(transaction=False)
@@ -250,7 +265,7 @@ class RedisStore:
                 pipe.evalsha(scripts.sha_of(script), len(keys), *keys, *arguments)
             replies: list[Any] = pipe.execute(raise_on_error=False)
             for reply in replies:
-                if isinstance(reply, Exception):
+                if isinstance(reply, Exception) and not is_about_one_key(reply):
                     raise reply
             return replies
 
@@ -277,6 +292,14 @@ class RedisStore:
                 return question(self._link.client())
         except FAILURES as error:
             raise StoreError(str(error)) from error
+
+
+def is_about_one_key(error: Exception) -> bool:
+    """Tell whether a script failed because of what stands under its keys, so that others work."""
+    # What concerns the whole server has a class of its own in redis-py, or begins with another
+    # word: READONLY, OOM, NOPERM, LOADING, …
+    # (https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors).
+    return type(error) is exceptions.ResponseError and str(error).startswith(("WRONGTYPE", "ERR"))
 
 
 def never_free(inherited: object) -> None:

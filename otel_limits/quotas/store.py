@@ -125,8 +125,9 @@ class Standing:
         return max(0, self.limit - self.used - self.reserved)
 
 
-Status: TypeAlias = Literal["admitted", "refused", "settled", "looked", "elsewhere"]
-"""`elsewhere`: a window does not hold the store's time; nothing was changed."""
+Status: TypeAlias = Literal["admitted", "refused", "settled", "looked", "elsewhere", "failed"]
+"""`elsewhere`: a window does not hold the store's time; nothing was changed. `failed`: what stands
+in the store under a key of this operation is not ours, so that it can never be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class Reply:
     """In the order of the demands or charges."""
     lacking: tuple[int, ...] = ()
     """Which demands could not be met, by position; enforced or not."""
+    error: str = ""
+    """Why it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+import otel_limits
 from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
 from otel_limits.core.faults import FAULTS
 from otel_limits.quotas import client, courier
@@ -451,3 +452,45 @@ def test_only_what_was_used_is_missed_at_the_end(
     monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
     gate.close()
     assert said == ["1 settlements were not counted"] * lost
+
+
+# --- one key that is not ours ---------------------------------------------------------------------
+
+
+def test_a_key_of_a_wrong_type_refuses_nobody_else(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """Others go on; the one concerned is decided by `on_backend_error`."""
+    hold({"calls": CALLS | {"key": "agent"}}, place.server.url)
+    joe, jane = (
+        make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
+    )
+    joe("go")
+    (bucket,) = place.server.client.keys("*:calls:*[0-9]")
+    place.server.client.set(bucket, "not ours")
+    assert joe("go").stop_reason == "quota_unavailable"
+    assert [jane("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
+
+
+def test_a_settlement_that_can_never_be_done_holds_up_no_other(
+    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage, too: it is set aside and said, and the store counts as back."""
+    said: list[str] = []
+    quota = CALLS | {"key": "agent", "on_backend_error": "allow"}
+    hold({"calls": quota}, place.url)
+    joe, jane = (
+        make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
+    )
+    joe("go")
+    (bucket,) = place.server.client.keys("*:calls:*[0-9]")
+    place.server.client.set(bucket, "not ours")
+    place.be_read_only()
+    for agent in (joe, jane):
+        agent("go")
+    monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
+    place.recover()
+    gate: Any = LIVE.observers.gate
+    eventually(lambda: not gate._client._carrier._is_down)
+    assert otel_limits.remaining("calls", agent="jane").used == 1
+    assert any("was set aside: WRONGTYPE" in sentence for sentence in said)
