@@ -267,7 +267,9 @@ class Courier:
 
 def set_aside(operation: Operation, reply: Reply) -> None:
     """Count an operation that can never be done; sent again it would hold up all the others."""
-    FAULTS.report("quotas", StoreError(f"operation {operation.id} was set aside: {reply.error}"))
+    what = type(operation).__name__.lower()
+    sentence = f"the operation {what} of a quota was set aside, as {reply.error}"
+    FAULTS.report("quotas", StoreError(reply.error), sentence)
 
 
 Carrier: TypeAlias = Direct | Courier
