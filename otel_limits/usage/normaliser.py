@@ -104,20 +104,23 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     beside = tool_prompt + (cached if outside else 0)
     thoughts = found.count(fields.REASONING)
     sent = None if sent is None else sent + beside
-    if output is not None and _is_beside_candidates(found):
-        output += thoughts or 0
+    least = max(output or 0, thoughts or 0)
+    if output is not None and thoughts and _is_beside(found, thoughts, output, total):
+        output += thoughts
     sure: Sure
     sent, output, sure = _settled(rule, sent, output, total, cached if outside else 0)
+    if output is not None and CANDIDATES in found:  # its total may be of less than its parts
+        output = max(output, least)
     if sent is None or sent < cached:  # only a total can say less than the part that was cached
         sent, sure = None, "partial"
     return UsageRecord(
         usage=Usage(
             input=cached if sent is None else sent,
-            output=output or 0,
+            output=least if output is None else output,
             cache_read=read,
             cache_write=written,
-            cache_write_1h=found.count(fields.CACHE_WRITE_1H),
-            reasoning=thoughts,
+            cache_write_1h=_written_for_an_hour(found, written),
+            reasoning=thoughts if output is None or least <= output else None,
             input_audio=found.count(fields.INPUT_AUDIO),
             output_audio=found.count(fields.OUTPUT_AUDIO),
             web_searches=found.count(fields.WEB_SEARCHES),
@@ -137,9 +140,18 @@ def _written(found: Fields) -> int:
     return max(found.count(fields.CACHE_WRITE) or 0, sum(by_ttl))
 
 
-def _is_beside_candidates(found: Fields) -> bool:
-    """Tell Gemini's own usage, whose thoughts are beside its candidates."""
-    return CANDIDATES in found
+def _written_for_an_hour(found: Fields, written: int) -> int | None:
+    """Those of them that stay for an hour: where only the others are told, the rest."""
+    told, others = found.count(fields.CACHE_WRITE_1H), found.count(fields.CACHE_WRITE_5M)
+    if told is not None or others is None:
+        return told
+    # cacheDetails are a "breakdown of cache writes by TTL": Amazon Bedrock API, TokenUsage.
+    return written - others
+
+
+def _is_beside(found: Fields, thoughts: int, output: int, total: int | None) -> bool:
+    """Tell whether reasoning is beside the output: Gemini's, and what is more than the whole."""
+    return CANDIDATES in found or (total is None and thoughts > output)
 
 
 def _is_outside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.core.usage import MAX_TOKENS, Usage
+from otel_limits.core.usage import MAX_TOKENS, Usage, UsageRecord
+from otel_limits.usage.fields import AS_JSON, SPAN_PREFIXES
 from otel_limits.usage.normaliser import (
     completed,
     record_of_response,
     record_of_span,
     record_of_usage,
 )
+from otel_limits.usage.rules import RULES
 
 OPENAI = {
     "prompt_tokens": 100,
@@ -103,6 +106,36 @@ CASES: dict[str, tuple[str, Any, Usage]] = {
             "total_token_count": 150,
         },
         Usage(input=100, output=50, reasoning=30),
+    ),
+    "Gemini, a total of less than its parts": (
+        "gemini",
+        {
+            "promptTokenCount": 100,
+            "candidatesTokenCount": 50,
+            "thoughtsTokenCount": 30,
+            "totalTokenCount": 100,
+        },
+        Usage(input=100, output=50, reasoning=30),
+    ),
+    "Bedrock, five minutes alone": (
+        "bedrock",
+        {
+            "inputTokens": 50,
+            "outputTokens": 30,
+            "totalTokens": 80,
+            "cacheWriteInputTokens": 4_000,
+            "cacheDetails": [{"ttl": "5m", "inputTokens": 4_000}],
+        },
+        Usage(input=4_050, output=30, cache_write=4_000, cache_write_1h=0),
+    ),
+    "reasoning that is more than the output": (
+        "openai",
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 20,
+            "completion_tokens_details": {"reasoning_tokens": 300},
+        },
+        Usage(input=100, output=320, reasoning=300),
     ),
     "DeepSeek": (
         "openai",
@@ -277,32 +310,79 @@ def test_zeros_that_a_client_made_up_are_no_usage() -> None:
     assert record_of_usage(zeros, "openai").sure == "measured"
 
 
-ANYTHING = st.one_of(
+class Odd:
+    """An object of a client library, which may be within itself."""
+
+    def __init__(self, **members: Any) -> None:
+        self.__dict__.update(members, own=self)
+
+
+NAMES = st.sampled_from(
+    [
+        *OPENAI, "cached_tokens", "audio_tokens", "reasoning_tokens",
+        "inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens",
+        "cacheWriteInputTokens", "cacheDetails", "input_tokens", "output_tokens",
+        "cache_creation_input_tokens", "cache_creation", "ephemeral_1h_input_tokens",
+        "ephemeral_5m_input_tokens", "promptTokenCount", "candidatesTokenCount",
+        "thoughtsTokenCount", "toolUsePromptTokenCount", "totalTokenCount", "promptTokensDetails",
+        "billed_units", "ttl", "modality", "tokenCount",
+    ]
+)  # fmt: skip
+COUNTS = st.integers(0, 200) | st.integers(0, MAX_TOKENS)
+GARBAGE = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
     st.floats(),
     st.text(max_size=5),
-    st.lists(st.integers(), max_size=2),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.binary(max_size=3),
+    st.sampled_from([np.int8(-3), np.float64("nan"), 10**30, 10**400, 1j, Ellipsis, object()]),
 )
+NESTED = st.recursive(
+    COUNTS | GARBAGE,
+    lambda inner: st.one_of(
+        st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=6),
+        st.lists(inner, max_size=3),
+        st.dictionaries(NAMES, inner, max_size=4).map(lambda members: Odd(**members)),
+    ),
+    max_leaves=12,
+)
+REPORTED = st.dictionaries(NAMES, COUNTS | NESTED, max_size=8) | NESTED
+PROVIDERS = st.sampled_from([*RULES, "unknown"])
+
+
+def check(record: UsageRecord) -> None:
+    """Nothing that is reported becomes anything but numbers of tokens, and parts stay parts."""
+    counted = completed(record, 10, 5)
+    for usage in (record.usage, counted, record.reported or Usage()):
+        for each in fields(usage):
+            count = getattr(usage, each.name)
+            assert count is None or (type(count) is int and 0 <= count <= 4 * MAX_TOKENS), each
+    for usage in (record.usage, counted):
+        assert usage.cache_read + usage.cache_write <= usage.input
+        assert (usage.cache_write_1h or 0) <= usage.cache_write
+        assert (usage.reasoning or 0) <= usage.output
+    assert counted.total >= max(record.total or 0, record.usage.total)
+    assert counted == record.usage or record.sure != "measured"
+
+
+@given(REPORTED, PROVIDERS)
+def test_whatever_is_reported_becomes_whole_numbers(raw: Any, provider: str) -> None:
+    """However deep it is nested, for every vendor."""
+    check(record_of_usage(raw, provider))
+    check(record_of_response(raw, provider))
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(
-            [*OPENAI, "inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens"]
-        ),
-        ANYTHING,
+        st.builds(str.__add__, st.sampled_from([*SPAN_PREFIXES, "x."]), NAMES), COUNTS | NESTED
     ),
-    st.sampled_from(["openai", "bedrock", "gemini", "writer", "unknown"]),
+    st.sampled_from(["", "langsmith", "opentelemetry.instrumentation.botocore.bedrock-runtime"]),
+    NESTED,
 )
-def test_whatever_is_reported_becomes_whole_numbers(raw: dict[str, Any], provider: str) -> None:
-    """Nothing that a vendor sends is an exception, or anything but a number of tokens."""
-    record = record_of_usage(raw, provider)
-    counted = completed(record, 10, 5)
-    for usage in (record.usage, counted, record.reported or Usage()):
-        for count in (usage.input, usage.output, usage.cache_read, usage.cache_write):
-            assert type(count) is int
-            assert 0 <= count <= 3 * MAX_TOKENS
-    assert counted.total >= (record.total or 0)
+def test_whatever_a_span_says_becomes_whole_numbers(
+    attributes: dict[str, Any], scope: str, odd: Any
+) -> None:
+    """For every instrumentation; an importer reads the files of strangers."""
+    check(record_of_span({**attributes, AS_JSON: odd}, scope))
+    check(record_of_span({**attributes, AS_JSON: '{"input_tokens": 7, "x": [1]}'}, scope))
