@@ -80,6 +80,31 @@ class Chart:
     """What is not in the picture."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is going to be spent by the end of a period: USD as `Decimal`, or whole tokens."""
+
+    period: str
+    """`day`, `week` or `month`."""
+    until_us: int
+    so_far: Any
+    expected: Any
+    low: Any
+    """Of the 95 % interval, never below what is spent already."""
+    high: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is going to be spent, or why nobody can say."""
+
+    sentence: str
+    unit: Literal["usd", "tokens"] | None = None
+    days: int = 0
+    """Whole days that it is made from."""
+    periods: Sequence[Outlook] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer to a question."""
@@ -95,6 +120,9 @@ class Answer:
     """An answer that is not a table, such as a policy file."""
     status: int = 0
     """Exit status of the command that asked."""
+    summary: str = ""
+    """What it comes to, in one sentence."""
+    forecast: Forecast | None = None
     complete: str = ""
     """Whether the ledger has everything that the answer counts, in one line."""
     totals: Sequence[tuple[str, Kind, Any]] = field(default=())

@@ -22,6 +22,7 @@ from otel_limits.core.values import (
     UnfitError,
     split_names,
 )
+from otel_limits.ledger.calendar import kind_of
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.settings.credentials import authorization_in
 
@@ -115,6 +116,31 @@ def _percentile(text: str) -> float:
     return share
 
 
+PREVIOUS: Final = "previous"
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What a period is compared with."""
+
+    text: str
+    """`previous`, or the name of a period."""
+    period: str | None = None
+    """What it is the name of, such as `month`."""
+    microseconds: int = 0
+    """How much earlier it is, where that was said."""
+
+
+def _against(text: str) -> Against:
+    if DURATION_TEXT.fullmatch(text):
+        micros = round(DURATION.of_text("", text).total_seconds() * MICROSECONDS)
+        return Against(text, microseconds=micros)
+    period = kind_of(text)
+    if text != PREVIOUS and period is None:
+        raise UnfitError
+    return Against(text, period)
+
+
 PRICES: Final = ("present", "former")
 
 
@@ -145,6 +171,13 @@ PERCENTILE: Final = CheckedKind[float](
 )
 WHICH_PRICES: Final = CheckedKind[str](phrase="present or former", check=_prices, parse=str)
 
+AGAINST: Final = CheckedKind[Against](
+    phrase="previous, a duration such as 7d, or a period such as 2026-10, 2026-W41 or 2026-10-03",
+    check=_against,
+    parse=str.strip,
+)
+
+against = argument(AGAINST)
 duration = argument(DURATION)
 condition = argument(CONDITION)
 properties = argument(PROPERTIES)

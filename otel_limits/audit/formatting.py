@@ -36,9 +36,11 @@ def written(value: Any, kind: Kind) -> str:
 
 def money(amount: Decimal) -> str:
     """Write USD: cents, and down to a millionth below one dollar."""
-    if amount == 0 or abs(amount) >= 1:
+    if amount < 0:
+        return f"-{money(-amount)}"
+    if amount == 0 or amount >= 1:
         return f"${amount.quantize(CENTS):,}"
-    if abs(amount) < SMALL:
+    if amount < SMALL:
         return "< $0.000001"
     whole, _, rest = f"{amount.quantize(SMALL):f}".partition(".")
     return f"${whole}.{rest.rstrip('0'):0<2}"

@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import asking
 from otel_limits.audit.formatting import written
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.words import OWN_NAMES
+from otel_limits.ledger.calendar import PERIODS
+from otel_limits.ledger.words import KEY_PREFIX, OWN_NAMES
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.audit.answers import Answer, Column
+    from otel_limits.audit.answers import Answer, Column, Kind
     from otel_limits.core.work import Work
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.reading import Waiting
     from otel_limits.ledger.selection import Selection
+
+
+LEVEL: Final = "level"
+"""What JSON calls the depth of a row in a tree."""
+
+KEY_KINDS: Final[Mapping[str, Kind]] = {
+    **dict.fromkeys(("trace", "invocation", "root"), "id"),
+    **dict.fromkeys(PERIODS, "date"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,11 @@ class Question:
     """Options that choose which part of the ledger is asked."""
     tables: Mapping[str, Sequence[Column]] = field(default_factory=dict)
     """Columns of each table of the answer; those to group by come before them."""
+    more: Mapping[str, Sequence[Column]] = field(default_factory=dict)
+    """Further columns of a table, that only some options bring."""
+    optional: frozenset[str] = frozenset()
+    """Tables that some options leave out, or bring."""
+    has_forecast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +126,14 @@ class Inquiry:
             parts.append(f"days of {self.selection.zone}")
         return ", ".join(parts)
 
+    def key_columns(self, by: Iterable[str], others: Iterable[Column]) -> list[Column]:
+        """Columns to group by; an audit key that is called like another column has its prefix."""
+        from otel_limits.audit.answers import Column
+
+        taken = {LEVEL, *(column.name for column in others)}
+        names = [KEY_PREFIX + name if name in taken else name for name in by]
+        return [Column(name, name, KEY_KINDS.get(name, "text"), is_key=True) for name in names]
+
     def require_known(self, by: Iterable[str] = ()) -> None:
         """Refuse to select or group by what no row has.
 
@@ -119,9 +142,11 @@ class Inquiry:
         """
         from otel_limits.ledger.selection import audit_keys
 
-        known = (*OWN_NAMES, *audit_keys(self.connection))
+        keys = audit_keys(self.connection)
+        known = (*OWN_NAMES, *keys)
         names = (*by, *(name for name, _ in self.selection.where))
-        unknown = [name for name in names if name not in known]
+        prefixed = {KEY_PREFIX + key for key in keys}
+        unknown = [name for name in names if name not in known and name not in prefixed]
         if unknown:
             raise LedgerError(
                 f"The ledger has no {unknown[0]}. It has {', '.join(known)}; more are recorded "

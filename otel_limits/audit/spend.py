@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import tzinfo
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Kind, Table
+from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit.by_tool import NOTE, TOOL, TOOL_FIGURES, ToolUse, shared, uses_of
 from otel_limits.audit.charts import overview
+from otel_limits.audit.compare import CHANGES, changes_table, pair_of
+from otel_limits.audit.forecast import forecast
+from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.sums import DATES, Groups, Rows, Sums, fold
+from otel_limits.ledger.words import AFTER_TOOLS
+
+if TYPE_CHECKING:
+    from otel_limits.audit.by_tool import Uses
 
 PRESENT, FORMER = asking.PRICES
-
-KEY_KINDS: Final[Mapping[str, Kind]] = {
-    **dict.fromkeys(("trace", "invocation", "root"), "id"),
-    **dict.fromkeys(DATES, "date"),
-}
 
 FIGURES: Final = (
     Column("calls", "Calls", "count"),
@@ -25,88 +28,157 @@ FIGURES: Final = (
     Column("output_tokens", "Output", "count"),
     Column("tokens", "Tokens", "count", is_key=True),
     Column("cached_share", "Cached", "share"),
+    Column("cache_write_tokens", "Cache writes", "count"),
     Column("cost_usd", "Cost", "money", is_key=True),
+    Column("cache_saved_usd", "Saved by cache", "money"),
     Column("unpriced_tokens", "Unpriced tokens", "count"),
     Column("unmeasured_calls", "Unmeasured calls", "count"),
 )
+ALL_NOTE: Final = (
+    "Input includes cached tokens. Cost is that of the calls with a known price; tokens of the "
+    "others are unpriced. What caching saved is what the calls would have cost more without it, "
+    "as far as that was recorded; below 0 more was written to caches than was read from them. "
+    "Calls whose provider reported no usage are unmeasured, and count with their estimate."
+)
 
 
-def spend(inquiry: Inquiry, by: Sequence[str], prices: str, top: int | None) -> Answer:
-    """Answer what was spent."""
-    from otel_limits.ledger import spending
+def spend(
+    inquiry: Inquiry,
+    by: Sequence[str],
+    prices: str,
+    top: int | None,
+    compare: asking.Against | None,
+) -> Answer:
+    """Answer what was spent.
 
+    Raises:
+        LedgerError: The ledger does not have what is asked by, or there is nothing to compare.
+    """
     inquiry.require_known(by)
-    former = prices == FORMER
-    sums = spending.spend(inquiry.connection, by, inquiry.selection, former=former)
-    rows = list(inquiry.work.through(sums))
+    is_former = prices == FORMER
+    title = "Token spend at former prices" if is_former else "Token spend"
+    if compare is not None:
+        return _changes(inquiry, by, compare, top, title, is_former=is_former)
+    rows = rows_of(inquiry, by, is_former=is_former)
     total = fold(rows, ()).get((), Sums())
+    uses = uses_of(inquiry, by) if TOOL in by else None
+    outcomes = None if is_former else outcomes_table(inquiry, by)
+    ended = outcomes.total or outcomes.rows[0] if outcomes is not None else ()
     return Answer(
         question="spend",
-        title="Token spend at former prices" if former else "Token spend",
+        title=title,
         about=inquiry.about,
-        tables=[spend_table(rows, by, total, inquiry.selection.zone, top)],
-        charts=[] if former else overview(inquiry),
-        totals=[
-            ("Model calls", "count", total.calls),
-            ("Tokens", "count", total.tokens),
-            ("Cached input", "share", total.cached_share),
-            ("Cost", "money", total.cost),
-            ("Unpriced tokens", "count", total.unpriced_tokens),
-            ("Unmeasured calls", "count", total.unmeasured_calls),
+        tables=[
+            spend_table(inquiry, rows, by, total, top=top, uses=uses),
+            *([outcomes] if outcomes is not None else []),
         ],
+        charts=[] if is_former else overview(inquiry),
+        totals=_totals(total, ended),
+        forecast=None if is_former else forecast(inquiry),
     )
 
 
+def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_former: bool = False) -> Rows:
+    """Sums of model calls that are at least as fine as `by`."""
+    from otel_limits.ledger import spending
+
+    names = [AFTER_TOOLS if name == TOOL else name for name in by]
+    sums = spending.spend(inquiry.connection, names, inquiry.selection, former=is_former)
+    rows = inquiry.work.through(sums)
+    return list(shared(rows) if TOOL in by else rows)
+
+
+def _totals(total: Sums, ended: Sequence[Any]) -> list[Any]:
+    figures = zip(OUTCOMES, ended[-len(OUTCOMES) :], strict=False)
+    return [
+        ("Model calls", "count", total.calls),
+        ("Tokens", "count", total.tokens),
+        ("Cached input", "share", total.cached_share),
+        ("Cost", "money", total.cost),
+        ("Saved by cache", "money", total.cache_saved),
+        *((each.title, each.kind, value) for each, value in figures if each.kind == "money"),
+        ("Unpriced tokens", "count", total.unpriced_tokens),
+        ("Unmeasured calls", "count", total.unmeasured_calls),
+    ]
+
+
+def _changes(
+    inquiry: Inquiry,
+    by: Sequence[str],
+    against: asking.Against,
+    top: int | None,
+    title: str,
+    *,
+    is_former: bool,
+) -> Answer:
+    """Answer how spend changed against another period."""
+    zone = inquiry.selection.zone
+    pair = pair_of(inquiry.selection, against, by)
+    before, now = (
+        fold(rows_of(replace(inquiry, selection=each), by, is_former=is_former), by, zone)
+        for each in (pair.before, pair.now)
+    )
+    keys = inquiry.key_columns(by, CHANGES)
+    table = changes_table(before, now, keys, top, pair.about)
+    about = replace(inquiry, selection=pair.now).about
+    return Answer(question="spend", title=f"{title}, compared", about=about, tables=[table])
+
+
 def spend_table(
-    rows: Rows, by: Sequence[str], total: Sums, zone: tzinfo, top: int | None = None
+    inquiry: Inquiry,
+    rows: Rows,
+    by: Sequence[str],
+    total: Sums,
+    *,
+    top: int | None = None,
+    uses: Uses | None = None,
 ) -> Table:
     """One row per group, dates in their order, the most expensive first among the others.
 
     With `top` it has that many groups, the most expensive, and one row with all others.
     """
-    groups = fold(rows, by, zone)
+    groups = fold(rows, by, inquiry.selection.zone)
+    for key in uses or ():
+        groups.setdefault(key, Sums())
+    figures = (*FIGURES, *(TOOL_FIGURES if uses is not None else ()))
+    blank = tuple("" for _ in by[1:])
     others: list[tuple[Any, ...]] = []
     if top is not None and top < len(groups) and by:
-        groups, rest = _split(groups, top)
-        others = [(f"({rest[0]:,} others)", *("" for _ in by[1:]), *_figures(rest[1]))]
+        rest = dict(sorted(groups.items(), key=lambda item: _rank(item[0], item[1], ()))[top:])
+        groups = {key: sums for key, sums in groups.items() if key not in rest}
+        others = [(f"({len(rest):,} others)", *blank, *_figures(rest, uses))]
     in_order = sorted(groups.items(), key=lambda item: _rank(item[0], item[1], by))
-    total_keys = ("total", *("" for _ in by[1:])) if by else ()
+    everything = {(): total, **({key: Sums() for key in uses} if uses is not None else {})}
     return Table(
         name="spend",
         title="Spend by " + ", ".join(by) if by else "Spend",
-        columns=(*map(_key_column, by), *FIGURES),
-        rows=[*((*key, *_figures(sums)) for key, sums in in_order), *others],
-        total=(*total_keys, *_figures(total)),
-        note="Input includes cached tokens. Cost is that of the calls with a known price; tokens "
-        "of the others are unpriced. Calls whose provider reported no usage are unmeasured, and "
-        "count with their estimate.",
+        columns=(*inquiry.key_columns(by, (*FIGURES, *TOOL_FIGURES)), *figures),
+        rows=[*((*key, *_figures({key: sums}, uses)) for key, sums in in_order), *others],
+        total=(*(("total", *blank) if by else ()), *_figures(everything, uses)),
+        note=f"{ALL_NOTE} {NOTE}" if TOOL in by else ALL_NOTE,
     )
 
 
-def _split(groups: Groups, top: int) -> tuple[Groups, tuple[int, Sums]]:
-    """Keep the most expensive groups, and add the others up."""
-    ranked = sorted(groups.items(), key=lambda item: _rank(item[0], item[1], ()))
-    rest = Sums()
-    for _, sums in ranked[top:]:
-        rest.merge(sums)
-    return dict(ranked[:top]), (len(ranked) - top, rest)
-
-
-def _key_column(name: str) -> Column:
-    return Column(name, name, KEY_KINDS.get(name, "text"), is_key=True)
-
-
-def _figures(sums: Sums) -> tuple[Any, ...]:
-    """The values of `FIGURES`."""
+def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> tuple[Any, ...]:
+    """The values of `FIGURES` of some groups together, and of `TOOL_FIGURES` where there are."""
+    sums, use = Sums(), ToolUse()
+    for key, each in groups.items():
+        sums.merge(each)
+        if uses is not None and key in uses:
+            one = uses[key]
+            use.add(one.calls, one.errors, one.micros)
     return (
         sums.calls,
         sums.input,
         sums.output,
         sums.tokens,
         sums.cached_share,
+        sums.written,
         sums.cost,
+        sums.cache_saved,
         sums.unpriced_tokens,
         sums.unmeasured_calls,
+        *(use.figures if uses is not None else ()),
     )
 
 
@@ -119,14 +191,18 @@ SPEND: Final = Question(
     name="spend",
     help="Calls, tokens and money, by any property.",
     answer=spend,
-    tables={"spend": FIGURES},
+    tables={"spend": FIGURES, "outcomes": OUTCOMES, "changes": CHANGES},
+    more={"spend": TOOL_FIGURES},
+    optional=frozenset({"spend", "outcomes", "changes"}),
+    has_forecast=True,
     options=(
         Option(
             "--by",
             "NAMES",
             asking.properties,
-            "agent, model, provider, state, side, session, reason, hour, day, week, month, or "
-            "any audit key, separated by commas (default: agent,model)",
+            "agent, model, provider, tool, state, side, session, reason, hour, day, week, month, "
+            "or any audit key, separated by commas; key:NAME is an audit key that is called like "
+            "something else (default: agent,model)",
             default=("agent", "model"),
         ),
         Option(
@@ -134,6 +210,13 @@ SPEND: Final = Question(
             "N",
             asking.cap,
             "only the N groups that cost most, and a row with all others (default: every group)",
+        ),
+        Option(
+            "--compare",
+            "PERIOD",
+            asking.against,
+            "change against another period, the biggest first: previous, the same time 7d earlier, "
+            "or one such as 2026-10",
         ),
         Option(
             "--prices",

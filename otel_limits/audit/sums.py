@@ -24,20 +24,28 @@ class Sums:
     input: int = 0
     output: int = 0
     cached: int = 0
+    written: int = 0
+    """Input that was put in a cache."""
     pico: int = 0
     has_price: bool = False
+    saved: int = 0
+    """Picodollars that the calls would have cost more without a cache."""
+    has_saved: bool = False
     unpriced_tokens: int = 0
     unmeasured_calls: int = 0
 
     def add(self, row: Sequence[Any]) -> None:
         """Add one group of calls, as the ledger sums them."""
-        calls, sent, received, cached, pico, unpriced, unmeasured = row
+        calls, sent, received, cached, written, pico, saved, unpriced, unmeasured = row
         self.calls += int(calls)
         self.input += int(sent)
         self.output += int(received)
         self.cached += int(cached)
+        self.written += int(written)
         self.pico += int(pico or 0)
         self.has_price |= pico is not None
+        self.saved += int(saved or 0)
+        self.has_saved |= saved is not None
         self.unpriced_tokens += int(unpriced)
         self.unmeasured_calls += int(unmeasured)
 
@@ -52,6 +60,19 @@ class Sums:
         return dollars(self.pico) if self.has_price else None
 
     @property
+    def cache_saved(self) -> Decimal | None:
+        """USD that caching saved, below 0 where it cost more; `None` where no call tells."""
+        return dollars(self.saved) if self.has_saved else None
+
+    @property
+    def row(self) -> tuple[int | None, ...]:
+        """What `add` takes."""
+        pico = self.pico if self.has_price else None
+        saved = self.saved if self.has_saved else None
+        counted = (self.calls, self.input, self.output, self.cached, self.written)
+        return (*counted, pico, saved, self.unpriced_tokens, self.unmeasured_calls)
+
+    @property
     def cached_share(self) -> float | None:
         """The part of the input that came from a cache.
 
@@ -62,9 +83,7 @@ class Sums:
 
     def merge(self, part: Sums) -> None:
         """Add what was summed elsewhere."""
-        counted = (part.calls, part.input, part.output, part.cached)
-        pico = part.pico if part.has_price else None
-        self.add((*counted, pico, part.unpriced_tokens, part.unmeasured_calls))
+        self.add(part.row)
 
 
 Groups: TypeAlias = dict[tuple[Any, ...], Sums]

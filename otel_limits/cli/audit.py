@@ -13,7 +13,7 @@ from otel_limits.audit.completeness import completeness
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.cli.command import add_command, add_group
 from otel_limits.cli.opening import add_ledger_command, add_option, exactly, inquiring
-from otel_limits.cli.show.data import as_csv, as_json
+from otel_limits.cli.show.data import as_csv, as_json, beside
 from otel_limits.cli.show.page import as_page
 from otel_limits.cli.show.schema import schema_of
 from otel_limits.core.errors import LedgerMovedError
@@ -84,8 +84,9 @@ def ask(question: Question, arguments: Namespace) -> int:
         answer = _ask(question, arguments)
     except LedgerMovedError:
         answer = _ask(question, arguments)  # by the way for a ledger that is in use
-    if arguments.format == "csv" and answer.complete:
-        sys.stderr.write(f"{answer.complete}\n")
+    if arguments.format == "csv":
+        for line in beside(answer):
+            sys.stderr.write(f"{line}\n")
     if arguments.format == "table":
         # Only a table needs `rich`, which takes longer to import than all the rest.
         from otel_limits.cli.show.text import show

@@ -78,7 +78,8 @@ class LabelValues:
         return self._admitted.setdefault(key, clean(value))
 
 
-FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""The last four are as wide as a Chinese character."""
 
 
 def inert(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta, timezone, tzinfo
@@ -48,6 +49,15 @@ def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
         raise LedgerError(
             f"{name} must be such as {PERIODS[name]}, got {masked(value)!r}."
         ) from None
+
+
+def kind_of(text: str) -> str | None:
+    """Say what a text is the name of: an hour, day, week or month."""
+    for name, bounds in BOUNDS.items():
+        with contextlib.suppress(ValueError, OverflowError, AttributeError):
+            if label(name, bounds(text)[0]) == text:
+                return name
+    return None
 
 
 def _microseconds(local: datetime, zone: tzinfo) -> int:

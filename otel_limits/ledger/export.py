@@ -18,6 +18,7 @@ from otel_limits.core.labels import inert
 from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Selection, Source, audit_keys
+from otel_limits.ledger.words import KEY_PREFIX
 
 if TYPE_CHECKING:
     from otel_limits.core.work import Work
@@ -87,7 +88,12 @@ def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[Expo
         if column.name not in LEFT_OUT and column is not table.autoincrement_column
     ]
     taken = {each.name for each in own}
-    audited = [ExportedColumn(key, "text", source.column(key)) for key in keys if key not in taken]
+    audited = [
+        ExportedColumn(
+            KEY_PREFIX + key if key in taken else key, "text", source.column(KEY_PREFIX + key)
+        )
+        for key in keys
+    ]
     return own + audited
 
 
@@ -100,8 +106,8 @@ def field_of(column: Any, source: Source) -> ExportedColumn:
         return ExportedColumn(column.name, "text", source.column(column.name.removesuffix("_id")))
     if column.name in ("at_us", "started_us", "ended_us"):
         return ExportedColumn(column.name.removesuffix("_us"), "time", column)
-    if column.name == "price_pico":
-        return ExportedColumn("price_usd", "money", column)
+    if column.name in ("price_pico", "cache_saved_pico"):
+        return ExportedColumn(column.name.replace("_pico", "_usd"), "money", column)
     if isinstance(column.type, sa.Boolean):
         return ExportedColumn(column.name, "boolean", column)
     is_text = isinstance(column.type, sa.Text)
@@ -126,7 +132,12 @@ def write_csv(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields])
         for row in rows:
-            writer.writerow([inert(value_of(*pair)) for pair in zip(fields, row, strict=True)])
+            values = [
+                (field, value_of(field, each)) for field, each in zip(fields, row, strict=True)
+            ]
+            writer.writerow(
+                [inert(each) if field.kind == "text" else each for field, each in values]
+            )
 
 
 def write_json_lines(

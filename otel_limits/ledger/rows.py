@@ -45,6 +45,8 @@ SAME_CALL_MICROSECONDS: Final = 60_000_000
 another one: an application that seeds `random` makes the same ids in every run."""
 
 MAX_NAME: Final = 256
+FINGERPRINT: Final = 16
+"""Hexadecimal digits that are kept of a hash."""
 MOST_TOOLS: Final = 32
 """Different tools that a turn is remembered with: a model can make up any number of names."""
 MICROSECONDS: Final = 1_000_000
@@ -211,7 +213,8 @@ def tool_call_row(fact: ToolCall) -> Row:
         "agent": name(fact.invocation.agent),
         "tool": name(fact.tool),
         "status": fact.status,
-        "fingerprint": fact.fingerprint,
+        # Half of it: 64 bits tell the calls of an invocation apart.
+        "fingerprint": fact.fingerprint and fact.fingerprint[:FINGERPRINT],
         "turn": fact.turn,
         "source": "live",
     }

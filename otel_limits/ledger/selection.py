@@ -19,7 +19,7 @@ from otel_limits.ledger.schema import (
     MODEL_CALL_TABLE,
     TOOL_CALL_TABLE,
 )
-from otel_limits.ledger.words import OWN_NAMES
+from otel_limits.ledger.words import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES
 
 CALLS: Final = MODEL_CALL_TABLE.c
 RUNS: Final = INVOCATION_TABLE.c
@@ -57,10 +57,11 @@ class Source:
 
     def column(self, name: str) -> sa.ColumnElement[Any]:
         """The column that an auditor calls `name`: one of ours, or an audit key."""
-        if name == QUARTER:
-            return self._time // (QUARTER_SECONDS * MICROSECONDS)
+        if name in (QUARTER, AFTER_TOOLS):
+            quarter = self._time // (QUARTER_SECONDS * MICROSECONDS)
+            return quarter if name == QUARTER else CALLS.after_tools
         if name not in OWN_NAMES:
-            return self._attribute(name)
+            return self._attribute(name.removeprefix(KEY_PREFIX))
         if name == "hour":
             return self._time // HOUR_MICROSECONDS
         if name in DAYS:

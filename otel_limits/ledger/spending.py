@@ -27,14 +27,18 @@ BY_INDEX: Final = ["day", "agent", "model"]
 """What those indexes begin with."""
 
 
-def _sums(pico: sa.ColumnElement[Any]) -> tuple[sa.ColumnElement[Any], ...]:
-    """What is summed of calls; `pico` is their price."""
+def _sums(
+    pico: sa.ColumnElement[Any], saved: sa.ColumnElement[Any]
+) -> tuple[sa.ColumnElement[Any], ...]:
+    """What is summed of calls; `pico` is their price, `saved` what a cache made of it."""
     return (
         sa.func.count(),
         sa.func.sum(CALLS.input_tokens),
         sa.func.sum(CALLS.output_tokens),
         sa.func.sum(CALLS.cache_read_tokens),
+        sa.func.sum(CALLS.cache_write_tokens),
         sa.func.sum(pico),
+        saved,
         # Filters, since SQLite takes a fifth longer to sum cases.
         sa.func.coalesce(
             sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(pico.is_(None)), 0
@@ -43,13 +47,13 @@ def _sums(pico: sa.ColumnElement[Any]) -> tuple[sa.ColumnElement[Any], ...]:
 
 
 UNMEASURED: Final = sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE))
-SUMS_OF_ALL: Final = _sums(CALLS.price_pico)
+SUMS_OF_ALL: Final = _sums(CALLS.price_pico, sa.func.sum(CALLS.cache_saved_pico))
 SUMS: Final = (*SUMS_OF_ALL, UNMEASURED)
-FORMER_SUMS: Final = (*_sums(FORMER_PICO), UNMEASURED)
-"""The same by the prices with which calls were recorded."""
+FORMER_SUMS: Final = (*_sums(FORMER_PICO, sa.null()), UNMEASURED)
+"""The same by the prices with which calls were recorded; nobody has kept what a cache saved."""
 
 NOTHING: Final[sa.ColumnElement[int]] = sa.literal_column("0")
-SUMS_OF_NONE: Final = (NOTHING, NOTHING, NOTHING, NOTHING, sa.null(), NOTHING)
+SUMS_OF_NONE: Final = (*(NOTHING,) * 5, sa.null(), sa.null(), NOTHING)
 
 
 FIRST_AND_LAST_DAY: Final = sa.select(
@@ -69,8 +73,8 @@ def spend(
     Yields:
         The properties of a group, `day` as days and `hour` as hours since the epoch, or `QUARTER`
         instead where days are not those of UTC; and its calls,
-        input, output and cached tokens, picodollars, unpriced tokens and unmeasured calls. A group
-        can come in several parts.
+        input, output, cached and written tokens, picodollars, those that caching saved, unpriced
+        tokens and unmeasured calls. A group can come in several parts.
     """
     named = {*by, *(name for name, _ in selection.where)}
     rows: Iterable[Sequence[Any]]
@@ -84,6 +88,16 @@ def spend(
     for row in rows:
         keys = dict(zip(names, row[: len(names)], strict=True))
         yield keys, tuple(row[len(names) :])
+
+
+def by_quarter(connection: sa.Connection, selection: Selection) -> Iterator[Sequence[Any]]:
+    """Each quarter of an hour since the epoch, its picodollars, tokens and unpriced tokens."""
+    source = Source(MODEL_CALL_TABLE)
+    quarter = source.column(QUARTER)
+    tokens = sa.func.sum(CALLS.input_tokens + CALLS.output_tokens)
+    unpriced = tokens.filter(CALLS.price_pico.is_(None))
+    statement = source.select(selection, quarter, sa.func.sum(CALLS.price_pico), tokens, unpriced)
+    yield from connection.execute(statement.group_by(quarter))
 
 
 def _from_indexes(

@@ -13,3 +13,9 @@ OWN_NAMES: Final = (
     "trace", "invocation", "root", "reason", "action", "limit", "tool", "side",
 )  # fmt: skip
 """What an auditor can name without choosing it as an audit key."""
+
+AFTER_TOOLS: Final = "(after tools)"
+"""The tools whose results a model call got, which no audit key can be called."""
+
+KEY_PREFIX: Final = "key:"
+"""Before the name of an audit key that is called like something else, as in `key:tokens`."""

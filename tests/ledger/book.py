@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -36,16 +37,27 @@ class Call:
     input: int = 100
     output: int = 20
     cached: int = 0
+    written: int = 0
     price: str | None = None
+    saved: str | None = None
+    """What a cache saved."""
     model: str = "m"
     kind: CallKind = "measured"
     estimated: bool = False
     turn: int | None = None
+    tools: Sequence[str] = ()
+    """Tools that it asks for; `search!` fails, and after `=` is what the call is told by."""
+    side: bool = False
 
     @property
     def usage(self) -> Usage:
         """Its tokens."""
-        return Usage(input=self.input, output=self.output, cache_read=self.cached)
+        return Usage(
+            input=self.input,
+            output=self.output,
+            cache_read=self.cached,
+            cache_write=self.written,
+        )
 
     @property
     def cost(self) -> Decimal | None:
@@ -92,20 +104,19 @@ class Book:
             span_id=f"{self._number:016x}",
         )
         self._begin(invocation, entry)
+        done: list[tuple[int, str]] = []
+        after: Mapping[str, int] = {}
         for number, call in enumerate(entry.calls, start=1):
-            self._observer(self._call(invocation, entry, number, call))
-        for number, tool in enumerate(entry.tools, start=1):
-            self._observer(
-                ToolCall(
-                    invocation=invocation,
-                    number=number,
-                    tool=tool.rstrip("!"),
-                    status="error" if tool.endswith("!") else "success",
-                    seconds=0.5,
-                    fingerprint=None,
-                    at=entry.at,
-                )
-            )
+            fact = self._call(invocation, entry, number, call)
+            done += [(fact.turn, tool) for tool in call.tools]
+            if call.side:
+                self._observer(fact)
+                continue
+            self._observer(replace(fact, after_tools=after))
+            after = Counter(name_of(tool) for tool in call.tools)
+        done += [(1, tool) for tool in entry.tools]
+        for number, (turn, tool) in enumerate(done, start=1):
+            self._observer(tool_call(invocation, number, turn, tool, entry.at))
         self._observer(stop_of(invocation, entry))
         return invocation
 
@@ -135,6 +146,8 @@ class Book:
             seconds=1.0,
             price=call.cost,
             price_source=None if call.price is None else "policy",
+            cache_saved=None if call.saved is None else Decimal(call.saved),
+            side=call.side,
             turn=turn,
             iteration=turn,
             at=entry.at + number,
@@ -143,6 +156,26 @@ class Book:
     def close(self) -> None:
         """Have everything written."""
         self._observer.close()
+
+
+def name_of(tool: str) -> str:
+    """The tool of `search!=1`."""
+    return tool.partition("=")[0].rstrip("!")
+
+
+def tool_call(invocation: Invocation, number: int, turn: int, tool: str, at: float) -> ToolCall:
+    """Half a second of a tool."""
+    called, _, told_by = tool.partition("=")
+    return ToolCall(
+        invocation=invocation,
+        number=number,
+        tool=name_of(tool),
+        status="error" if called.endswith("!") else "success",
+        seconds=0.5,
+        fingerprint=f"{told_by:0<32}" if told_by else None,
+        turn=turn,
+        at=at,
+    )
 
 
 def stop_of(invocation: Invocation, entry: Entry) -> Stop:
@@ -156,6 +189,7 @@ def stop_of(invocation: Invocation, entry: Entry) -> Stop:
             input=sum(call.input for call in entry.calls),
             output=sum(call.output for call in entry.calls),
             cache_read=sum(call.cached for call in entry.calls),
+            cache_write=sum(call.written for call in entry.calls),
         ),
         agent=invocation.agent,
         trace_id=invocation.trace_id,
@@ -163,7 +197,7 @@ def stop_of(invocation: Invocation, entry: Entry) -> Stop:
         model_calls=len(entry.calls),
         started=entry.at,
         seconds=float(len(entry.calls)),
-        tool_calls=len(entry.tools),
+        tool_calls=len(entry.tools) + sum(len(call.tools) for call in entry.calls),
         cost=sum((call.cost or NO_COST for call in entry.calls), NO_COST),
         unpriced_calls=sum(call.price is None for call in entry.calls),
         invocation=invocation,

@@ -54,11 +54,12 @@ def one(number: int) -> rows.Rows:
             kind="measured", usage=USAGE, estimated=False, span_id=uuid.uuid4().hex[:16],
             seconds=1.5, price=price, price_source="genai-prices", price_version="0.0.30",
             provider="bedrock", reported=USAGE, reported_total=1_200, turn=place, iteration=place,
-            at=at + place,
+            cache_saved=rows.dollars(1_620_000_000), at=at + place,
+            after_tools={"search": 1} if place > 1 else {},
         )  # fmt: skip
         tool = ToolCall(
             invocation=invocation, number=place, tool="search", status="success", seconds=0.5,
-            fingerprint=uuid.uuid4().hex[:16], at=at + place,
+            fingerprint=uuid.uuid4().hex, turn=place, at=at + place,
         )  # fmt: skip
         told += [
             (rows.MODEL_CALLS, rows.model_call_row(call)),

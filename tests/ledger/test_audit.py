@@ -52,7 +52,7 @@ def week(ledger: LedgerFile) -> LedgerFile:
         Entry(
             agent="research",
             calls=[
-                Call(input=1000, output=200, cached=400, price="0.01", model="big"),
+                Call(input=1000, output=200, cached=400, price="0.01", saved="0.009", model="big"),
                 Call(input=2000, output=300, cached=1600, price="0.02", model="big"),
             ],
             attributes={"tenant.id": "acme"},
@@ -67,7 +67,14 @@ def week(ledger: LedgerFile) -> LedgerFile:
         Entry(
             agent="writer",
             calls=[
-                Call(input=10, output=5, price="0.000000000001", model="small"),
+                Call(
+                    input=10,
+                    output=5,
+                    written=5,
+                    price="0.000000000001",
+                    saved="-0.001",
+                    model="small",
+                ),
                 Call(input=70, output=7, kind="unmeasured", estimated=True, model="small"),
                 Call(input=0, output=0, kind="zero_token", model="small"),
             ],
@@ -83,11 +90,11 @@ def week(ledger: LedgerFile) -> LedgerFile:
 
 def test_spend_by_agent_and_model(week: LedgerFile, ask: Ask) -> None:
     """Calls, tokens, cached share, cost, unpriced and unmeasured, the most expensive first."""
-    rows = ask("spend")["spend"]
+    rows, money = ask("spend")["spend"], ("0.030000000000", "0.009000000000")
     assert [tuple(row.values()) for row in rows] == [
-        ("research", "big", 2, 3000, 500, 3500, pytest.approx(2 / 3), "0.030000000000", 0, 0),
-        ("writer", "small", 3, 80, 12, 92, 0.0, "0.000000000001", 77, 1),
-        ("research", "small", 1, 500, 50, 550, 0.0, None, 550, 0),
+        ("research", "big", 2, 3000, 500, 3500, pytest.approx(2 / 3), 0, *money, 0, 0),
+        ("writer", "small", 3, 80, 12, 92, 0.0, 5, "0.000000000001", "-0.001000000000", 77, 1),
+        ("research", "small", 1, 500, 50, 550, 0.0, 0, None, None, 550, 0),
     ]
 
 
@@ -193,7 +200,9 @@ def test_the_table_on_a_terminal(week: LedgerFile, capsys: pytest.CaptureFixture
         "500",
         "3,500",
         "66.7%",
+        "0",
         "$0.03",
+        "$0.009",
         "0",
         "0",
     ]

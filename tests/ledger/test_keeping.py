@@ -296,6 +296,24 @@ def test_parquet_needs_a_file(kept: LedgerFile, capsys: Output) -> None:
     assert "parquet needs a file. Name one with --output." in capsys.readouterr().err
 
 
+def test_a_key_that_is_called_like_a_column_is_exported(
+    ledger: LedgerFile, tmp_path: Path, capsys: Output
+) -> None:
+    """Under its prefix; and a number below 0 is not quoted as a formula would be."""
+    keys = {"turn": "=1+1", "tool": "mine", "tenant": "acme"}
+    write(ledger.address, Entry(calls=[Call(price="1", saved="-0.5")], attributes=keys))
+    file = tmp_path / "calls.csv"
+    assert main(["ledger", "export", "--format", "csv", "--output", str(file)]) == 0
+    (row,) = csv.DictReader(file.read_text().splitlines())
+    assert (row["turn"], row["key:turn"], row["tool"], row["tenant"]) == (
+        "1",
+        "'=1+1",
+        "mine",
+        "acme",
+    )
+    assert row["cache_saved_usd"] == "-0.500000000000"
+
+
 def test_an_export_that_cannot_be_written(kept: LedgerFile, tmp_path: Path, capsys: Output) -> None:
     """The sentence names the file."""
     path = tmp_path / "missing" / "out.csv"

@@ -8,12 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.audit.formatting import exact
-from otel_limits.cli.show.schema import schema_name
+from otel_limits.audit.formatting import NUMBERS, exact
+from otel_limits.cli.show.schema import AMOUNTS, schema_name
 from otel_limits.core.labels import inert
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Answer, Table
+    from otel_limits.audit.answers import Answer, Forecast, Kind, Table
 
 
 def as_json(answer: Answer) -> str:
@@ -29,11 +29,33 @@ def as_json(answer: Answer) -> str:
             if table.total is not None
         },
     }
+    if answer.summary:
+        document["summary"] = answer.summary
+    if answer.forecast is not None:
+        document["forecast"] = _forecast(answer.forecast)
     if answer.complete:
         document["complete"] = answer.complete
     if answer.text:
         document["text"] = answer.text
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _forecast(forecast: Forecast) -> dict[str, Any]:
+    kind: Kind = "money" if forecast.unit == "usd" else "count"
+    periods = [
+        {
+            "period": each.period,
+            "until": exact(each.until_us, "time"),
+            **{name: exact(getattr(each, name), kind) for name in AMOUNTS},
+        }
+        for each in forecast.periods
+    ]
+    return {
+        "sentence": forecast.sentence,
+        "unit": forecast.unit,
+        "days": forecast.days,
+        "periods": periods,
+    }
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:
@@ -50,6 +72,12 @@ def _named(table: Table, row: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def beside(answer: Answer) -> list[str]:
+    """What completes an answer, and is no row of its tables."""
+    forecast = answer.forecast.sentence if answer.forecast is not None else ""
+    return [line for line in (answer.summary, forecast, answer.complete) if line]
+
+
 def as_csv(answer: Answer) -> str:
     """The first table, without its total: a reader would add it in."""
     if not answer.tables:
@@ -59,5 +87,11 @@ def as_csv(answer: Answer) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
     for row in table.rows:
-        writer.writerow([inert(value) for value in _named(table, row).values()])
+        # A number below 0 begins with what a formula can begin with, and is none.
+        writer.writerow(
+            [
+                value if column.kind in NUMBERS else inert(value)
+                for column, value in zip(table.columns, _named(table, row).values(), strict=True)
+            ]
+        )
     return out.getvalue()

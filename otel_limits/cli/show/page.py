@@ -29,10 +29,12 @@ def as_page(answer: Answer) -> str:
         (
             f"<header><div><h1>{escape(answer.title)}</h1><p>{escape(answer.about)}</p></div>",
             '<button type="button" id="theme">Dark</button></header>',
+            f'<p id="summary">{escape(answer.summary)}</p>' if answer.summary else "",
             _totals(answer.totals),
             f'<div class="charts">{"".join(map(_chart, answer.charts))}</div>',
             *map(_table, answer.tables),
             f"<pre>{escape(answer.text)}</pre>" if answer.text else "",
+            f'<p id="forecast">{escape(answer.forecast.sentence)}</p>' if answer.forecast else "",
             f'<p id="complete">{escape(answer.complete)}</p>' if answer.complete else "",
         )
     )

@@ -30,6 +30,35 @@ VALUES: Final[Mapping[Kind, Mapping[str, Any]]] = {
 }
 
 
+AMOUNT: Final[Mapping[str, Any]] = {
+    # USD as text, as in every row; tokens as a whole number.
+    "anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}]
+}
+AMOUNTS: Final = ("so_far", "expected", "low", "high")
+FORECAST: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "description": "what is going to be spent, with its 95 % interval, or why nobody can say",
+    "properties": {
+        "sentence": {"type": "string"},
+        "unit": {"enum": ["usd", "tokens", None]},
+        "days": {"type": "integer", "description": "whole days that it is made from"},
+        "periods": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "period": {"enum": ["day", "week", "month"]},
+                    "until": {"type": "string", "format": "date-time"},
+                    **dict.fromkeys(AMOUNTS, AMOUNT),
+                },
+                "required": ["period", "until", *AMOUNTS],
+            },
+        },
+    },
+    "required": ["sentence", "unit", "days", "periods"],
+}
+
+
 def schema_name(question: str) -> str:
     """What the JSON of an answer calls its schema."""
     return f"otel-limits/audit.{question}/{VERSION}"
@@ -37,8 +66,13 @@ def schema_name(question: str) -> str:
 
 def schema_of(question: Question) -> dict[str, Any]:
     """What `--format json` gives for a question; readers have to permit fields that are new."""
-    rows = {name: _row(columns) for name, columns in question.tables.items()}
+    rows = {
+        name: _row(columns, question.more.get(name, ()))
+        for name, columns in question.tables.items()
+    }
+    always = [name for name in rows if name not in question.optional]
     text = {"type": "string"}
+    forecast = {"forecast": FORECAST} if question.has_forecast else {}
     return {
         "$schema": DIALECT,
         "$id": schema_name(question.name),
@@ -50,20 +84,22 @@ def schema_of(question: Question) -> dict[str, Any]:
             "about": {**text, "description": "which part of which ledger was asked"},
             **{name: {"type": "array", "items": row} for name, row in rows.items()},
             "totals": {"type": "object", "properties": rows},
+            **forecast,
+            "summary": {**text, "description": "what it comes to"},
             "complete": {**text, "description": "whether the ledger has all that is counted"},
             "text": text,
         },
-        "required": ["schema", "question", "about", *rows, "totals", "complete"],
+        "required": ["schema", "question", "about", *always, "totals", "complete"],
     }
 
 
-def _row(columns: Sequence[Column]) -> dict[str, Any]:
+def _row(columns: Sequence[Column], more: Sequence[Column] = ()) -> dict[str, Any]:
     """A row; the properties to group by stand in it beside the columns that it always has."""
-    values = {each.name: {"title": each.title, **VALUES[each.kind]} for each in columns}
+    values = {each.name: {"title": each.title, **VALUES[each.kind]} for each in (*columns, *more)}
     level = {"type": "integer", "description": "how deep a row of a tree is"}
     return {
         "type": "object",
         "properties": {**values, "level": level},
-        "required": list(values),
+        "required": [column.name for column in columns],
         "additionalProperties": STRING,
     }

@@ -34,6 +34,9 @@ def show(answer: Answer, *, wide: bool = False) -> None:
     if answer.text:
         screen.out(answer.text, end="")
         return
+    if answer.summary:
+        screen.print(Text(answer.summary, style="bold"))
+        screen.print()
     for table in answer.tables:
         screen.print(Text(table.title, style="bold"))
         if table.levels:
@@ -44,6 +47,8 @@ def show(answer: Answer, *, wide: bool = False) -> None:
             screen.print(Text(table.note, style="dim italic"))
         screen.print()
     screen.print(Text(answer.about, style="dim"))
+    if answer.forecast is not None:
+        screen.print(Text(answer.forecast.sentence))
     if answer.complete:
         screen.print(Text(answer.complete, style="dim"))
 

@@ -1,0 +1,99 @@
+"""What model calls cost that got the results of a tool, and what the tool's own calls were.
+
+A request that brings the results of several tools is shared among them, by how often each was
+called in the turn before. Whole tokens and picodollars are shared, so that all add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.answers import Column
+from otel_limits.audit.sums import property_of
+from otel_limits.ledger.rows import MICROSECONDS, tools_in
+from otel_limits.ledger.words import AFTER_TOOLS
+
+if TYPE_CHECKING:
+    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.sums import Rows
+
+TOOL: Final = "tool"
+NO_TOOL: Final = "(no tool)"
+NOT_RECORDED: Final = "(not recorded)"
+
+TOOL_FIGURES: Final = (
+    Column("tool_calls", "Tool calls", "count"),
+    Column("tool_errors", "Tool errors", "count"),
+    Column("tool_seconds", "Tool time", "seconds"),
+)
+NOTE: Final = (
+    "Beside a tool stands what model calls cost that got its results; one that got those of "
+    f"several tools is shared among them by how often each was called. {NO_TOOL} is the first "
+    f"call of an invocation, and each that the agent's loop did not make; {NOT_RECORDED} is what "
+    "was imported, or recorded by an earlier version."
+)
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """Calls of a tool, added up."""
+
+    calls: int = 0
+    errors: int = 0
+    micros: int = 0
+
+    @property
+    def figures(self) -> tuple[int, int, float]:
+        """The values of `TOOL_FIGURES`."""
+        return self.calls, self.errors, self.micros / MICROSECONDS
+
+    def add(self, calls: int, errors: int, micros: int) -> None:
+        """Add calls that were summed elsewhere."""
+        self.calls += calls
+        self.errors += errors
+        self.micros += micros
+
+
+Uses = Mapping[tuple[Any, ...], ToolUse]
+
+
+def shared(rows: Rows) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
+    """Share sums of model calls among the tools whose results they got."""
+    for keys, sums in rows:
+        text = keys[AFTER_TOOLS]
+        tools = tools_in(text or "")
+        if not tools:
+            yield {**keys, TOOL: NOT_RECORDED if text is None else NO_TOOL}, sums
+            continue
+        parts = zip(*(shares(each, list(tools.values())) for each in sums), strict=True)
+        for tool, part in zip(tools, parts, strict=True):
+            yield {**keys, TOOL: tool}, part
+
+
+def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
+    """Share a whole amount by weights; the parts are whole and add up to it."""
+    if amount is None:
+        return [None] * len(weights)
+    whole, parts, sofar, done = sum(weights), [], 0, 0
+    for weight in weights:
+        sofar += weight
+        upto = int(amount) * sofar // whole
+        parts.append(upto - done)
+        done = upto
+    return parts
+
+
+def uses_of(inquiry: Inquiry, by: Sequence[str]) -> Uses | None:
+    """What the calls of the tools were; `None` where `by` or the selection is of model calls."""
+    from otel_limits.ledger import tooling
+
+    found = tooling.tool_uses(inquiry.connection, by, inquiry.selection)
+    if found is None:
+        return None
+    uses: dict[tuple[Any, ...], ToolUse] = {}
+    for keys, calls, errors, micros in found:
+        key = tuple(property_of(keys, name, inquiry.selection.zone) for name in by)
+        uses.setdefault(key, ToolUse()).add(calls, errors, int(micros))
+    return uses

@@ -1,0 +1,177 @@
+"""How spend changed against another period, the biggest movers first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.asking import PREVIOUS, Against
+from otel_limits.audit.formatting import written
+from otel_limits.audit.sums import DATES, Groups, Sums
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.calendar import PERIODS, label, span
+from otel_limits.ledger.rows import MICROSECONDS, dollars
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.selection import Selection
+
+DAY_MICROSECONDS: Final = 24 * 3600 * MICROSECONDS
+CHANGES: Final = (
+    Column("cost_before_usd", "Cost before", "money"),
+    Column("cost_usd", "Cost", "money", is_key=True),
+    Column("cost_change_usd", "Change", "money", is_key=True),
+    Column("cost_change_share", "Change in %", "share"),
+    Column("tokens_before", "Tokens before", "count"),
+    Column("tokens", "Tokens", "count", is_key=True),
+    Column("tokens_change", "Change of tokens", "count"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two parts of a ledger that are compared."""
+
+    before: Selection
+    now: Selection
+
+    @property
+    def about(self) -> str:
+        """Both, in words."""
+        parts = [f"{_when(each)} ({_days(each):,.1f} days)" for each in (self.now, self.before)]
+        return " against ".join(parts)
+
+
+def _when(selection: Selection) -> str:
+    since, until = selection.since_us or 0, selection.until_us or 0
+    return f"{written(since, 'time')} to {written(until, 'time')} UTC"
+
+
+def _days(selection: Selection) -> float:
+    return ((selection.until_us or 0) - (selection.since_us or 0)) / DAY_MICROSECONDS
+
+
+def pair_of(selection: Selection, against: Against, by: Sequence[str]) -> Pair:
+    """Read which two periods are meant.
+
+    Raises:
+        LedgerError: Nobody could tell.
+    """
+    dates = [name for name in by if name in DATES]
+    if dates:
+        raise LedgerError(
+            f"--compare sets two periods against each other, which have no {dates[0]} in common. "
+            f"Leave {dates[0]} out of --by."
+        )
+    named = [each for each in selection.where if each[0] in PERIODS]
+    if len(named) > 1:
+        raise LedgerError(f"--compare is about one period, got {len(named)} in --where.")
+    now_us = round(time.time() * MICROSECONDS)
+    kept = tuple(each for each in selection.where if each[0] not in PERIODS)
+    part = replace(selection, where=kept)
+    if named:
+        begin, end = span(*named[0], selection.zone)
+        part = replace(
+            part,
+            since_us=max(begin, selection.since_us or begin),
+            until_us=min(end, selection.until_us or end),
+        )
+    return _paired(part, named, against, now_us)
+
+
+def _paired(
+    part: Selection, named: Sequence[tuple[str, str]], against: Against, now_us: int
+) -> Pair:
+    zone, until = part.zone, min(part.until_us or now_us, now_us)
+    since = part.since_us
+    if since is None:
+        since = _present(against, until, zone)
+    if until <= since:
+        raise LedgerError("The period that --compare is about has not begun, or is empty.")
+    if against.period:
+        begin, end = span(against.period, against.text, zone)
+    else:
+        begin = since - (against.microseconds or until - since)
+        end = begin + until - since
+        if against.text == PREVIOUS and named:
+            begin, end = _previous(since, until, *named[0], zone)
+    return Pair(
+        before=replace(part, since_us=begin, until_us=end),
+        now=replace(part, since_us=since, until_us=until),
+    )
+
+
+def _present(against: Against, until: int, zone: tzinfo) -> int:
+    """When the present period began, where none is named: one of the same kind."""
+    if against.text == PREVIOUS:
+        raise LedgerError(
+            "--compare previous needs a period, such as --since 7d or --where month=2026-11."
+        )
+    if against.period:
+        local = datetime.fromtimestamp(until / MICROSECONDS, zone)
+        return span(against.period, label(against.period, local), zone)[0]
+    return until - against.microseconds
+
+
+def _previous(since: int, until: int, name: str, value: str, zone: tzinfo) -> tuple[int, int]:
+    """The period of the calendar before one, or as much of it as is asked of that one."""
+    begin, end = span(name, value, zone)
+    day_before = datetime.fromtimestamp(begin / MICROSECONDS - 1, zone)
+    first, last = span(name, label(name, day_before), zone)
+    return first + since - begin, last if until == end else min(last, first + until - begin)
+
+
+def changes_table(
+    before: Groups, now: Groups, keys: Sequence[Column], top: int | None, about: str
+) -> Table:
+    """One row per group, the biggest change first; with `top` so many, and one with all others."""
+    pairs = {key: (before.get(key, Sums()), now.get(key, Sums())) for key in {*before, *now}}
+    ranked = sorted(pairs.items(), key=lambda item: (*_rank(*item[1]), *map(str, item[0])))
+    rows = [(*key, *_figures(*pair)) for key, pair in ranked]
+    blank = tuple("" for _ in keys[1:])
+    if top is not None and keys and top < len(rows):
+        others = _added([pair for _, pair in ranked[top:]])
+        rows[top:] = [(f"({len(rows) - top:,} others)", *blank, *_figures(*others))]
+    total = _added([pair for _, pair in ranked])
+    return Table(
+        name="changes",
+        title=f"Change of spend by {', '.join(each.title for each in keys)}",
+        columns=(*keys, *CHANGES),
+        rows=rows,
+        total=("total", *blank, *_figures(*total)),
+        note=f"{about}. Cost is that of the calls with a known price.",
+    )
+
+
+def _added(pairs: Sequence[tuple[Sums, Sums]]) -> tuple[Sums, Sums]:
+    before, now = Sums(), Sums()
+    for one, other in pairs:
+        before.merge(one)
+        now.merge(other)
+    return before, now
+
+
+def _rank(before: Sums, now: Sums) -> tuple[int, int]:
+    return -abs(now.pico - before.pico), -abs(now.tokens - before.tokens)
+
+
+def _figures(before: Sums, now: Sums) -> tuple[Any, ...]:
+    """The values of `CHANGES`; nothing spent before is $0, and no known price is not."""
+    change = now.pico - before.pico
+    is_known = before.has_price or now.has_price
+    return (
+        _cost(before),
+        _cost(now),
+        dollars(change) if is_known else None,
+        change / before.pico if before.pico else None,
+        before.tokens,
+        now.tokens,
+        now.tokens - before.tokens,
+    )
+
+
+def _cost(sums: Sums) -> Any:
+    return dollars(sums.pico) if sums.has_price or not sums.calls else None

@@ -1,0 +1,189 @@
+"""What is going to be spent by the end of the day, the week and the month, with its range.
+
+The days of the last four weeks tell: what they had spent from this time of the day on, and what
+they spent in all; by days of the week where there are three of each. The range is the prediction
+interval of Student's t for the sum of what is left, days taken as independent of each other. With
+fewer than seven whole days there is no forecast.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.answers import Forecast, Outlook
+from otel_limits.audit.asking import to_microseconds
+from otel_limits.audit.formatting import written
+from otel_limits.ledger.calendar import PERIODS, QUARTER_SECONDS, label, span
+from otel_limits.ledger.rows import MICROSECONDS, dollars
+
+if TYPE_CHECKING:
+    from otel_limits.audit.question import Inquiry
+
+HISTORY_DAYS: Final = 28
+ENOUGH_DAYS: Final = 7
+BY_WEEKDAY: Final = 21
+"""Days from which on each day of the week has a mean of its own."""
+PERIODS_AHEAD: Final = ("day", "week", "month")
+Z: Final = 1.959963984540054
+"""Of the normal distribution: 95 % are within."""
+
+
+def forecast(inquiry: Inquiry) -> Forecast | None:
+    """Say what is going to be spent; nothing where a part of the past is asked for."""
+    from otel_limits.ledger import spending
+
+    selection = inquiry.selection
+    if selection.until_us is not None or any(name in PERIODS for name, _ in selection.where):
+        return None
+    now = datetime.fromtimestamp(time.time(), selection.zone)
+    since = min(midnight(now, -HISTORY_DAYS), *(bounds(each, now)[0] for each in PERIODS_AHEAD))
+    until = to_microseconds(now)
+    part = replace(selection, since_us=since, until_us=until)
+    groups = list(spending.by_quarter(inquiry.connection, part))
+    is_money = any(pico is not None for _, pico, _, _ in groups)
+    spent = {
+        int(quarter): int((pico if is_money else tokens) or 0)
+        for quarter, pico, tokens, _ in groups
+    }
+    has_unpriced = is_money and any(unpriced for *_, unpriced in groups)
+    return foretold(spent, now, is_money=is_money, has_unpriced=has_unpriced)
+
+
+def foretold(
+    spent: Mapping[int, int], now: datetime, *, is_money: bool, has_unpriced: bool = False
+) -> Forecast:
+    """Make a forecast of what was spent in each quarter of an hour since the epoch."""
+    days = Days(spent, now)
+    if len(days.wholes) < ENOUGH_DAYS:
+        seen = f"{len(days.wholes)} whole days of spend"
+        return Forecast(f"No forecast: {seen} in the last four weeks are not enough, 7 are.")
+    ahead = [_outlook(name, days, spent, is_money=is_money) for name in PERIODS_AHEAD]
+    kind: Any = "money" if is_money else "count"
+    parts = [
+        f"{written(each.expected, kind)}{'' if is_money else ' tokens'} by the end of the "
+        f"{each.period} ({written(each.low, kind)} to {written(each.high, kind)})"
+        for each in ahead
+    ]
+    more = " Calls without a known price are not in it." if has_unpriced else ""
+    sentence = (
+        f"Forecast: {', '.join(parts)}; 95 % intervals, from {len(days.wholes)} whole days.{more}"
+    )
+    return Forecast(sentence, "usd" if is_money else "tokens", len(days.wholes), ahead)
+
+
+def midnight(now: datetime, days: int = 0) -> int:
+    """When a day begins, in microseconds since the epoch."""
+    return span("day", f"{now + timedelta(days=days):%Y-%m-%d}", now.tzinfo or timezone.utc)[0]
+
+
+def bounds(period: str, now: datetime) -> tuple[int, int]:
+    """The first microsecond of the present period, and of the one that follows."""
+    return span(period, label(period, now), now.tzinfo or timezone.utc)
+
+
+class Days:
+    """What the days before this one spent, in all and from this time of the day on."""
+
+    def __init__(self, spent: Mapping[int, int], now: datetime) -> None:
+        """Add up quarters of an hour."""
+        self.now, zone = now, now.tzinfo or timezone.utc
+        today, first = now.date(), now.date() - timedelta(days=HISTORY_DAYS)
+        wholes: dict[date, float] = {}
+        rests: dict[date, float] = {}
+        for quarter, amount in sorted(spent.items()):
+            begin = datetime.fromtimestamp(quarter * QUARTER_SECONDS, zone)
+            if first <= begin.date() < today:
+                wholes[begin.date()] = wholes.get(begin.date(), 0.0) + amount
+                rest = amount * _part_after(begin, now)
+                rests[begin.date()] = rests.get(begin.date(), 0.0) + rest
+        # The first day may have begun before recording did. Those after it count, spent or not.
+        begun = min(wholes, default=today)
+        counted = [begun + timedelta(days=n) for n in range(1, (today - begun).days)]
+        self.wholes = {day: wholes.get(day, 0.0) for day in counted}
+        self.rests = {day: rests.get(day, 0.0) for day in counted}
+
+    def ahead(self, until: datetime) -> Sequence[date]:
+        """The whole days that are left before `until`, which is a midnight."""
+        left = (until.date() - self.now.date()).days
+        return [self.now.date() + timedelta(days=n) for n in range(1, left)]
+
+
+def _part_after(begin: datetime, now: datetime) -> float:
+    """How much of a quarter of an hour is after the time of the day that it is now."""
+    at = (now.hour * 60 + now.minute) * 60 + now.second
+    start = (begin.hour * 60 + begin.minute) * 60
+    return min(1.0, max(0.0, 1 - (at - start) / QUARTER_SECONDS))
+
+
+def _outlook(name: str, days: Days, spent: Mapping[int, int], *, is_money: bool) -> Outlook:
+    begin, end = bounds(name, days.now)
+    sofar = sum(
+        amount
+        for quarter, amount in spent.items()
+        if quarter * QUARTER_SECONDS * MICROSECONDS >= begin
+    )
+    zone: tzinfo = days.now.tzinfo or timezone.utc
+    until = datetime.fromtimestamp(end // MICROSECONDS, zone)
+    today, others = days.now.date(), days.ahead(until)
+    parts = [predicted(days.rests, [today]), *([predicted(days.wholes, others)] if others else [])]
+    mean = sum(part.mean for part in parts)
+    half = student(min(part.freedom for part in parts)) * math.sqrt(
+        sum(part.variance for part in parts)
+    )
+    low, high = max(0.0, mean - half), mean + half
+
+    def amount(more: float) -> Any:
+        total = sofar + round(more)
+        return dollars(total) if is_money else total
+
+    return Outlook(name, end, amount(0), amount(mean), amount(low), amount(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A sum of days to come."""
+
+    mean: float
+    variance: float
+    """Of the sum itself, and of what is not known of its mean."""
+    freedom: int
+    """Days that told the variance, beyond those that told the means."""
+
+
+def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
+    """Predict the sum of some days from those that were seen."""
+    by_weekday = len(seen) >= BY_WEEKDAY
+
+    def group(day: date) -> int:
+        return day.weekday() if by_weekday else 0
+
+    groups: dict[int, list[float]] = {}
+    for day, amount in seen.items():
+        groups.setdefault(group(day), []).append(amount)
+    means = {each: math.fsum(amounts) / len(amounts) for each, amounts in groups.items()}
+    freedom = len(seen) - len(groups)
+    spread = math.fsum((amount - means[group(day)]) ** 2 for day, amount in seen.items()) / freedom
+    counts: dict[int, int] = {}
+    for day in ahead:
+        counts[group(day)] = counts.get(group(day), 0) + 1
+    return Prediction(
+        mean=sum(means[each] * count for each, count in counts.items()),
+        variance=spread * sum(n + n * n / len(groups[each]) for each, n in counts.items()),
+        freedom=freedom,
+    )
+
+
+def student(freedom: int) -> float:
+    """The 97.5th percentile of Student's t (Abramowitz and Stegun, 26.7.5); for 5 and more."""
+    terms = (
+        Z,
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    )
+    return math.fsum(term / freedom**power for power, term in enumerate(terms))

@@ -1,0 +1,87 @@
+"""Tool calls of a ledger, added up or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.schema import MODEL_CALL_TABLE, TOOL_CALL_TABLE
+from otel_limits.ledger.selection import CALLS, TOOLS, Selection, Source
+from otel_limits.ledger.spending import columns_for
+
+PORTION: Final = 500
+"""Invocations that are asked for at once."""
+
+
+def tool_uses(
+    connection: sa.Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], int, int, int]] | None:
+    """Sums of tool calls: how many, how many failed, and their microseconds.
+
+    `None` where `by` or the selection has a property that tool calls have not, such as a model.
+    """
+    source = Source(TOOL_CALL_TABLE)
+    names = columns_for(by, selection.zone)
+    try:
+        columns = [source.column(name) for name in names]
+        labelled = [column.label(f"k{n}") for n, column in enumerate(columns)]
+        sums = (
+            sa.func.count(),
+            sa.func.count().filter(TOOLS.status == "error"),
+            sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
+        )
+        statement = source.select(selection, *labelled, *sums).group_by(*columns)
+    except LedgerError:
+        return None
+    found = connection.execute(statement)
+    return ((dict(zip(names, row[: len(names)], strict=True)), *row[-3:]) for row in found)
+
+
+def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
+    """Invocations in which some tool call is equal to an earlier one, in their order."""
+    source = Source(TOOL_CALL_TABLE)
+    hashed, different = (
+        sa.func.count(TOOLS.fingerprint),
+        sa.func.count(TOOLS.fingerprint.distinct()),
+    )
+    statement = source.select(selection, TOOLS.invocation_id).group_by(TOOLS.invocation_id)
+    return list(connection.scalars(statement.having(hashed > different)))
+
+
+def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Tool calls of some invocations, in the order of the requests."""
+    statement = (
+        sa.select(
+            TOOLS.invocation_id, TOOLS.agent, TOOLS.turn, TOOLS.tool, TOOLS.status,
+            TOOLS.fingerprint, TOOLS.duration_us,
+        )
+        .where(TOOLS.invocation_id.in_(ids))
+        .order_by(TOOLS.invocation_id, TOOLS.number, TOOLS.at_us)
+    )  # fmt: skip
+    yield from connection.execute(statement)
+
+
+def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Turns of some invocations, with what their model calls used; side calls have no turn."""
+    is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
+    tokens = CALLS.input_tokens + CALLS.output_tokens
+    keys = (CALLS.invocation_id, CALLS.turn)
+    statement = (
+        sa.select(
+            *keys,
+            sa.func.min(CALLS.at_us).label("at_us"),
+            sa.func.max(CALLS.model).label("model"),
+            sa.func.count().label("calls"),
+            sa.func.sum(tokens).label("tokens"),
+            sa.func.sum(CALLS.price_pico).label("price_pico"),
+            sa.func.count().filter(CALLS.price_pico.is_(None) & (tokens > 0)).label("unpriced"),
+        )
+        .select_from(MODEL_CALL_TABLE)
+        .where(CALLS.invocation_id.in_(ids), is_of_loop, CALLS.turn.is_not(None))
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    yield from connection.execute(statement)
