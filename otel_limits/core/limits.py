@@ -60,7 +60,7 @@ class Limit:
     leaves_room: bool = True
     """False when not even a last answer may pass it."""
     binds_side_calls: bool = False
-    """True when a model call can pass it that is no turn."""
+    """True when a model call can pass it that is not a turn."""
 
 
 def _whole_milliseconds(tally: Tally) -> float:

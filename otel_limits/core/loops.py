@@ -239,7 +239,7 @@ def _pieces(value: object) -> list[str]:
             pieces.append(closing)
             path.discard(id(owner))
             unfinished.pop()
-        # On the way down only: the same object twice side by side is no circle.
+        # On the way down only: the same object twice side by side is not a circle.
         elif id(child) in path:
             pieces.append("^")
         else:
@@ -270,7 +270,7 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
         if isinstance(item, (list, tuple, deque)):
             return "[", tuple(item)
         if isinstance(item, Mapping):
-            # By hash where a key is no text, as keys of several types cannot be compared.
+            # By hash where a key is not text, as keys of several types cannot be compared.
             pairs = sorted(item.items(), key=lambda pair: _order(pair[0]))
             return "{", [each for pair in pairs for each in pair]
         return _open_rare(item)

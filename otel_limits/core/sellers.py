@@ -184,17 +184,17 @@ def _by_name(model: str, seller: str | None) -> Article:
         return Article("openai", model)
     if slash:
         named = canonical(prefix)
-        return Article(named, _plain(rest, named))
+        return Article(named, _bare_id(rest, named))
     # A tag, as `deepseek-r1:8b`, says that it is served by an engine of one's own.
     return Article(LOCAL if ":" in model and not model.startswith(ARN) else seller, model)
 
 
 def _without_own_prefix(model: str, seller: str) -> str:
     prefix, slash, rest = model.partition("/")
-    return _plain(rest if slash and canonical(prefix) == seller else model, seller)
+    return _bare_id(rest if slash and canonical(prefix) == seller else model, seller)
 
 
-def _plain(reference: str, seller: str) -> str:
+def _bare_id(reference: str, seller: str) -> str:
     """Cut what LiteLLM puts between seller and model, such as `converse/` or a region."""
     if seller == "aws":
         return reference.rpartition("/")[2]

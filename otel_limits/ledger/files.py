@@ -99,7 +99,7 @@ def temporary_directory() -> Path | None:
 
 
 def is_own_directory(path: Path) -> bool:
-    """Tell whether a directory is no link, and nobody but this user can enter it.
+    """Tell whether a directory is not a link, and only this user can enter it.
 
     Anybody can make one of any name among the temporary files.
     """

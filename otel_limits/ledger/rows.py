@@ -308,7 +308,7 @@ def _duration(seconds: float | None) -> int | None:
 
 def picodollars(price: Decimal | None) -> int | None:
     """Whole picodollars, or `None` for a price that is unknown or none at all."""
-    # A price list may be wrong, or an application's own: what is no amount of money is unknown.
+    # A price list may be wrong, or an application's own: what is not an amount of money is unknown.
     if price is None or not price.is_finite() or price < 0:
         return None
     whole = int(EXACT.multiply(price, PICODOLLARS).to_integral_value(ROUND_HALF_EVEN, EXACT))

@@ -150,7 +150,7 @@ def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvi
 def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
     """Make the exporter for `grpc` or `http/protobuf`; it reads OTEL_EXPORTER_OTLP_* itself.
 
-    Without one the process goes on: a mistake in where telemetry goes is no reason to lose a limit.
+    Without one the process goes on: a mistake in where telemetry goes must not cost a limit.
     """
     if protocol is None:
         return None

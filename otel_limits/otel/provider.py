@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 logger = logging.getLogger("otel_limits")
 
 WRAPPERS: Final = 5
-"""How many providers may stand around each other: one that names itself is no reason to hang."""
+"""How many providers may stand around each other: one that names itself must not hang us."""
 
 
 class ProcessorInstaller:

@@ -65,7 +65,7 @@ def _end(number: int, _frame: Any) -> None:
     # At once: whoever sends it a second time does not want to wait.
     signal.signal(number, signal.SIG_DFL)
     # A handler runs between two instructions of whatever the main thread does, which may hold a
-    # lock that a flush takes: a thread can wait for it. It is no daemon, or a program that comes
+    # lock that a flush takes: a thread can wait for it. Not a daemon, or a program that comes
     # to its end meanwhile would end without the signal.
     thread = threading.Thread(target=_flush_and_raise, args=(number,), name="otel-limits-sigterm")
     try:

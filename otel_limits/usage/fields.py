@@ -28,12 +28,12 @@ NAMES: Final = 256
 """Names that are remembered as they are looked up."""
 
 
-def plain(*names: str) -> tuple[str, ...]:
+def names_of(*names: str) -> tuple[str, ...]:
     """Write names as `Fields` looks them up, once: each model call looks for all of them."""
-    return tuple(_plain(name) for name in names)
+    return tuple(_spelled_alike(name) for name in names)
 
 
-def _plain(name: str) -> str:
+def _spelled_alike(name: str) -> str:
     return name.replace("_", "").lower()
 
 
@@ -42,10 +42,10 @@ def _plain(name: str) -> str:
 def _outermost(name: str) -> str:
     for prefix in SPAN_PREFIXES:
         name = name.removeprefix(prefix)
-    return _plain(name)
+    return _spelled_alike(name)
 
 
-INPUT: Final = plain(
+INPUT: Final = names_of(
     "billed_units.input_tokens",  # Cohere: what is billed, beside what was processed
     "input_tokens",  # Anthropic, OpenAI Responses, Bedrock (inputTokens), the conventions
     "prompt_tokens",  # OpenAI Chat and all that follow it
@@ -55,7 +55,7 @@ INPUT: Final = plain(
     "prompt",  # OpenInference
     "tokens.input_tokens",
 )
-OUTPUT: Final = plain(
+OUTPUT: Final = names_of(
     "billed_units.output_tokens",
     "output_tokens",
     "completion_tokens",
@@ -65,8 +65,8 @@ OUTPUT: Final = plain(
     "completion",
     "tokens.output_tokens",
 )
-TOTAL: Final = plain("total_tokens", "total_token_count", "num_total_tokens", "total")
-CACHE_READ: Final = plain(
+TOTAL: Final = names_of("total_tokens", "total_token_count", "num_total_tokens", "total")
+CACHE_READ: Final = names_of(
     "cache_read.input_tokens",
     "cache_read_input_tokens",
     "prompt_tokens_details.cached_tokens",
@@ -79,7 +79,7 @@ CACHE_READ: Final = plain(
     "prompt_eval_cached_count",
     "cached_tokens",
 )
-CACHE_WRITE: Final = plain(
+CACHE_WRITE: Final = names_of(
     "cache_creation.input_tokens",
     "cache_write.input_tokens",
     "cache_creation_input_tokens",
@@ -89,17 +89,17 @@ CACHE_WRITE: Final = plain(
     "prompt_details.cache_write",
     "input_token_details.cache_creation",
 )
-CACHE_WRITE_5M: Final = plain(
+CACHE_WRITE_5M: Final = names_of(
     "cache_creation.ephemeral_5m_input_tokens",
     "cache_details.5m",
     "input_token_details.ephemeral_5m_input_tokens",
 )
-CACHE_WRITE_1H: Final = plain(
+CACHE_WRITE_1H: Final = names_of(
     "cache_creation.ephemeral_1h_input_tokens",
     "cache_details.1h",
     "input_token_details.ephemeral_1h_input_tokens",
 )
-REASONING: Final = plain(
+REASONING: Final = names_of(
     "reasoning.output_tokens",
     "completion_tokens_details.reasoning_tokens",
     "output_tokens_details.reasoning_tokens",
@@ -110,22 +110,22 @@ REASONING: Final = plain(
     "thoughts_token_count",
     "reasoning_tokens",
 )
-TOOL_PROMPT: Final = plain("tool_use_prompt_token_count")
+TOOL_PROMPT: Final = names_of("tool_use_prompt_token_count")
 """Gemini's input beside its prompt."""
-INPUT_AUDIO: Final = plain(
+INPUT_AUDIO: Final = names_of(
     "prompt_tokens_details.audio_tokens",
     "prompt_details.audio",
     "prompt_tokens_details.audio",
     "input_token_details.audio",
 )
-OUTPUT_AUDIO: Final = plain(
+OUTPUT_AUDIO: Final = names_of(
     "completion_tokens_details.audio_tokens",
     "completion_details.audio",
     "output_token_details.audio",
     "candidates_tokens_details.audio",
 )
-WEB_SEARCHES: Final = plain("server_tool_use.web_search_requests")
-TIER: Final = plain("service_tier", "traffic_type", "service_tier.type")
+WEB_SEARCHES: Final = names_of("server_tool_use.web_search_requests")
+TIER: Final = names_of("service_tier", "traffic_type", "service_tier.type")
 
 
 class Fields:
@@ -149,7 +149,7 @@ class Fields:
                     self._found[name] = value
                 continue
             for key, each in below:
-                part = f"{name}.{_plain(str(key))}" if depth else _outermost(str(key))
+                part = f"{name}.{_spelled_alike(str(key))}" if depth else _outermost(str(key))
                 left.append((part, each, depth + 1))
 
     def __contains__(self, names: Sequence[str]) -> bool:
@@ -167,7 +167,7 @@ class Fields:
 
     def text(self, names: Sequence[str]) -> str | None:
         """Return the text under the first of `names` that has some."""
-        found = (self._found.get(name) for name in names if names in self)
+        found = [self._found.get(name) for name in names]
         return next((text for text in found if isinstance(text, str) and text), None)
 
 
@@ -207,7 +207,7 @@ def _below(value: object) -> Iterable[tuple[object, Any]] | None:
 def _listed(items: Sequence[object]) -> Iterator[tuple[object, Any]]:
     """Yield the counts of a list, as Bedrock, Gemini and LlamaAPI have them."""
     for item in items:
-        by = {_plain(str(key)): value for key, value in _below(item) or ()}
+        by = {_spelled_alike(str(key)): value for key, value in _below(item) or ()}
         count = by.get("inputtokens", by.get("tokencount", by.get("value")))
         kind = by.get("ttl", by.get("modality", by.get("metric")))
         if kind is not None:

@@ -85,7 +85,7 @@ def _changed(usage: Usage, sent: int, output: int) -> Usage:
     )
 
 
-CANDIDATES: Final = fields.plain("candidates_token_count")
+CANDIDATES: Final = fields.names_of("candidates_token_count")
 ANY_USAGE: Final = (*fields.INPUT, *fields.OUTPUT, *fields.TOTAL)
 
 

@@ -13,8 +13,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -428,6 +430,29 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     assert (len(ledger.invocations()), whole(ledger)) == (count + 2, count + 2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len([text for text in told if "its rows go to" in text]) == 1
+
+
+def test_spill_files_are_left_alone_for_ten_seconds_after_a_failure(
+    faulty: None, ledger: LedgerFile, worker: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As shipped, since each attempt at a dead database costs a timeout."""
+    now = 1_000.0
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(writer_module, "time", clock)
+    monkeypatch.setattr(Writer, "_start", lambda _writer: None)  # the test does what it would do
+    enable()
+    worker("go")
+    opened: Any = RUNTIME._wiring.opened("ledger")
+    assert ledger.spills()
+    with monkeypatch.context() as outage:
+        outage.setattr(database_module.Database, "write", lambda *_: open_nothing())
+        opened.writer._take_back()
+    now += 9.9
+    opened.writer._take_back()
+    assert ledger.spills()
+    now += 0.1
+    opened.writer._take_back()
+    assert (ledger.spills(), whole(ledger)) == ([], 1)
 
 
 def test_a_file_that_vanishes_is_made_anew(

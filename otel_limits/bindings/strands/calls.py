@@ -117,7 +117,7 @@ def _as_function(method: Any) -> Callable[..., Any]:
 def _run_of_task(model: Any) -> Run | None:
     """Return what a request of the present task counts for, if it is followed."""
     scope, host = CURRENT.get() or _run_of_thread(), STRANDS.host
-    if isinstance(scope, Group):  # a node that is no agent asks by itself
+    if isinstance(scope, Group):  # a node that is not an agent asks by itself
         if host is None or not host.is_on:
             return None
         scope = host.runs.run_of(scope, model_id(model))

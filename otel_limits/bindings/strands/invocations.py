@@ -67,7 +67,7 @@ class Live:
     response: ModelStopReason | None = None
     """What the model has answered to that."""
     forced_after: int | None = None
-    """Turns before the call that only forces structured output; a second one is no such call."""
+    """Turns before the call that only forces structured output; a second one counts like any."""
     staged: bool = False
     """True while our stage follows the leg: copied middleware may have it twice."""
     batch: Batch | None = None

@@ -109,7 +109,7 @@ def schema_of(output_model: object) -> object:
     """Return the schema that a provider is sent with a request for structured output."""
     try:
         return output_model.model_json_schema()  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001  whatever is no output model has none, which is no fault
+    except Exception:  # noqa: BLE001  what is not an output model has none, which is not a fault
         return None
 
 

@@ -1,7 +1,7 @@
 """How a table fits a terminal: nothing is cut without a mark, and no key column vanishes.
 
 A number is never cut. Where there is too little room, headings are folded, sentences are wrapped,
-names are shortened in their middle, and then the widest columns that are no keys are left out. What
+names are shortened in their middle, and then the widest columns but for keys are left out. What
 does not even have room for its keys is written with one value per line.
 """
 

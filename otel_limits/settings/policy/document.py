@@ -115,9 +115,9 @@ class Document:
         """Every name of an agent, a model or a tool that stands here without a glob."""
         caps = _without_prefix(self.defaults, PER_TOOL + ".")
         return Names(
-            agents=_plain(self.agents),
-            models=_plain(self.prices),
-            tools=_plain(self.exemptions) | frozenset(caps),
+            agents=_without_globs(self.agents),
+            models=_without_globs(self.prices),
+            tools=_without_globs(self.exemptions) | frozenset(caps),
         )
 
     def entries(self, agent: str | None) -> dict[str, Entry]:
@@ -193,7 +193,7 @@ def _limits(values: Mapping[str, Any]) -> Limits:
     return Limits(**caps, max_calls_per_tool=per_tool or None)
 
 
-def _plain(names: Iterable[str]) -> frozenset[str]:
+def _without_globs(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if specificity(name)[0])
 
 
