@@ -99,16 +99,13 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     if rule.zeros_are_made_up and not (sent or output or total):
         return UsageRecord(reported=reported, total=total)
     cached = read + written
-    tool_prompt = found.count(fields.TOOL_PROMPT) or 0
-    outside = _is_outside(rule, sent, output, total, cached)
-    beside = tool_prompt + (cached if outside else 0)
+    outside = cached if _is_outside(rule, sent, output, total, cached) else 0
+    if sent is not None:
+        sent += outside + (found.count(fields.TOOL_PROMPT) or 0)
     thoughts = found.count(fields.REASONING)
-    sent = None if sent is None else sent + beside
     least = max(output or 0, thoughts or 0)
-    if output is not None and thoughts and _is_beside(found, thoughts, output, total):
-        output += thoughts
-    sure: Sure
-    sent, output, sure = _settled(rule, sent, output, total, cached if outside else 0)
+    output = _with_thoughts(found, output, thoughts, total)
+    sent, output, sure = _settled(rule, sent, output, total, outside)
     if output is not None and CANDIDATES in found:  # its total may be of less than its parts
         output = max(output, least)
     if sent is None or sent < cached:  # only a total can say less than the part that was cached
@@ -147,6 +144,15 @@ def _written_for_an_hour(found: Fields, written: int) -> int | None:
         return told
     # cacheDetails are a "breakdown of cache writes by TTL": Amazon Bedrock API, TokenUsage.
     return written - others
+
+
+def _with_thoughts(
+    found: Fields, output: int | None, thoughts: int | None, total: int | None
+) -> int | None:
+    """Add what the model thought with, where that is beside the output."""
+    if output is None or not thoughts or not _is_beside(found, thoughts, output, total):
+        return output
+    return output + thoughts
 
 
 def _is_beside(found: Fields, thoughts: int, output: int, total: int | None) -> bool:

@@ -73,7 +73,7 @@ def _named(table: Table, row: Sequence[Any]) -> dict[str, Any]:
 
 
 def beside(answer: Answer) -> list[str]:
-    """What completes an answer, and is no row of its tables."""
+    """What completes an answer, and is not a row of its tables."""
     forecast = answer.forecast.sentence if answer.forecast is not None else ""
     return [line for line in (answer.summary, forecast, answer.complete) if line]
 
