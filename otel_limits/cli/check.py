@@ -60,6 +60,7 @@ def check(options: Namespace) -> int:
     else:
         sys.stdout.write(in_columns(rows))
         sys.stdout.flush()  # where both go into one file, the mistakes stand below the settings
+    # A warning and not a mistake: metrics and a ledger are of use without any cap.
     if not has_limit(reading, policy_file.document, options.agent):
         refuse([UNLIMITED.format(who=f"agent {options.agent!r}" if options.agent else "agents")])
     quotas = [entry.value for entry in policy_file.document.quotas.values()]
@@ -77,6 +78,7 @@ def check(options: Namespace) -> int:
 
 def has_limit(reading: config.Reading, document: Document, agent: str | None) -> bool:
     """Tell whether anything can stop an agent, or, without a name, any agent."""
+    # The empty name is what fits no entry of the file, so that only its defaults apply.
     globs = [agent] if agent is not None else ["", *document.agents]
     policies = [document.effective(glob, reading.settings.policy) for glob in globs]
     capped = any(

@@ -68,6 +68,7 @@ def isolation_of(command: Sequence[str], environ: Mapping[str, str]) -> str | No
             return None
         program = PurePath(layer.command[0]).name
         if PYTHON.fullmatch(program):
+            # What was lost on the way here comes first: no option of Python's would bring it back.
             return layer.lost or _isolation_of_python(layer.command, environ)
         layer = _inner(program, layer, environ)
         if layer is not None and layer.command and _is_pex(Path(layer.command[0])):
@@ -97,6 +98,7 @@ def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | 
 def _inner_of_env(layer: _Layer) -> _Layer | None:
     """Read the arguments of `env`, which may take our variables away."""
     lost = layer.lost
+    # In the order in which `env` reads them, as -S puts further words in its own place.
     words = list(layer.command[1:])
     while words:
         word = words.pop(0)
@@ -135,6 +137,8 @@ def _isolation_of_python(command: Sequence[str], environ: Mapping[str, str]) -> 
     options, script = _split(command[1:])
     option = _option_that_hides_us(options)
     if option is not None:
+        # -E and -I only ignore the environment, and a .pth file in the Python itself is none of it.
+        # With -S not even that is read.
         if option != "-S" and autoloads([command[0], *options], environ):
             return None
         advice = (
@@ -165,6 +169,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
             return options, argument
         elif argument.startswith("--"):
             options.append(argument)
+        # -c and -m end the options: what comes after them is the program's own.
         elif (program := re.fullmatch(r"(-[^cmWX]*)[cm].*", argument)) is not None:
             return [*options, program[1]] if len(program[1]) > 1 else options, None
         else:
@@ -198,6 +203,7 @@ def _is_pex(path: Path) -> bool:
     if path.is_dir():
         return (path / "PEX-INFO").is_file()
     try:
+        # A script of a PEX has a first line before its zip file, which a zip file may have.
         with zipfile.ZipFile(path) as archive:
             return "PEX-INFO" in archive.namelist()
     except (OSError, zipfile.BadZipFile):

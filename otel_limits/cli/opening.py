@@ -125,6 +125,7 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     with named(arguments) as address:
         if not create:
             require_ledger(address)
+        # What waits in spill files belongs to the ledger: a change that passed it by would miss it.
         with contextlib.closing(Database(address)) as database:
             for _ in taking_back(database, SpillFiles(address)):
                 pass
@@ -161,6 +162,8 @@ def exactly(inquiry: Inquiry, answer: Callable[[], T]) -> T:
     try:
         return answer()
     except DatabaseError as error:
+        # Exact sums are slower, and almost no ledger needs them: they are made only after the quick
+        # ones have failed.
         if "integer overflow" not in str(error):
             raise
     add_up_exactly(inquiry.connection)

@@ -61,10 +61,12 @@ def run(options: Namespace) -> int:
     """Become the program, unless a setting is wrong or it cannot be started."""
     from otel_limits.settings.policy.file import policy_mistakes
 
+    # argparse leaves the `--` in what it gives as the rest.
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     inherited = environment()
     given = given_options(options)
     variables = {setting.variable: text for setting, text in given}
+    # What the program will read, so that a mistake stops it here and not in the middle of its work.
     reading = config.read(inherited | variables)
     mistakes = [
         *setting_mistakes(inherited, given),
@@ -77,6 +79,7 @@ def run(options: Namespace) -> int:
         # Who runs a program from a shell can ask afterwards what it cost, without any setting.
         with contextlib.suppress(ValueError):  # a user without a home directory has none
             variables.setdefault(LEDGER, default_ledger())
+    # Does not return where the program starts: this process is the program from then on.
     status, sentence = replace_process(command, environment_for(inherited, variables))
     return refuse([sentence], status)
 
@@ -85,6 +88,7 @@ def given_options(options: Namespace) -> list[tuple[Setting, str]]:
     """Collect the settings that are given as options, with the text of their variables."""
     values = [(setting, getattr(options, setting.name)) for setting in OPTIONS]
     return [
+        # As text, since the only way into the program is its environment, where true is a word.
         (setting, str(value).lower() if isinstance(value, bool) else value)
         for setting, value in values
         if value is not None
@@ -105,6 +109,7 @@ def setting_mistakes(
         except ValueError as error:  # noqa: PERF203  every mistake is named, not only the first
             mistakes.append(str(error))
     replaced = {setting.variable for setting, _ in given}
+    # An option replaces a variable that is wrong, which is then nobody's mistake any more.
     rest = {name: text for name, text in inherited.items() if name not in replaced}
     return [*mistakes, *config.read(rest).mistakes]
 

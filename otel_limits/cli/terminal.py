@@ -60,6 +60,7 @@ class Bar:
         """Pass on `items`, each a step of `total`."""
         self._progress.update(self._task, total=total)
         for number, item in enumerate(items):
+            # Not for each step: to write the bar takes longer than most steps do.
             if number % EVERY == 0:
                 self._progress.update(self._task, completed=number)
             yield item
@@ -79,6 +80,7 @@ def working(title: str) -> Iterator[Bar]:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
+    # Most answers are there before it, and a bar that flashes tells nobody anything.
     alarm = threading.Timer(PATIENCE_SECONDS, progress.start)
     alarm.daemon = True
     alarm.start()

@@ -100,6 +100,9 @@ class Catalogue:
     def find(self, model: str, provider: str) -> Listed | None:
         """What the package knows of a model of a provider, looked up once per price list."""
         fetched, found = self._found
+        # The list and what was found in it are one tuple, read in one step: another thread may
+        # replace both while this one looks, and an old price must not be taken for one of a new
+        # list.
         key = (model, provider)
         if key in found and fetched is self._fetched():
             return found[key]
@@ -108,6 +111,9 @@ class Catalogue:
 
             self._package = data_snapshot
             fetched, found = self._found
+            # Whoever had the lock before may have looked up the same model. A newer list voids all
+            # answers of the older one; a full memory is emptied as a whole, as ids from outside
+            # have no end.
             if fetched is not self._fetched() or len(found) >= MODELS:
                 fetched, found = self._found = (self._fetched(), {})
             if key not in found:
@@ -134,6 +140,7 @@ def brought_along() -> DataSnapshot:
     """
     from genai_prices.data_snapshot import DataSnapshot, get_snapshot
 
+    # Where the application has imported the list anyway, a second one would only double it.
     code = None if LIST in sys.modules else _code_of_list()
     if code is None:
         return get_snapshot()

@@ -21,6 +21,7 @@ class FrozenDict(dict[K, V]):
         raise TypeError("Facts and limits cannot be changed. Write to a copy of this dictionary.")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
+    # Each by itself, as those of `dict` do not go through `__setitem__`.
     clear = pop = popitem = setdefault = update = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]

@@ -12,6 +12,7 @@ WILDCARDS: Final = "*?["
 def specificity(glob: str) -> tuple[bool, int]:
     """Rank a glob: a plain name is above every glob, then more characters that must match."""
     is_name = not any(wildcard in glob for wildcard in WILDCARDS)
+    # Characters and not the length, or `a***` would rank above `ab*`.
     return is_name, sum(character not in "*?[]" for character in glob)
 
 
@@ -21,6 +22,8 @@ def matching(globs: Iterable[str], name: str) -> list[str]:
     `*` stands for any characters, `?` for one, `[abc]` for one of these; upper and lower case
     differ. Of two that are equally specific the later one comes later.
     """
+    # Not `fnmatch`, which ignores case on Windows: a policy means the same on every machine.
+    # Sorting is stable, which is what puts the later one of two last.
     return sorted((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), key=specificity)
 
 

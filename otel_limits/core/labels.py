@@ -69,6 +69,7 @@ class LabelValues:
         known = self._admitted.get(key)
         if known is not None:
             return known
+        # Asked for new names only, and each time: the policy file may have been changed since.
         if value in self._always():
             self._kept += 1  # it takes the place of no other
         elif len(self._admitted) - self._kept >= self._limit:

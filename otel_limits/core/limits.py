@@ -81,6 +81,7 @@ def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  as the
         help=f"{help}; 0 switches it off.",
         observed=attrgetter(name.removeprefix("max_")),
         kind=SWITCHABLE_CAP,
+        # Two agents that make the same call do not go round in a circle.
         in_tree=False,
     )
 
@@ -95,6 +96,8 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="Turns per leg of an invocation; starts again at every resume leg and after a "
             "context overflow.",
             observed=attrgetter("iterations"),
+            # A response that ended the leg may still be followed by the one call that forces its
+            # output.
             yields_to_output=True,
             in_tree=False,
         ),
@@ -112,6 +115,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="Requests to a provider per invocation: retries, failures, structured output and "
             "summaries included.",
             observed=attrgetter("model_calls"),
+            # A last answer would be one more of them.
             leaves_room=False,
             binds_side_calls=True,
         ),
@@ -175,6 +179,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="Seconds per invocation; a response under way is cancelled, a tool is waited for.",
             observed=_whole_milliseconds,
             kind=SECONDS,
+            # There is no time in which a last answer could be written.
             leaves_room=False,
             binds_side_calls=True,
         ),
@@ -321,6 +326,8 @@ class Limits:
         for name, value in self.items():
             object.__setattr__(self, name, LIMITS[name].kind.of_value(name, value))
         caps = ((LIMITS[name], cap) for name, cap in self.items())
+        # 0 switches a loop limit off. Caps of single tools are asked where tools are admitted, as
+        # no tally tells tools apart.
         active = tuple((limit, cap) for limit, cap in caps if cap and not isinstance(cap, Mapping))
         object.__setattr__(self, "active", active)
 
@@ -369,9 +376,11 @@ class Limits:
         """Every limit that `tally`, with what is reserved beside it, has reached."""
         breaches: tuple[Breach, ...] = ()
         for limit, cap in self.active:
+            # What would pass it is refused before it runs, so that what was counted says nothing.
             if limit.is_refusal:
                 continue
             observed = limit.observed(tally)
+            # The same reader for both, so that no limit can forget what is reserved.
             held = 0 if reserved is None else limit.observed(reserved)
             if observed + held >= cap:  # type: ignore[operator]  # both are of one kind
                 breaches += (

@@ -106,6 +106,7 @@ class LoopState:
             self._judge_calls(judged)
         if self._adds_anything(calls, text):
             self.no_progress_turns = 0
+        # A turn of exempt calls alone says nothing either way: polling is what they are exempt for.
         elif judged or not calls:
             self.no_progress_turns += 1
         last = calls[-1].tool if calls else None
@@ -140,12 +141,15 @@ class LoopState:
         """Add one call; what it brings the three counts of tool calls to."""
         self._in_a_row = self._in_a_row + 1 if call.tool == self._last_tool else 1
         self._last_tool = call.tool
+        # Before the call is in the window, as it is compared with those before it.
         self._match_periods(call.identity)
         self._window.append(call.identity)
         return self._in_a_row, self._window.count(call.identity), self._repetitions()
 
     def _match_periods(self, identity: tuple[str, str]) -> None:
         """Keep, per period, how many calls in a row equalled the one a period before."""
+        # Only how long the match has lasted is kept, instead of comparing stretches of calls anew:
+        # each call costs the same, however long a loop goes on.
         for period in PERIODS:
             repeats = len(self._window) >= period and self._window[-period] == identity
             self._matches[period] = self._matches[period] + 1 if repeats else 0
@@ -236,6 +240,8 @@ def _pieces(value: object) -> list[str]:
         owner, closing, children = unfinished[-1]
         child = _write_scalars(children, pieces)
         if child is _END:
+            # Its id is free only now: while it was on the stack, no other object could have got the
+            # same.
             pieces.append(closing)
             path.discard(id(owner))
             unfinished.pop()
@@ -256,6 +262,8 @@ _END: Final = object()
 def _write_scalars(children: Iterator[object], pieces: list[str]) -> object:
     """Write what has no parts, up to the first child that has some, which is returned."""
     for child in children:
+        # By exact type: a subclass may write itself in any way, and is opened like a foreign
+        # object.
         write = SCALARS.get(type(child))
         if write is None:
             return child

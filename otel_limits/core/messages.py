@@ -79,6 +79,7 @@ def stop_to_json(stop: Stop) -> dict[str, Any]:
     """Write a stop as plain JSON values, the deciding limit on top."""
     values: dict[str, Any] = dataclasses.asdict(stop, dict_factory=_exact)
     breach = values.pop("breach") or {}
+    # Both say again what the other fields do, and every message of a halt is stored with a session.
     for name in ("levels", "invocation"):
         del values[name]
     return {
@@ -97,6 +98,7 @@ def _exact(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def stop_from_json(marker: Mapping[str, Any]) -> Stop:
     """Read back what `stop_to_json` wrote."""
+    # A newer otel-limits may have written the message, with fields that this one does not know.
     known = {spec.name for spec in dataclasses.fields(Stop)}
     values = {name: value for name, value in marker.items() if name in known}
     breaches = tuple(_breach(each) for each in marker.get("breaches", ()))

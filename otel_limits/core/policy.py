@@ -102,6 +102,7 @@ class Policy:
         `unpriced="halt"` a call of unknown price breaches that on cost.
         """
         breaches = self.limits.breaches(tally, prefix, reserved)
+        # After the caps themselves: one that what was counted has reached is told with its number.
         if tally.unmeasured_calls and self.unmeasured == "halt":
             why = f"no usage was reported by {clean(tally.unmeasured_model)}"
             breaches += self._unknown(tally, breaches, "token", prefix, why)

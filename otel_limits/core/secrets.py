@@ -35,6 +35,8 @@ def masked(text: str) -> str:
     if not separator:
         scheme, rest = "", text
     credentials, at, place = rest.rpartition("@")
+    # Without a scheme, what stands before an `@` may be a name like any other; with a colon in it,
+    # it is taken for a user with a password.
     if at and (separator or ":" in credentials):
         rest = _masked_user(credentials, scheme) + at + _masked_hosts(place)
     elif separator:
@@ -50,6 +52,8 @@ def masked_words(sentence: str, words: Iterable[str]) -> str:
         words: The words of a command line.
     """
     for word in words:
+        # Parsers of command lines quote `--name=value` as a whole or its value alone, as it is or
+        # as Python writes it.
         for piece in (word, word.partition("=")[2]):
             if piece != masked(piece):
                 sentence = sentence.replace(piece, masked(piece))

@@ -127,8 +127,10 @@ class Article(NamedTuple):
 @functools.lru_cache(ADDRESSES)
 def seller_at(address: str) -> str | None:
     """Return who sells at an address, where the address says so."""
+    # Without slashes `urlsplit` takes a host for a path, and Ollama's clients accept a bare one.
     host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
     while host:
+        # From the whole name down to its end: regions and tenants are parts at its beginning.
         if host in HOSTS:
             return HOSTS[host]
         host = host.partition(".")[2]
@@ -137,6 +139,7 @@ def seller_at(address: str) -> str | None:
 
 def canonical(provider: str) -> str:
     """Return the name of a seller in the price list, for any name that it has elsewhere."""
+    # As it is written first: the class of a model, such as MLXModel, has capitals in its name.
     return SELLERS.get(provider, SELLERS.get(provider.lower(), provider))
 
 
@@ -162,6 +165,8 @@ def article_of(model: str, provider: str, *, known: bool) -> Article | None:
     Returns:
         Seller and name of the model; `None` where no list can have it.
     """
+    # Names that one seller alone gives come first: a gateway that was asked passes them on as they
+    # are, so that they say more than its own name does.
     if found := BEDROCK_ARN.fullmatch(model):
         article = Article("aws", found[1])
     elif found := RESOURCE.fullmatch(model):
@@ -180,6 +185,7 @@ def _by_name(model: str, seller: str | None) -> Article:
     prefix, slash, rest = model.partition("/")
     if BEDROCK.match(model):
         return Article("aws", model)
+    # OpenAI's fine-tuned models, before the rule for colons below takes it for a tag.
     if model.startswith("ft:"):
         return Article("openai", model)
     if slash:

@@ -77,6 +77,7 @@ class CheckedKind(Kind[T]):
         try:
             return self.check(self.parse(text))
         except (ValueError, ArithmeticError) as error:
+            # Without its cause, which quotes the value as it is: it may be a secret.
             raise self._refusal(name, repr(text), error) from None
 
     def of_value(self, name: str, value: object, written: str | None = None) -> T:

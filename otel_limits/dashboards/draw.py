@@ -100,6 +100,8 @@ def _draw_panel(
     frame = figure.add_subplot(area)
     frame.set_xticks([])
     frame.set_yticks([])
+    # The frame goes around title and legend as in Grafana; what is drawn has axes of its own
+    # within.
     frame.patch.set_alpha(0)
     frame.spines[:].set_visible(True)
     frame.spines[:].set_color("#e4e4ea")
@@ -148,6 +150,8 @@ def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:
         for name, line in lines:
             marker = "o" if len(line.times) == 1 else None  # a line of one point is invisible
             axes.plot(line.times, line.values, label=name, marker=marker, color=COLOURS.get(name))
+    # From 0, or a counter that hardly moves looks like a mountain; a little above, or the highest
+    # line lies on the frame.
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(axis="y")
     axes.yaxis.set_major_formatter(
@@ -159,6 +163,7 @@ def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:
 
 def _stack(axes: Axes, lines: Named) -> None:
     times = sorted({time for _, line in lines for time in line.times})
+    # Bars touch at the shortest step, so that a gap in the data shows as a gap.
     width = 0.85 * min((after - before for before, after in pairwise(times)), default=60.0)
     below = dict.fromkeys(times, 0.0)
     for name, line in lines:
@@ -233,6 +238,7 @@ def _table(axes: Axes, panel: Panel, lines: Named) -> None:
         [*(line.labels.get(name, "") for name in names), written(line.last, panel.unit)]
         for _, line in lines
     )
+    # What Grafana shows of such a table without scrolling.
     shown = rows[: (panel.height - 2) * 2]
     table = axes.table([*shown], colLabels=[*names, "value"], loc="upper left", cellLoc="left")
     table.auto_set_font_size(False)  # noqa: FBT003  its signature

@@ -33,6 +33,7 @@ def job_state(job: str) -> str:
     Args:
         job: Name of the job.
     """
+    # Over HTTP like a real job server: the runaway is one that looks at something outside.
     with urlopen(f"{sys.argv[1]}/{job}", timeout=10) as answer:  # noqa: S310  the demo's own http
         text: str = answer.read().decode()
     return text
@@ -44,6 +45,7 @@ def run_errand(errand: Mapping[str, Any]) -> dict[str, Any]:
         base_url=errand["base_url"], model_id=errand["model"], timeout=SECONDS_PER_CALL
     )
     if errand["api_key"] is not None:
+        # The class has no parameter for a key, as llama.cpp's server seldom wants one.
         model.client.headers["Authorization"] = f"Bearer {errand['api_key']}"
     agent = Agent(
         name=errand["agent"],

@@ -89,6 +89,7 @@ def make_setup(base_url: str | None, model: str | None, api_key_env: str | None)
     api_key = None if api_key_env is None else key_in(api_key_env)
     looks, default_model = PENDING_LOOKS, "demo"
     if base_url is not None:
+        # Clients append /v1 by themselves, and users paste addresses with it.
         base_url = reachable(base_url.rstrip("/").removesuffix("/v1"))
         looks, default_model = PENDING_LOOKS_OF_REAL_MODEL, "default"
     return Setup(
@@ -123,6 +124,7 @@ def reachable(base_url: str) -> str:
     """
     host, port = host_and_port(base_url)
     try:
+        # Looked at before any scenario starts, or four programs would each report the same failure.
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise ValueError(
@@ -172,6 +174,7 @@ def judge(setup: Setup, outcomes: list[ScenarioOutcome]) -> int:
     wrong = [
         outcome
         for outcome in outcomes
+        # x
         if setup.base_url is None and outcome.errand.stop_reason != outcome.scenario.ends_with
     ]
     for outcome in wrong:

@@ -169,6 +169,8 @@ class Play:
     def __exit__(self, *_error: object) -> None:
         """End every program that still runs."""
         with self._lock:
+            # Under the lock: a program that starts at this moment would be in no list, and outlive
+            # the demo.
             self._stopped = True
             for program in self._programs:
                 program.kill()
