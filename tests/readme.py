@@ -10,7 +10,6 @@ from otel_limits.cli.check import shown
 from otel_limits.core.limits import LIMITS, STOP_REASONS
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
-from tests.wire.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -59,39 +58,25 @@ def metrics() -> str:
     return table(("metric", "labels", "meaning"), rows)
 
 
-def vendors() -> str:
-    """Lay out what is counted of each vendor's usage; `tests/wire` checks every cell."""
-    titles = ("vendor", "cached tokens", "cache writes", "reasoning", "without usage", "refused")
-    rows = (
-        (
-            each.name,
-            "lost by Strands" if "cached" in each.lost else exact(told=each.has_cache),
-            exact(told=each.has_cache_write),
-            exact(told=True),
-            each.without_usage,
-            "0",
-        )
-        for each in PROVIDERS
-    )
-    return table(titles, rows)
-
-
-def exact(*, told: bool) -> str:
-    """Say whether something is counted to the token, where the vendor tells it."""
-    return "exact" if told else "not told"
-
-
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings,
     "reasons": reasons,
     "metrics": metrics,
-    "vendors": vendors,
 }
+"""What is laid out from the code alone."""
 
 
-def written(text: str) -> str:
+def vendors() -> str:
+    """Lay out what is counted of each vendor's usage: the vendors' formats are asked for that."""
+    from tests.wire.run import results
+    from tests.wire.table import vendors as laid_out
+
+    return laid_out(results())
+
+
+def written(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """Put every table between its markers, where a page has them."""
-    for name, make in TABLES.items():
+    for name, make in tables.items():
         markers = rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->"
         found = re.search(markers, text, re.DOTALL)
         if found is not None:
@@ -100,5 +85,6 @@ def written(text: str) -> str:
 
 
 if __name__ == "__main__":
+    every = {**TABLES, "vendors": vendors}
     for page in (README, *PAGES):
-        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(written(page.read_text(encoding="utf-8"), every), encoding="utf-8")

@@ -9,7 +9,7 @@ from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PAYMENT_REQUIRED: Final = 402
 STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)
@@ -17,6 +17,17 @@ STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)
 
 REFUSED: Final = 400
 """The lowest status of a refusal."""
+
+AGREED: Final = 200
+OLLAMA_STREAM: Final = -1
+"""The status of an error that Ollama's client has read in an answer: ollama, _types.py."""
+
+OF_RESPONSE: Final = ("status_code", "status")
+"""What a response, or the error of one, calls its status; the second one is aiohttp's. A `code` may
+be any number that the vendor has put into its words: openai, _exceptions.py."""
+
+LITELLM_STREAM: Final = "MidStreamFallbackError"
+HTTPX_REFUSAL: Final = "HTTPStatusError"
 
 CUT: Final = re.compile(
     r"without sending complete message body|incomplete (chunked )?read|IncompleteRead"
@@ -27,6 +38,14 @@ CUT: Final = re.compile(
 
 NOT_SENT: Final = ("Connect", "Pool")
 """How the names of timeouts begin before which nothing was sent."""
+
+CONTENT_FILTER: Final = "content_filter"
+"""The code of Azure's error, which no other vendor uses."""
+
+UNREACHED: Final = frozenset(
+    {"ClientConnectorError", "ConnectError", "ConnectionRefusedError", "EndpointConnectionError"}
+)
+"""How aiohttp, httpx, Python and botocore call it that there is no connection."""
 
 BUDGET_SPENT: Final = re.compile(
     r"budget.{0,40}(exceed|exhaust|spent|reached|limit)|(exceed|exhaust|over).{0,40}budget"
@@ -88,8 +107,32 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 def http_status(error: BaseException) -> int | None:
     """Return the status with which a vendor refused, or `None` where it did not refuse."""
-    statuses = (status_of(each) for each in chain_of(error) if not _is_of_stream(each))
+    chain = tuple(chain_of(error))
+    # LiteLLM makes up a status for whatever fails in a stream, and some of its routes send the
+    # request only there: what the client itself has raised knows better.
+    is_made_up = any(type(each).__name__ == LITELLM_STREAM for each in chain)
+    own = (each for each in chain if not is_made_up or type(each).__name__ == HTTPX_REFUSAL)
+    statuses = (_status_in(each, OF_RESPONSE) for each in own if not _is_of_stream(each))
     return next((status for status in statuses if status is not None and status >= REFUSED), None)
+
+
+def is_answer(error: BaseException) -> bool:
+    """Tell whether an error is what a vendor sent, or what nobody could read, after it agreed."""
+    return any(_status_in(each, OF_RESPONSE) in (AGREED, OLLAMA_STREAM) for each in chain_of(error))
+
+
+def is_filtered(error: BaseException) -> bool:
+    """Tell whether a vendor refused a prompt that it has read, and bills.
+
+    Azure: "a 400 error due to a content filter" is charged, as "the prompt was evaluated by the
+    service" (https://learn.microsoft.com/azure/ai-foundry/openai/how-to/manage-costs).
+    """
+    return any(getattr(each, "code", None) == CONTENT_FILTER for each in chain_of(error))
+
+
+def is_unsent(error: BaseException) -> bool:
+    """Tell whether nobody could be reached, so that the vendor knows nothing of the request."""
+    return any(type(each).__name__ in UNREACHED for each in chain_of(error))
 
 
 def is_timeout(error: BaseException) -> bool:
@@ -110,12 +153,16 @@ def _is_of_stream(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an error of a client library has."""
+    """Return the status that an error of a client library has, be it in an event of a stream."""
+    return _status_in(error, (*OF_RESPONSE, "code"))
+
+
+def _status_in(error: BaseException, names: Sequence[str]) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode")  # type: ignore[no-any-return]
     for holder in (response, error):
-        for name in ("status_code", "status", "code"):  # the last two: aiohttp, google-genai
+        for name in names:
             status = getattr(holder, name, None)
             if isinstance(status, int) and not isinstance(status, bool):
                 return status

@@ -1,4 +1,4 @@
-"""A server for each test, and nothing that is asked for over the network."""
+"""A server for the tests of a file, and nothing that is asked for over the network."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.wire.run import ENVIRONMENT
 from tests.wire.server import Vendor, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture
-def vendor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vendor]:
-    """The server, which is every vendor."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with serving() as server:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Vendor]:
+    """Serve to all tests of a file."""
+    with pytest.MonkeyPatch.context() as patch, serving() as server:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield server
     # Clients leave their sockets to the collector, which would warn of them in a later test.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
+
+
+@pytest.fixture
+def vendor(server: Vendor) -> Vendor:
+    """The server, which is every vendor and has not been asked anything."""
+    server.requests.clear()
+    server.replies.clear()
+    return server

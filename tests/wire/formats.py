@@ -1,20 +1,36 @@
-"""What each vendor streams, written by hand from its documentation."""
+"""What each vendor answers, streamed and whole, written by hand from its documentation."""
 
 from __future__ import annotations
 
 import json
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 TEXT = "The ships left the harbour at dawn, and nobody on the quay said a word about it."
 """What every model answers, in two parts."""
 PARTS = (TEXT[:40], TEXT[40:])
 
 JSON = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a model answers, whatever the format."""
+
+    usages: tuple[JSON, ...] = ()
+    """In the vendor's words: of a format that repeats it, all; else the last one counts."""
+    parts: tuple[str, ...] = PARTS
+    tool: tuple[str, str] | None = None
+    """Name and arguments of a tool that it asks for."""
+    is_filtered: bool = False
+    """True when a filter or a guardrail of the vendor ends it."""
+
+    @property
+    def usage(self) -> JSON:
+        """The one that counts; `None` where there is none."""
+        return self.usages[-1] if self.usages else None
 
 
 def sse(*events: JSON, names: bool = False) -> list[bytes]:
@@ -26,13 +42,21 @@ def sse(*events: JSON, names: bool = False) -> list[bytes]:
     ]
 
 
+def sse_with_end(*events: JSON) -> list[bytes]:
+    """Write server-sent events as OpenAI ends them."""
+    return sse(*events, "[DONE]")
+
+
 def lines(*objects: JSON) -> list[bytes]:
     """Write JSON lines."""
     return [f"{json.dumps(each)}\n".encode() for each in objects]
 
 
 def event_stream(*events: tuple[str, JSON]) -> list[bytes]:
-    """Write messages of AWS' event streams: smithy.io, "Amazon Event Stream Specification"."""
+    """Write messages of AWS' event streams: smithy.io, "Amazon Event Stream Specification".
+
+    What is called an exception is one.
+    """
     return [
         _message(kind, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
         for kind, payload in events
@@ -40,12 +64,13 @@ def event_stream(*events: tuple[str, JSON]) -> list[bytes]:
 
 
 def _message(kind: str, payload: bytes) -> bytes:
+    said = "exception" if kind.lower().endswith(("exception", "error")) else "event"
     headers = b"".join(
         _header(name, value)
         for name, value in (
-            (b":event-type", kind.encode()),
+            (f":{said}-type".encode(), kind.encode()),
             (b":content-type", b"application/json"),
-            (b":message-type", b"event"),
+            (b":message-type", said.encode()),
         )
     )
     prelude = struct.pack("!II", 16 + len(headers) + len(payload), len(headers))
@@ -57,140 +82,273 @@ def _header(name: bytes, value: bytes) -> bytes:
     return struct.pack("!B", len(name)) + name + b"\x07" + struct.pack("!H", len(value)) + value
 
 
-def openai_chat(usages: Iterable[JSON], *, in_finish: bool = False) -> list[JSON]:
-    """Chat completions, as OpenAI and all that follow it stream them.
+# --- OpenAI Chat, and all that follow it ----------------------------------------------------------
 
-    Args:
-        usages: The usage of each chunk that has one, in order.
-        in_finish: It comes with the finish reason, not in a chunk without choices.
-    """
-    base = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-
-    def chunk(delta: JSON, finish: str | None = None, **more: JSON) -> JSON:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return {**base, "choices": [choice], **more}
-
-    events = [chunk({"role": "assistant", "content": part}) for part in PARTS]
-    usages = list(usages)
-    if in_finish:
-        return [
-            *events,
-            chunk({"content": ""}, "stop", **({"usage": usages[-1]} if usages else {})),
-        ]
-    ends = [{**base, "choices": [], "usage": usage} for usage in usages]
-    return [*events, chunk({}, "stop"), *ends]
+CHUNK: JSON = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+TOOL_CALL: JSON = {"index": 0, "id": "t1", "type": "function"}
 
 
-def openai_responses(usages: Iterable[JSON]) -> list[JSON]:
-    """Events of OpenAI's Responses."""
-    response = {
-        "id": "r1", "object": "response", "created_at": 1, "model": "m", "output": [],
-        "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "in_progress",
-    }  # fmt: skip
-    told = list(usages)
-    done = {**response, "status": "completed", **({"usage": told[-1]} if told else {})}
-    deltas = [
-        {
-            "type": "response.output_text.delta", "delta": part, "item_id": "i1",
-            "output_index": 0, "content_index": 0, "logprobs": [],
-        }
-        for part in PARTS
-    ]  # fmt: skip
-    events: list[JSON] = [
-        {"type": "response.created", "response": response},
-        *deltas,
-        {"type": "response.completed", "response": done},
+def _finish(answer: Answer) -> str:
+    if answer.is_filtered:
+        return "content_filter"
+    return "stop" if answer.tool is None else "tool_calls"
+
+
+def _called(answer: Answer) -> list[JSON]:
+    if answer.tool is None:
+        return []
+    name, arguments = answer.tool
+    return [{**TOOL_CALL, "function": {"name": name, "arguments": arguments}}]
+
+
+def _called_in_parts(answer: Answer) -> list[JSON]:
+    """The name of a tool, and then its arguments."""
+    if answer.tool is None:
+        return []
+    name, arguments = answer.tool
+    return [
+        {**TOOL_CALL, "function": {"name": name, "arguments": ""}},
+        {"index": 0, "function": {"arguments": arguments}},
     ]
+
+
+def openai_chat(answer: Answer, *, null: bool = True, parts: bool = True) -> list[JSON]:
+    """Chunks of OpenAI's Chat Completions: usage in a last one without choices.
+
+    The others say that theirs is null, or that of all so far, as vLLM does where it is asked to
+    (`continuous_usage_stats`). llama.cpp's have none (`null`), and Mistral sends a tool call in one
+    piece (`parts`).
+    """
+    early: list[JSON] = list(answer.usages[:-1]) or [None]
+
+    def chunk(number: int, delta: JSON, finish: str | None = None) -> JSON:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        usage = {"usage": early[min(number, len(early) - 1)]} if null else {}
+        return {**CHUNK, "choices": [choice], **usage}
+
+    said: list[JSON] = [{"role": "assistant", "content": part} for part in answer.parts]
+    calls = _called_in_parts(answer) if parts else _called(answer)
+    said += [{"role": "assistant", "tool_calls": [call]} for call in calls]
+    events = [chunk(number, delta) for number, delta in enumerate(said)]
+    end = [{**CHUNK, "choices": [], "usage": answer.usage}] if answer.usages else []
+    return [*events, chunk(len(said), {}, _finish(answer)), *end]
+
+
+def chat_with_finish(answer: Answer) -> list[JSON]:
+    """Chunks of Mistral's, whose usage comes with the finish reason."""
+    *events, last = openai_chat(replace(answer, usages=()), null=False, parts=False)
+    return [*events, {**last, **({"usage": answer.usage} if answer.usages else {})}]
+
+
+def openai_chat_whole(answer: Answer) -> JSON:
+    """A whole answer of OpenAI's Chat Completions."""
+    message: JSON = {"role": "assistant", "content": "".join(answer.parts)}
+    if calls := _called(answer):
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "finish_reason": _finish(answer)}
+    usage = {"usage": answer.usage} if answer.usages else {}
+    return {**CHUNK, "object": "chat.completion", "choices": [choice], **usage}
+
+
+# --- OpenAI Responses -----------------------------------------------------------------------------
+
+RESPONSE: JSON = {
+    "id": "r1", "object": "response", "created_at": 1, "model": "m", "output": [],
+    "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "in_progress",
+}  # fmt: skip
+
+
+def openai_responses(answer: Answer) -> list[JSON]:
+    """Events of OpenAI's Responses."""
+    done = {**RESPONSE, "status": "completed"}
+    if answer.usages:
+        done["usage"] = answer.usage
+    if answer.is_filtered:
+        details = {"incomplete_details": {"reason": "content_filter"}}
+        done = {**done, **details, "status": "incomplete"}
+    place = {"item_id": "i1", "output_index": 0}
+    events: list[JSON] = [{"type": "response.created", "response": RESPONSE}]
+    events += [
+        {"type": "response.output_text.delta", "delta": part, **place, "content_index": 0}
+        for part in answer.parts
+    ]
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        item = {"type": "function_call", "id": "i1", "call_id": "t1", "name": name, "arguments": ""}
+        events += [
+            {"type": "response.output_item.added", "output_index": 0, "item": item},
+            {"type": "response.function_call_arguments.delta", "delta": arguments, **place},
+        ]
+    events.append({"type": f"response.{done['status']}", "response": done})
     return [{**event, "sequence_number": each} for each, event in enumerate(events)]
 
 
-def anthropic(usages: Iterable[JSON]) -> list[JSON]:
-    """Events of Anthropic's Messages: input and cache first, output last."""
-    usage = {key: value for each in usages for key, value in each.items()}
-    first = {**usage, "output_tokens": 1} if usage else {"input_tokens": 0, "output_tokens": 0}
+def openai_responses_whole(answer: Answer) -> JSON:
+    """A whole answer of OpenAI's Responses."""
+    content = [{"type": "output_text", "text": "".join(answer.parts), "annotations": []}]
+    message = {
+        "id": "o1", "type": "message", "role": "assistant", "status": "completed",
+        "content": content,
+    }  # fmt: skip
+    usage = {"usage": answer.usage} if answer.usages else {}
+    return {**RESPONSE, "status": "completed", "output": [message], **usage}
+
+
+# --- Anthropic ------------------------------------------------------------------------------------
+
+
+def anthropic(answer: Answer) -> list[JSON]:
+    """Events of Anthropic's Messages: input and cache first, output last, and cumulative."""
+    usage = answer.usage or {"input_tokens": 0, "output_tokens": 0}
     message: JSON = {
         "id": "m1", "type": "message", "role": "assistant", "model": "m", "content": [],
-        "stop_reason": None, "stop_sequence": None, "usage": first,
+        "stop_reason": None, "stop_sequence": None, "usage": {**usage, "output_tokens": 1},
     }  # fmt: skip
-    end = {"output_tokens": usage.get("output_tokens", 0)}
-    return [
-        {"type": "message_start", "message": message},
-        {
-            "type": "content_block_start",
-            "index": 0,
-            "content_block": {"type": "text", "text": ""},
-        },
-        *(
-            {
-                "type": "content_block_delta",
-                "index": 0,
-                "delta": {"type": "text_delta", "text": part},
-            }
-            for part in PARTS
-        ),
-        {"type": "content_block_stop", "index": 0},
-        {
-            "type": "message_delta",
-            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-            "usage": end,
-        },
-        {"type": "message_stop"},
+    blocks: list[tuple[JSON, list[JSON]]] = [
+        ({"type": "text", "text": ""}, [{"type": "text_delta", "text": p} for p in answer.parts])
     ]
+    reason = "refusal" if answer.is_filtered else "end_turn"
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        block = {"type": "tool_use", "id": "t1", "name": name, "input": {}}
+        blocks.append((block, [{"type": "input_json_delta", "partial_json": arguments}]))
+        reason = "tool_use"
+    events: list[JSON] = [{"type": "message_start", "message": message}]
+    for index, (block, deltas) in enumerate(blocks):
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        events += [
+            {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
+        ]
+        events.append({"type": "content_block_stop", "index": index})
+    end = {"stop_reason": reason, "stop_sequence": None}
+    for each in answer.usages or (usage,):
+        told = {"output_tokens": each["output_tokens"]}
+        events.append({"type": "message_delta", "delta": end, "usage": told})
+    return [*events, {"type": "message_stop"}]
 
 
-def bedrock(usages: Iterable[JSON]) -> list[tuple[str, JSON]]:
+# --- Bedrock --------------------------------------------------------------------------------------
+
+GUARDED: JSON = {"guardrail": {"inputAssessment": {}}}
+
+
+def _bedrock_reason(answer: Answer) -> str:
+    if answer.is_filtered:
+        return "guardrail_intervened"
+    return "end_turn" if answer.tool is None else "tool_use"
+
+
+def bedrock(answer: Answer) -> list[tuple[str, JSON]]:
     """Events of Bedrock's ConverseStream."""
-    return [
-        ("messageStart", {"role": "assistant"}),
-        *(
-            ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": part}})
-            for part in PARTS
-        ),
-        ("contentBlockStop", {"contentBlockIndex": 0}),
-        ("messageStop", {"stopReason": "end_turn"}),
-        *(("metadata", {"usage": usage, "metrics": {"latencyMs": 1}}) for usage in usages),
+    events: list[tuple[str, JSON]] = [("messageStart", {"role": "assistant"})]
+    events += [
+        ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": part}})
+        for part in answer.parts
     ]
+    events.append(("contentBlockStop", {"contentBlockIndex": 0}))
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        start = {"toolUse": {"toolUseId": "t1", "name": name}}
+        delta = {"toolUse": {"input": arguments}}
+        events += [
+            ("contentBlockStart", {"contentBlockIndex": 1, "start": start}),
+            ("contentBlockDelta", {"contentBlockIndex": 1, "delta": delta}),
+            ("contentBlockStop", {"contentBlockIndex": 1}),
+        ]
+    events.append(("messageStop", {"stopReason": _bedrock_reason(answer)}))
+    if answer.usages:
+        trace = {"trace": GUARDED} if answer.is_filtered else {}
+        usage = {"usage": answer.usage} if answer.usage is not None else {}
+        events.append(("metadata", {**usage, "metrics": {"latencyMs": 1}, **trace}))
+    return events
 
 
-def gemini(usages: Iterable[JSON]) -> list[JSON]:
+def bedrock_whole(answer: Answer) -> JSON:
+    """A whole answer of Bedrock's Converse."""
+    content: list[JSON] = [{"text": "".join(answer.parts)}] if answer.parts else []
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        use = {"toolUseId": "t1", "name": name, "input": json.loads(arguments)}
+        content.append({"toolUse": use})
+    return {
+        "output": {"message": {"role": "assistant", "content": content}},
+        "stopReason": _bedrock_reason(answer),
+        "metrics": {"latencyMs": 1},
+        **({"usage": answer.usage} if answer.usages else {}),
+    }
+
+
+# --- Gemini ---------------------------------------------------------------------------------------
+
+
+def gemini(answer: Answer) -> list[JSON]:
     """Chunks of Gemini's streamGenerateContent; usage comes with each, and is cumulative."""
-    told = list(usages)
-    early: list[JSON] = [{"usageMetadata": told[0]}] if len(told) > 1 else [{}]
-    last: list[JSON] = [{"usageMetadata": told[-1]}] if told else [{}]
-    ends: tuple[JSON, JSON] = ({}, {"finishReason": "STOP"})
-    return [
-        {"candidates": [{"content": {"role": "model", "parts": [{"text": part}]}, **end}], **usage}
-        for part, end, usage in zip(PARTS, ends, [*early, *last], strict=True)
+    said: list[JSON] = [{"text": part} for part in answer.parts]
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        said.append({"functionCall": {"name": name, "args": json.loads(arguments)}})
+    chunks: list[JSON] = [
+        {"candidates": [{"content": {"role": "model", "parts": [part]}}]} for part in said
     ]
+    chunks[-1]["candidates"][0]["finishReason"] = "SAFETY" if answer.is_filtered else "STOP"
+    for chunk in chunks if answer.usages else ():
+        chunk["usageMetadata"] = answer.usages[0] if chunk is not chunks[-1] else answer.usage
+    return chunks
 
 
-def ollama(usages: Iterable[JSON]) -> list[JSON]:
+def gemini_whole(answer: Answer) -> JSON:
+    """A whole answer of Gemini."""
+    parts = ("".join(answer.parts),)
+    (chunk,) = gemini(replace(answer, parts=parts, tool=None))
+    return chunk
+
+
+# --- Ollama ---------------------------------------------------------------------------------------
+
+OLLAMA: JSON = {"model": "m", "created_at": "2026-01-01T00:00:00Z"}
+
+
+def ollama(answer: Answer) -> list[JSON]:
     """Objects of Ollama's chat."""
-    base = {"model": "m", "created_at": "2026-01-01T00:00:00Z"}
-    said = [
-        {**base, "message": {"role": "assistant", "content": part}, "done": False} for part in PARTS
-    ]
-    end = {
-        **base, "message": {"role": "assistant", "content": ""}, "done": True,
-        "done_reason": "stop", "total_duration": 1, "eval_duration": 1,
-    }  # fmt: skip
-    return [*said, {**end, **{key: value for each in usages for key, value in each.items()}}]
+    said: list[JSON] = [{"role": "assistant", "content": part} for part in answer.parts]
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        call = {"function": {"name": name, "arguments": json.loads(arguments)}}
+        said.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    end = ollama_whole(replace(answer, parts=()))
+    return [*({**OLLAMA, "message": each, "done": False} for each in said), end]
 
 
-def llamaapi(usages: Iterable[JSON]) -> list[JSON]:
+def ollama_whole(answer: Answer) -> JSON:
+    """A whole answer of Ollama."""
+    message = {"role": "assistant", "content": "".join(answer.parts)}
+    end = {"done": True, "done_reason": "stop", "total_duration": 1, "eval_duration": 1}
+    return {**OLLAMA, "message": message, **end, **(answer.usage or {})}
+
+
+# --- Llama API ------------------------------------------------------------------------------------
+
+
+def llamaapi(answer: Answer) -> list[JSON]:
     """Events of the Llama API."""
 
     def event(kind: str, text: str, **more: JSON) -> JSON:
         return {"event": {"event_type": kind, "delta": {"type": "text", "text": text}, **more}}
 
-    return [
-        event("start", ""),
-        *(event("progress", part) for part in PARTS),
-        event("complete", "", stop_reason="stop"),
-        *(event("metrics", "", metrics=usage) for usage in usages),
-    ]
+    events = [event("start", ""), *(event("progress", part) for part in answer.parts)]
+    if answer.tool is not None:
+        name, arguments = answer.tool
+        named = {"id": "t1", "function": {"name": name}}
+        for part in (named, {"function": {"arguments": arguments}}):
+            delta = {"type": "tool_call", **part}
+            events.append({"event": {"event_type": "progress", "delta": delta}})
+    reason = "stop" if answer.tool is None else "tool_calls"
+    events.append(event("complete", "", stop_reason=reason))
+    if answer.usage is not None:
+        events.append(event("metrics", "", metrics=answer.usage))
+    return events
 
 
-def sagemaker(chunks: Iterable[JSON]) -> list[tuple[str, JSON]]:
+def sagemaker(answer: Answer) -> list[tuple[str, JSON]]:
     """What a container on SageMaker streams, in the parts of AWS."""
-    return [("PayloadPart", event) for event in sse(*chunks, "[DONE]")]
+    return [("PayloadPart", event) for event in sse(*openai_chat(answer), "[DONE]")]

@@ -1,31 +1,24 @@
-"""Strands' model classes, each with the wire format and the usage of its vendor."""
+"""Strands' model classes, each with the wire format, the usage and the rules of its vendor."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.wire import formats
+from tests.wire import formats, models, usages
+from tests.wire.formats import Answer
 from tests.wire.server import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from strands.models import Model
 
+    from tests.wire.usages import Bill
 
-@dataclass(frozen=True, kw_only=True)
-class Bill:
-    """What the vendor bills for a call."""
-
-    input: int
-    output: int
-    read: int = 0
-    """Tokens read from the cache, a part of the input."""
-    write: int = 0
-    reasoning: int = 0
-    """Tokens of the output that the model thought with."""
+SERVER_ERROR = {"error": {"message": "The server is overloaded", "type": "server_error"}}
+TOO_LONG = "This model's maximum context length is 8192 tokens. However, you requested 9999."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,344 +26,268 @@ class Provider:
     """One vendor, and how Strands reaches it."""
 
     name: str
-    make: Callable[[str], Model]
-    """Makes the model, at the address of the server."""
-    stream: Callable[[Iterable[Any]], list[Any]]
-    """What the vendor streams, with these usages."""
+    make: Callable[..., Model]
+    """Makes the model, at the address of the server and with settings of a case."""
+    bills: str
+    """Where the vendor says what it bills."""
+    stream: Callable[[Answer], list[Any]]
+    """What the vendor streams."""
     write: Callable[..., list[bytes]]
     usage: Callable[[Bill], Any]
     """The bill as the vendor says it."""
+    whole: Callable[[Answer], Any] | None = None
+    """What it answers at once; `None` where Strands' class never asks for that."""
+    unstreamed: dict[str, Any] | None = None
+    """Settings with which the class does not stream; `None` where it always does."""
     content_type: str = "text/event-stream"
-    lost: Mapping[str, str] = field(default_factory=dict)
-    """Cases in which Strands' class drops what the vendor said: what is lost, in words."""
     has_cache: bool = True
+    """True where its format tells what was read from a cache."""
     has_cache_write: bool = False
+    has_reasoning: bool = True
+    """True where its format tells what the model thought with."""
     is_cumulative: bool = False
     """True where usage comes more than once, and the last one counts."""
-    without_usage: str = "estimated"
-    """What becomes of a call whose usage is missing."""
-
-    def reply(self, *bills: Bill) -> Reply:
-        """Make the whole answer."""
-        return Reply(self.write(*self.stream(map(self.usage, bills))), self.content_type)
-
-    def broken(self) -> Reply:
-        """Make an answer that breaks off after its first part."""
-        whole = self.write(*self.stream([self.usage(Bill(input=1, output=1))]))
-        text = formats.PARTS[0].encode()
-        end = next(number for number, chunk in enumerate(whole) if text in chunk) + 1
-        return Reply(whole[:end], self.content_type, breaks_off=True)
-
-
-def openai_usage(bill: Bill, *, outside: bool = False, singular: bool = False) -> dict[str, Any]:
-    """Usage in OpenAI's words; `outside` leaves reasoning out of the completion, as xAI does."""
-    details = "prompt_token_details" if singular else "prompt_tokens_details"
-    return {
-        "prompt_tokens": bill.input,
-        "completion_tokens": bill.output - (bill.reasoning if outside else 0),
-        "total_tokens": bill.input + bill.output,
-        details: {"cached_tokens": bill.read, "cache_write_tokens": bill.write},
-        "completion_tokens_details": {"reasoning_tokens": bill.reasoning},
-    }
-
-
-def responses_usage(bill: Bill) -> dict[str, Any]:
-    """Usage of OpenAI's Responses."""
-    return {
-        "input_tokens": bill.input,
-        "output_tokens": bill.output,
-        "total_tokens": bill.input + bill.output,
-        "input_tokens_details": {"cached_tokens": bill.read, "cache_write_tokens": bill.write},
-        "output_tokens_details": {"reasoning_tokens": bill.reasoning},
-    }
-
-
-def anthropic_usage(bill: Bill) -> dict[str, Any]:
-    """Usage of Anthropic's Messages: cached tokens are beside the input."""
-    return {
-        "input_tokens": bill.input - bill.read - bill.write,
-        "output_tokens": bill.output,
-        "cache_read_input_tokens": bill.read,
-        "cache_creation_input_tokens": bill.write,
-    }
-
-
-def bedrock_usage(bill: Bill) -> dict[str, Any]:
-    """Usage of Bedrock's Converse: cached tokens are beside the input."""
-    return {
-        "inputTokens": bill.input - bill.read - bill.write,
-        "outputTokens": bill.output,
-        "totalTokens": bill.input + bill.output,
-        "cacheReadInputTokens": bill.read,
-        "cacheWriteInputTokens": bill.write,
-    }
-
-
-def gemini_usage(bill: Bill) -> dict[str, Any]:
-    """Usage of Gemini: thoughts are beside the candidates."""
-    return {
-        "promptTokenCount": bill.input,
-        "candidatesTokenCount": bill.output - bill.reasoning,
-        "thoughtsTokenCount": bill.reasoning,
-        "cachedContentTokenCount": bill.read,
-        "totalTokenCount": bill.input + bill.output,
-    }
-
-
-def ollama_usage(bill: Bill) -> dict[str, Any]:
-    """Usage of Ollama."""
-    return {"prompt_eval_count": bill.input, "eval_count": bill.output}
-
-
-def llamaapi_usage(bill: Bill) -> list[dict[str, Any]]:
-    """Usage of the Llama API, in floats."""
-    return [
-        {"metric": "num_prompt_tokens", "value": float(bill.input), "unit": "tokens"},
-        {"metric": "num_completion_tokens", "value": float(bill.output), "unit": "tokens"},
-        {"metric": "num_total_tokens", "value": float(bill.input + bill.output), "unit": "tokens"},
-    ]
-
-
-def plain_usage(bill: Bill) -> dict[str, Any]:
-    """Usage of a container on SageMaker: Strands' class takes no other keys."""
-    return {
-        "prompt_tokens": bill.input,
-        "completion_tokens": bill.output,
-        "total_tokens": bill.input + bill.output,
-    }
-
-
-def openai(url: str) -> Model:
-    """OpenAI's Chat Completions."""
-    from strands.models.openai import OpenAIModel
-
-    client = {"api_key": "x", "base_url": f"{url}/v1", "max_retries": 0}
-    return OpenAIModel(client_args=client, model_id="gpt-4o")
-
-
-def openai_responses(url: str) -> Model:
-    """OpenAI's Responses."""
-    from strands.models.openai_responses import OpenAIResponsesModel
-
-    client = {"api_key": "x", "base_url": f"{url}/v1", "max_retries": 0}
-    return OpenAIResponsesModel(client_args=client, model_id="gpt-4o")
-
-
-def anthropic(url: str) -> Model:
-    """Anthropic's Messages."""
-    from strands.models.anthropic import AnthropicModel
-
-    client = {"api_key": "x", "base_url": url, "max_retries": 0}
-    return AnthropicModel(client_args=client, model_id="claude-sonnet-4-5", max_tokens=1_000)
-
-
-def boto() -> Any:
-    """Return a session with credentials of nobody."""
-    import boto3
-
-    return boto3.Session(
-        aws_access_key_id="x",
-        aws_secret_access_key="x",  # noqa: S106
-        region_name="us-east-1",
-    )
-
-
-def boto_config() -> Any:
-    """Return settings without a second attempt."""
-    from botocore.config import Config
-
-    return Config(retries={"total_max_attempts": 1})
-
-
-def bedrock(url: str) -> Model:
-    """Amazon Bedrock's Converse."""
-    from strands.models.bedrock import BedrockModel
-
-    return BedrockModel(
-        boto_session=boto(),
-        endpoint_url=url,
-        boto_client_config=boto_config(),
-        model_id="anthropic.claude-sonnet-4-5",
-    )
-
-
-def sagemaker(url: str) -> Model:
-    """A container on SageMaker."""
-    from strands.models.sagemaker import SageMakerAIModel
-
-    session = boto()
-    session.client = functools.partial(session.client, endpoint_url=url)
-    return SageMakerAIModel(
-        endpoint_config={"endpoint_name": "mine", "region_name": "us-east-1"},
-        payload_config={"max_tokens": 1_000, "stream": True},
-        boto_session=session,
-        boto_client_config=boto_config(),
-    )
-
-
-def gemini(url: str) -> Model:
-    """Gemini's own API."""
-    from strands.models.gemini import GeminiModel
-
-    client = {"api_key": "x", "http_options": {"base_url": url}}
-    return GeminiModel(client_args=client, model_id="gemini-2.5-flash")
-
-
-def mistral(url: str) -> Model:
-    """Mistral."""
-    from strands.models.mistral import MistralModel
-
-    return MistralModel("x", client_args={"server_url": url}, model_id="mistral-large-latest")
-
-
-def ollama(url: str) -> Model:
-    """Ollama."""
-    from strands.models.ollama import OllamaModel
-
-    return OllamaModel(url, model_id="llama3")
-
-
-def llamacpp(url: str) -> Model:
-    """The server of llama.cpp."""
-    from strands.models.llamacpp import LlamaCppModel
-
-    return LlamaCppModel(base_url=url, model_id="default")
-
-
-def litellm(url: str, model_id: str) -> Model:
-    """One of LiteLLM's routes."""
-    from strands.models.litellm import LiteLLMModel
-
-    client = {"api_key": "x", "api_base": url, "num_retries": 0, "max_retries": 0}
-    return LiteLLMModel(client_args=client, model_id=model_id)
-
-
-def writer(url: str) -> Model:
-    """Writer."""
-    from strands.models.writer import WriterModel
-
-    client = {"api_key": "x", "base_url": url, "max_retries": 0}
-    options = {"include_usage": True}
-    return WriterModel(client_args=client, model_id="palmyra-x5", stream_options=options)
-
-
-def llamaapi(url: str) -> Model:
-    """The Llama API."""
-    from strands.models.llamaapi import LlamaAPIModel
-
-    client = {"api_key": "x", "base_url": url, "max_retries": 0}
-    return LlamaAPIModel(client_args=client, model_id="Llama-4")
-
-
-def with_end(*events: Any) -> list[bytes]:
-    """Write server-sent events as OpenAI ends them."""
-    return formats.sse(*events, "[DONE]")
-
-
-OUTSIDE = functools.partial(openai_usage, outside=True)
-CHAT: dict[str, Any] = {"stream": formats.openai_chat, "write": with_end, "usage": openai_usage}
+    no_usage: Any = None
+    """How the format says that there is none."""
+    always_has_usage: bool = False
+    error: Any = None
+    """What it streams when it fails after it has begun; `None` where nobody knows."""
+    too_long: str = TOO_LONG
+    """What it says of a prompt that does not fit, with the status 400."""
+    shortens: bool = True
+    """True where Strands' class knows that error, so that the conversation is shortened."""
+    has_filter: bool = False
+    """True where its format says that a filter or a guardrail has ended an answer."""
+    is_local: bool = False
+    """True where nobody is paid for a token."""
+
+    def reply(self, *bills: Bill, **answer: Any) -> Reply:
+        """Stream an answer, with a usage for each of these bills."""
+        return self.say(Answer(usages=tuple(map(self.usage, bills)), **answer))
+
+    def say(self, answer: Answer) -> Reply:
+        """Make a streamed answer."""
+        return Reply(self.write(*self.stream(answer)), self.content_type)
+
+    def say_at_once(self, answer: Answer) -> Reply:
+        """Make an answer that is not streamed."""
+        assert self.whole is not None
+        (body,) = formats.lines(self.whole(answer))
+        return Reply([body], "application/json")
+
+    def begun(self, usage: Bill, *, parts: int = 1) -> list[Any]:
+        """What it has streamed by the end of so many parts of the answer."""
+        events = self.stream(Answer(usages=(self.usage(usage),)))
+        if not parts:
+            return events[:1] if self.name in BEGIN_EMPTY else []
+        text = formats.PARTS[parts - 1].encode()
+        written = [self.write(event)[0] for event in events]
+        return events[: next(n for n, chunk in enumerate(written) if text in chunk) + 1]
+
+    def fails(self, usage: Bill, *, parts: int = 1) -> Reply:
+        """Make an answer that ends with an error in the stream."""
+        return Reply(self.write(*self.begun(usage, parts=parts), self.error), self.content_type)
+
+    def breaks_off(self, usage: Bill, *, parts: int = 1, hangs: bool = False) -> Reply:
+        """Make an answer whose connection breaks, or that does not go on."""
+        chunks = [self.write(event)[0] for event in self.begun(usage, parts=parts)]
+        return Reply(chunks, self.content_type, breaks_off=not hangs, hangs=hangs)
+
+
+XAI = "https://github.com/BerriAI/litellm/blob/main/litellm/llms/xai/chat/transformation.py"
+"""What xAI counts beside its completion; its own pages name the fields only."""
+
+BEGIN_EMPTY = ("Anthropic", "Bedrock", "OpenAI Responses", "Llama API")
+"""Formats with an event before any content."""
+
+CHAT: dict[str, Any] = {
+    "stream": formats.openai_chat,
+    "whole": formats.openai_chat_whole,
+    "write": formats.sse_with_end,
+    "usage": usages.openai,
+    "error": SERVER_ERROR,
+}
+BY_OPENAI: dict[str, Any] = {
+    **CHAT,
+    "make": models.openai,
+    "unstreamed": {"stream": False},
+    "is_cumulative": True,
+    "has_filter": True,
+}
+BY_LITELLM: dict[str, Any] = {**CHAT, "unstreamed": {"stream": False}, "has_filter": True}
+OUTSIDE = functools.partial(usages.openai, outside=True)
 AWS: dict[str, Any] = {
     "write": formats.event_stream,
     "content_type": "application/vnd.amazon.eventstream",
 }
+GEMINI: dict[str, Any] = {
+    "stream": formats.gemini,
+    "whole": formats.gemini_whole,
+    "write": formats.sse,
+    "usage": usages.gemini,
+    "bills": "https://ai.google.dev/gemini-api/docs/pricing",
+    "is_cumulative": True,
+    "has_filter": True,
+    "error": {"error": {"code": 503, "message": "Overloaded", "status": "UNAVAILABLE"}},
+    "too_long": "The input token count (9999) exceeds the maximum number of tokens allowed (8192).",
+}
 
-BY_LITELLM = "as LiteLLM's tokenizer counts it"
+
+def litellm(model_id: str) -> Callable[..., Model]:
+    """Make models of one of LiteLLM's routes."""
+    return functools.partial(models.litellm, model_id=model_id)
+
 
 PROVIDERS = (
-    Provider(name="OpenAI Chat", make=openai, has_cache_write=True, is_cumulative=True, **CHAT),
-    Provider(name="xAI, by OpenAI's class", make=openai, **{**CHAT, "usage": OUTSIDE}),
+    Provider(
+        name="OpenAI Chat",
+        bills="https://platform.openai.com/docs/guides/prompt-caching",
+        has_cache_write=True,
+        **BY_OPENAI,
+    ),
+    Provider(
+        name="xAI, by OpenAI's class",
+        bills=XAI,
+        **{**BY_OPENAI, "usage": OUTSIDE},
+    ),
+    Provider(
+        name="Gemini, by OpenAI's class",
+        bills="https://ai.google.dev/gemini-api/docs/openai",
+        **{**BY_OPENAI, "usage": OUTSIDE, "error": GEMINI["error"]},
+    ),
     Provider(
         name="OpenAI Responses",
-        make=openai_responses,
+        bills="https://platform.openai.com/docs/guides/prompt-caching",
+        make=models.openai_responses,
         stream=formats.openai_responses,
+        whole=formats.openai_responses_whole,
         write=functools.partial(formats.sse, names=True),
-        usage=responses_usage,
+        usage=usages.responses,
         has_cache_write=True,
+        has_filter=True,
+        error={"type": "error", "code": "server_error", "message": "Overloaded", "param": None},
     ),
     Provider(
         name="Anthropic",
-        make=anthropic,
+        bills="https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching",
+        make=models.anthropic,
         stream=formats.anthropic,
         write=functools.partial(formats.sse, names=True),
-        usage=anthropic_usage,
+        usage=usages.anthropic,
         has_cache_write=True,
-        without_usage="zero, as its format always has usage",
+        has_reasoning=False,
+        is_cumulative=True,
+        always_has_usage=True,
+        has_filter=True,
+        error={"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
+        too_long="prompt is too long: 9999 tokens > 8192 maximum",
     ),
     Provider(
         name="Bedrock",
-        make=bedrock,
+        bills="https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_TokenUsage.html",
+        make=models.bedrock,
         stream=formats.bedrock,
-        usage=bedrock_usage,
+        whole=formats.bedrock_whole,
+        unstreamed={"streaming": False},
+        usage=usages.bedrock,
         has_cache_write=True,
+        has_reasoning=False,
+        has_filter=True,
+        error=("modelStreamErrorException", {"message": "Overloaded"}),
+        too_long="Input is too long for requested model",
         **AWS,
     ),
-    Provider(
-        name="Gemini",
-        make=gemini,
-        stream=formats.gemini,
-        write=formats.sse,
-        usage=gemini_usage,
-        is_cumulative=True,
-    ),
+    Provider(name="Gemini", make=models.gemini, **GEMINI),
     Provider(
         name="Mistral",
-        make=mistral,
-        stream=functools.partial(formats.openai_chat, in_finish=True),
-        write=with_end,
-        usage=openai_usage,
-        lost={"cached": "cached tokens"},
+        bills="https://docs.mistral.ai/api/",
+        make=models.mistral,
+        unstreamed={"stream": False},
+        **{**CHAT, "stream": formats.chat_with_finish},
     ),
     Provider(
         name="Ollama",
-        make=ollama,
+        bills="https://github.com/ollama/ollama/blob/main/docs/api.md",
+        make=models.ollama,
         stream=formats.ollama,
+        whole=formats.ollama_whole,
         write=formats.lines,
-        usage=ollama_usage,
+        usage=usages.ollama,
         content_type="application/x-ndjson",
         has_cache=False,
-        without_usage="estimated; the class fails",
-    ),
-    Provider(name="llama.cpp", make=llamacpp, **CHAT),
-    Provider(
-        name="LiteLLM, xAI",
-        make=functools.partial(litellm, model_id="xai/grok-4"),
-        without_usage=BY_LITELLM,
-        **{**CHAT, "usage": OUTSIDE},
+        has_reasoning=False,
+        no_usage={"prompt_eval_count": None, "eval_count": None},
+        error={"error": "The server is overloaded"},
+        too_long="the input length exceeds the context length",
+        is_local=True,
     ),
     Provider(
-        name="LiteLLM, OpenRouter",
-        make=functools.partial(litellm, model_id="openrouter/openai/gpt-4o"),
-        without_usage=BY_LITELLM,
-        **CHAT,
+        name="llama.cpp",
+        bills="https://github.com/ggml-org/llama.cpp/tree/master/tools/server",
+        make=models.llamacpp,
+        is_local=True,
+        **{**CHAT, "stream": functools.partial(formats.openai_chat, null=False)},
     ),
     Provider(
         name="LiteLLM, OpenAI",
-        make=functools.partial(litellm, model_id="openai/gpt-4o"),
-        without_usage=BY_LITELLM,
-        **CHAT,
+        bills="https://platform.openai.com/docs/guides/prompt-caching",
+        make=litellm("openai/gpt-4o"),
+        **BY_LITELLM,
     ),
     Provider(
+        name="LiteLLM, xAI",
+        bills=XAI,
+        make=litellm("xai/grok-4"),
+        **{**BY_LITELLM, "usage": OUTSIDE},
+    ),
+    Provider(
+        name="LiteLLM, Azure",
+        bills="https://learn.microsoft.com/azure/ai-foundry/openai/how-to/manage-costs",
+        make=models.litellm_azure,
+        **BY_LITELLM,
+    ),
+    Provider(
+        name="LiteLLM, OpenRouter",
+        bills="https://openrouter.ai/docs/use-cases/usage-accounting",
+        make=litellm("openrouter/openai/gpt-4o"),
+        shortens=False,
+        **{
+            **BY_LITELLM,
+            "error": {"error": {"code": 502, "message": "Provider disconnected"}, "choices": []},
+        },
+    ),
+    Provider(name="LiteLLM, Vertex", make=models.litellm_vertex, **{**BY_LITELLM, **GEMINI}),
+    Provider(
         name="Writer",
-        make=writer,
-        stream=formats.openai_chat,
-        write=with_end,
-        usage=functools.partial(openai_usage, singular=True),
-        lost={"cached": "cached tokens"},
+        bills="https://dev.writer.com/home/pricing",
+        make=models.writer,
+        **{**CHAT, "usage": functools.partial(usages.openai, singular=True)},
     ),
     Provider(
         name="Llama API",
-        make=llamaapi,
+        bills="https://llama.developer.meta.com/docs/",
+        make=models.llamaapi,
         stream=formats.llamaapi,
         write=formats.sse,
-        usage=llamaapi_usage,
+        usage=usages.llamaapi,
         has_cache=False,
+        has_reasoning=False,
+        no_usage=[],
     ),
     Provider(
         name="SageMaker",
-        make=sagemaker,
-        stream=lambda usages: formats.sagemaker(formats.openai_chat(usages)),
-        usage=plain_usage,
+        bills="https://docs.aws.amazon.com/sagemaker/latest/dg/realtime-endpoints.html",
+        make=models.sagemaker,
+        stream=formats.sagemaker,
+        whole=formats.openai_chat_whole,
+        unstreamed={"payload_config": {"max_tokens": 1_000, "stream": False}},
+        usage=usages.plain,
         has_cache=False,
+        has_reasoning=False,
+        is_cumulative=True,
+        shortens=False,
+        error=("ModelStreamError", {"Message": "Overloaded", "ErrorCode": "ModelInvocation"}),
         **AWS,
     ),
 )
+BY_NAME = {provider.name: provider for provider in PROVIDERS}

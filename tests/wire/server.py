@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+TOKEN = json.dumps({"access_token": "x", "expires_in": 3600, "token_type": "Bearer"}).encode()
 
 
 @dataclass
@@ -22,6 +26,8 @@ class Reply:
     status: int = 200
     breaks_off: bool = False
     """True when the connection is dropped before the body is complete."""
+    hangs: bool = False
+    """True when nothing comes after these chunks for as long as the server is there."""
 
 
 @dataclass
@@ -32,6 +38,7 @@ class Vendor:
     replies: list[Reply] = field(default_factory=list)
     """In order; the last one is repeated."""
     requests: list[bytes] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
 
     def next_reply(self) -> Reply:
         """Take the next answer."""
@@ -50,6 +57,7 @@ def serving() -> Iterator[Vendor]:
     try:
         yield vendor
     finally:
+        vendor.is_over.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -59,12 +67,20 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # each chunk at once, and no wait of 40 ms for the last one
     vendor: Vendor
 
     def do_POST(self) -> None:
         """Send the reply in chunks, as a model does."""
-        self.vendor.requests.append(self.rfile.read(int(self.headers.get("content-length", 0))))
-        reply = self.vendor.next_reply()
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path == "/token":  # Google's, which its clients ask before the first request
+            self._send(Reply([TOKEN], "application/json"))
+            return
+        self.vendor.requests.append(body)
+        with contextlib.suppress(ConnectionError):  # a client that was stopped waits no longer
+            self._send(self.vendor.next_reply())
+
+    def _send(self, reply: Reply) -> None:
         self.send_response(reply.status)
         self.send_header("content-type", reply.content_type)
         self.send_header("transfer-encoding", "chunked")
@@ -72,7 +88,9 @@ class Handler(BaseHTTPRequestHandler):
         for chunk in reply.chunks:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             self.wfile.flush()
-        if reply.breaks_off:
+        if reply.hangs:
+            self.vendor.is_over.wait()
+        if reply.breaks_off or reply.hangs:
             self.close_connection = True
             self.connection.close()
         else:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.gateways import http_status, is_answer_cut, is_timeout
+from otel_limits.bindings.gateways import (
+    http_status,
+    is_answer,
+    is_answer_cut,
+    is_filtered,
+    is_timeout,
+    is_unsent,
+)
 from otel_limits.bindings.strands.attach import attach, is_staged
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import let_out
@@ -18,6 +25,7 @@ from otel_limits.bindings.strands.invocations import Live
 from otel_limits.bindings.strands.reading import (
     model_id,
     note_chunk,
+    note_failed_output,
     note_output,
     provider_of,
     schema_of,
@@ -264,6 +272,8 @@ class Passage:
         call = self.within.call
         if isinstance(error, NotImplementedError) and call is not None and not call.answered:
             self.run.calls.release(call)  # nobody was asked
+        elif self.note is note_output and call is not None:
+            note_failed_output(call, error)
         _settle(self.run, call, error)
         if self.around is None:
             note_failure(self.model_pass, error)
@@ -338,8 +348,11 @@ def _settle(run: Run, call: OpenCall | None, error: Exception | None = None) -> 
     """Count a call that has not been counted yet; `error` is what it failed with."""
     if call is None or not call.is_open:
         return
-    if error is not None and call.answered and not call.has_content:
-        call.answered = http_status(error) is None  # some begin to stream before they ask
+    if error is not None and not call.has_content:
+        # Some begin to stream before they ask, and of what is not streamed nothing else tells.
+        is_refused = http_status(error) is not None or is_unsent(error)
+        is_taken_on = not is_refused and (call.answered or is_answer(error))
+        call.answered = is_taken_on or is_filtered(error)
     # Who waits no longer is billed all the same, be it we, the application or the network.
     aborted = error is not None and (
         isinstance(error, LimitReachedError) or is_timeout(error) or is_answer_cut(error)

@@ -13,7 +13,7 @@ from strands.tools.structured_output.structured_output_tool import StructuredOut
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.faults import note
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.usage.normaliser import record_of_usage
+from otel_limits.usage.normaliser import record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
@@ -103,6 +103,16 @@ def note_output(call: OpenCall, event: Mapping[str, Any]) -> None:
             call.parts.append(dump() if dump is not None else as_json(output))
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         note("binding", error)
+
+
+def note_failed_output(call: OpenCall, error: Exception) -> None:
+    """Note that a structured output failed, by an answer perhaps that is billed all the same."""
+    completion = getattr(error, "completion", None)  # openai, LengthFinishReasonError
+    if completion is not None:
+        call.record = record_of_response(completion, call.provider)
+    # What cannot be read as the output is a ValueError, of Strands' classes and of pydantic.
+    if completion is not None or isinstance(error, ValueError):
+        call.answered = True
 
 
 def schema_of(output_model: object) -> object:

@@ -1,0 +1,293 @@
+"""What can happen in a model call, and what the vendor bills for it."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from tests.wire import formats
+from tests.wire.formats import Answer
+from tests.wire.providers import Provider
+from tests.wire.server import Reply
+from tests.wire.usages import Bill
+
+PROMPT: Final = "Tell me of the harbour."
+MAX_TURNS: Final = 3
+"""The limit of every agent."""
+
+PLAIN: Final = Bill(input=120, output=24)
+CACHED: Final = Bill(input=12_050, output=30, read=2_000)
+WRITTEN: Final = Bill(input=12_050, output=30, read=2_000, write=10_000)
+WRITTEN_1H: Final = Bill(input=12_050, output=30, read=2_000, write=10_000, write_1h=10_000)
+THOUGHT: Final = Bill(input=10_120, output=4_308, reasoning=2_809)
+NOTHING: Final = Bill()
+
+ASKED: Final = Bill(input=14, output=18)
+"""What `o200k_base` makes of prompt and answer: the bill where the vendor tells none."""
+HALF: Final = Bill(input=14, output=9)
+STRUCTURED: Final = Bill(input=44, output=12)
+"""The same with a schema."""
+GEMINI_BY_OPENAI: Final = "Gemini, by OpenAI's class"
+PICTURED: Final = Bill(input=900, output=12)
+"""What the vendors' rules make of the picture: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
+STATUSES: Final = (400, 402, 403, 429, 500, 503)
+
+TOOL: Final = ("Report", json.dumps({"text": "a report of the harbour"}))
+
+How: TypeAlias = Literal["call", "output", "output model"]
+"""Ask an agent, its method `structured_output`, or it with a `structured_output_model`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What is asked of one vendor, and what it bills."""
+
+    replies: list[Reply]
+    bill: Bill
+    is_known: bool = True
+    """False where nobody tells the bill, so that it can only be estimated."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Any = PROMPT
+    history: int = 0
+    """Turns that went before."""
+    has_tool: bool = False
+    how: How = "call"
+    times: int = 1
+    """Invocations, each with the next of the replies."""
+
+
+Case: TypeAlias = Callable[[Provider], Ask | None]
+"""Makes what is asked; `None` where the vendor's format, or Strands' class, has nothing like it."""
+
+
+def plain(provider: Provider) -> Ask:
+    """Stream an ordinary answer."""
+    return Ask(replies=[provider.reply(PLAIN)], bill=PLAIN)
+
+
+def halted(provider: Provider) -> Ask:
+    """Ask for a tool again and again, until a limit halts the agent."""
+    search = ("search", json.dumps({"query": "harbour"}))
+    times = {name: count * MAX_TURNS for name, count in vars(PLAIN).items()}
+    return Ask(replies=[provider.reply(PLAIN, tool=search)], bill=Bill(**times), has_tool=True)
+
+
+def unstreamed(provider: Provider) -> Ask | None:
+    """Answer at once."""
+    if provider.unstreamed is None:
+        return None
+    answer = Answer(usages=(provider.usage(PLAIN),))
+    return Ask(replies=[provider.say_at_once(answer)], bill=PLAIN, config=provider.unstreamed)
+
+
+def cached(provider: Provider) -> Ask | None:
+    """Read most of the prompt from a cache."""
+    return Ask(replies=[provider.reply(CACHED)], bill=CACHED) if provider.has_cache else None
+
+
+def written(provider: Provider) -> Ask | None:
+    """Put most of the prompt in a cache, for as long as nobody asks for more."""
+    if not provider.has_cache_write:
+        return None
+    return Ask(replies=[provider.reply(WRITTEN)], bill=WRITTEN)
+
+
+def written_1h(provider: Provider) -> Ask | None:
+    """Put most of the prompt in a cache for an hour, as the request asks for."""
+    if provider.name not in ("Anthropic", "Bedrock"):
+        return None
+    point = {"cachePoint": {"type": "default", "ttl": "1h"}}
+    asked = [{"text": PROMPT}, point]
+    return Ask(replies=[provider.reply(WRITTEN_1H)], bill=WRITTEN_1H, prompt=asked)
+
+
+def reasoning(provider: Provider) -> Ask | None:
+    """Think before the answer."""
+    return Ask(replies=[provider.reply(THOUGHT)], bill=THOUGHT) if provider.has_reasoning else None
+
+
+def repeated(provider: Provider) -> Ask | None:
+    """Tell the usage of all so far several times."""
+    if not provider.is_cumulative:
+        return None
+    return Ask(replies=[provider.reply(Bill(input=120, output=3), PLAIN)], bill=PLAIN)
+
+
+def with_finish(provider: Provider) -> Ask | None:
+    """Tell the usage with the finish reason, as some servers do that follow OpenAI."""
+    if provider.write is not formats.sse_with_end:
+        return None
+    events = formats.chat_with_finish(Answer(usages=(provider.usage(PLAIN),)))
+    return Ask(replies=[Reply(provider.write(*events), provider.content_type)], bill=PLAIN)
+
+
+def null(provider: Provider) -> Ask | None:
+    """Say that there is no usage."""
+    if provider.always_has_usage:
+        return None
+    answer = Answer(usages=(provider.no_usage,))
+    return Ask(replies=[provider.say(answer)], bill=ASKED, is_known=False)
+
+
+def missing(provider: Provider) -> Ask | None:
+    """Say nothing of usage."""
+    if provider.always_has_usage:
+        return None
+    return Ask(replies=[provider.reply()], bill=ASKED, is_known=False)
+
+
+def filtered(provider: Provider) -> Ask | None:
+    """End an answer by a filter or a guardrail."""
+    if not provider.has_filter:
+        return None
+    return Ask(replies=[provider.reply(PLAIN, is_filtered=True)], bill=PLAIN)
+
+
+def prompt_filtered(provider: Provider) -> Ask | None:
+    """Refuse a prompt because of what it says: Azure by an error, Bedrock by a guardrail.
+
+    Azure charges for it (see "Manage costs"); at Bedrock "there's no charge for foundation model
+    inference calls" (guardrails-how.html), and its usage says so.
+    """
+    asked = Bill(input=ASKED.input)
+    if provider.name == "Bedrock":
+        return Ask(replies=[provider.reply(NOTHING, is_filtered=True)], bill=NOTHING)
+    if provider.name == "LiteLLM, Azure":
+        error = {"message": "The response was filtered", "code": "content_filter", "status": 400}
+        body = json.dumps({"error": error}).encode()
+        return Ask(replies=[Reply([body], "application/json", 400)], bill=asked, is_known=False)
+    return None
+
+
+def refused(_: Provider) -> Ask:
+    """Refuse, with each of the statuses."""
+    replies = [
+        Reply(
+            [b'{"error": {"message": "no", "code": %d, "status": "NO"}}' % status],
+            "application/json",
+            status,
+        )
+        for status in STATUSES
+    ]
+    return Ask(replies=replies, bill=NOTHING, times=len(STATUSES))
+
+
+def overflow(provider: Provider) -> Ask:
+    """Refuse a conversation that is too long, which Strands then shortens and sends again."""
+    code = "context_length_exceeded"
+    error = {"message": provider.too_long, "code": code, "status": "INVALID_ARGUMENT"}
+    said = {
+        "error": provider.too_long if provider.name == "Ollama" else error,
+        "message": provider.too_long,
+    }
+    refusal = Reply([json.dumps(said).encode()], "application/json", 400)
+    bill = PLAIN if provider.shortens else NOTHING
+    return Ask(replies=[refusal, provider.reply(PLAIN)], bill=bill, history=30)
+
+
+def failed(provider: Provider) -> Ask | None:
+    """Send an error in the middle of an answer."""
+    if provider.error is None:
+        return None
+    return Ask(replies=[provider.fails(ASKED)], bill=HALF, is_known=False)
+
+
+def failed_at_once(provider: Provider) -> Ask | None:
+    """Send an error in the place of an answer, after the status 200."""
+    if provider.error is None:
+        return None
+    asked = Bill(input=ASKED.input)
+    return Ask(replies=[provider.fails(asked, parts=0)], bill=asked, is_known=False)
+
+
+def broken(provider: Provider) -> Ask:
+    """Break off in the middle of an answer."""
+    return Ask(replies=[provider.breaks_off(ASKED)], bill=HALF, is_known=False)
+
+
+def output(provider: Provider) -> Ask | None:
+    """Answer `agent.structured_output`; most classes hand on nothing of the usage."""
+    return _output(provider, PROMPT, STRUCTURED)
+
+
+def unreadable(provider: Provider) -> Ask | None:
+    """Answer `agent.structured_output` with what is not the output."""
+    return _output(provider, PROMPT, STRUCTURED, ("Nothing of interest.",), None)
+
+
+def picture(provider: Provider) -> Ask | None:
+    """Answer `agent.structured_output` for a picture of 1000 by 800 pixels."""
+    image = {"image": {"format": "png", "source": {"bytes": png(1_000, 800)}}}
+    return _output(provider, [{"text": PROMPT}, image], PICTURED)
+
+
+BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
+"""Those whose class streams for `structured_output`, and so hands on the usage."""
+
+
+TEXT_ONLY: Final = ("llama.cpp", "OpenAI Chat", "xAI, by OpenAI's class", GEMINI_BY_OPENAI)
+"""Those whose class takes the output from the text alone, and minds a tool call beside it."""
+
+
+def _output(
+    provider: Provider,
+    prompt: Any,
+    bill: Bill,
+    parts: tuple[str, ...] = (TOOL[1],),
+    tool: tuple[str, str] | None = TOOL,
+) -> Ask | None:
+    is_streamed = provider.name in BY_STREAM
+    if not is_streamed and provider.whole is None:
+        return None
+    tool = None if provider.name in TEXT_ONLY else tool
+    answer = Answer(usages=(provider.usage(bill),), parts=parts, tool=tool)
+    reply = provider.say(answer) if is_streamed else provider.say_at_once(answer)
+    return Ask(replies=[reply], bill=bill, is_known=is_streamed, prompt=prompt, how="output")
+
+
+def output_model(provider: Provider) -> Ask:
+    """Ask for structured output from the loop, by a tool."""
+    replies = [provider.reply(PLAIN, tool=TOOL, parts=("Here it is: ",)), provider.reply(PLAIN)]
+    return Ask(replies=replies, bill=PLAIN, how="output model")
+
+
+def png(width: int, height: int) -> bytes:
+    """Make a picture without a pixel of its own: 400 kB, most of which a decoder passes over."""
+    head = b"IHDR" + struct.pack("!IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    filler = b"tEXt" + bytes(400_000)
+    chunks = (
+        struct.pack("!I", len(chunk) - 4) + chunk + struct.pack("!I", zlib.crc32(chunk))
+        for chunk in (head, filler, b"IEND")
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+CASES: Final[Mapping[str, Case]] = {
+    "streamed": plain,
+    "halted": halted,
+    "not streamed": unstreamed,
+    "read from a cache": cached,
+    "put in a cache": written,
+    "put there for an hour": written_1h,
+    "reasoning": reasoning,
+    "usage in several chunks": repeated,
+    "usage with the end": with_finish,
+    "usage is null": null,
+    "no usage": missing,
+    "filtered": filtered,
+    "prompt filtered": prompt_filtered,
+    "refused": refused,
+    "too long, then shortened": overflow,
+    "error in the stream": failed,
+    "error before any content": failed_at_once,
+    "connection lost": broken,
+    "`structured_output`": output,
+    "`structured_output`, picture": picture,
+    "`structured_output`, unreadable": unreadable,
+    "`structured_output_model`": output_model,
+}
+"""By their names in the table of the page."""

@@ -1,0 +1,286 @@
+"""Asks every vendor in every case and every mode, and writes what was counted: one JSON object.
+
+`python -m tests.wire.run` does it in one process for each mode, which are forked from one that has
+imported all clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import sqlite3
+import ssl
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import REGISTRY
+from pydantic import BaseModel
+from strands import Agent, tool
+
+from tests.wire.cases import CASES, MAX_TURNS, Ask
+from tests.wire.providers import PROVIDERS, Provider
+from tests.wire.server import Vendor, serving
+from tests.wire.usages import PRICES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strands.models import Model
+
+MODES: Final = ("spans", "hooks", "disabled")
+"""With an SDK, without any, and with one that `OTEL_SDK_DISABLED` switches off."""
+
+
+@tool
+def search(query: str = "") -> str:
+    """Search for a query."""
+    return f"nothing found of {query}"
+
+
+Results = dict[str, dict[str, dict[str, Any]]]
+"""What was counted, by mode, vendor and case."""
+
+
+class Report(BaseModel):
+    """What structured output is asked for."""
+
+    text: str
+
+
+def results() -> Results:
+    """Ask everything, in a process of its own, and return what was counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "results")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "tests.wire.run", str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **ENVIRONMENT},
+        )
+        assert done.returncode == 0, done.stderr[-5_000:]
+        found: Results = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+PICO: Final = 10**12
+COUNTED: Final = tuple(
+    f"otel_limits_{name}_total" for name in ("model_calls", "tokens", "cached_tokens", "cost_usd")
+)
+
+ENVIRONMENT: Final = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NO_PROXY": "127.0.0.1",
+}
+
+
+def main(path: str) -> None:
+    """Fork a process for each mode, and write what all of them have counted."""
+    import_clients()
+    with tempfile.TemporaryDirectory() as folder:
+        children = {mode: fork(mode, Path(folder)) for mode in MODES}
+        failed = [mode for mode, child in children.items() if os.waitpid(child, 0)[1]]
+        if failed:
+            sys.exit(f"failed: {', '.join(failed)}")
+        found = {mode: json.loads(Path(folder, mode).read_text()) for mode in MODES}
+    Path(path).write_text(json.dumps(found), encoding="utf-8")
+
+
+def import_clients() -> None:
+    """Import what all of the models need, once for all modes."""
+    # Nothing here is encrypted, and each client reads the certificates of all authorities.
+    vars(ssl)["create_default_context"] = functools.cache(ssl.create_default_context)
+    for provider in PROVIDERS:
+        provider.make("http://127.0.0.1:9")
+    import genai_prices  # noqa: F401
+    import opentelemetry.sdk.trace  # noqa: F401
+
+    import otel_limits  # noqa: F401
+
+
+def fork(mode: str, folder: Path) -> int:
+    """Ask everything in a child, which writes to the file `mode`."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        found = counted_in(mode, folder)
+        Path(folder, mode).write_text(json.dumps(found), encoding="utf-8")
+        status = 0
+    except BaseException:  # noqa: BLE001  the parent says that it failed
+        traceback.print_exc()
+    os._exit(status)
+
+
+def counted_in(mode: str, folder: Path) -> dict[str, Any]:
+    """Ask everything in one mode."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    ledger = folder / f"{mode}.db"
+    policy = folder / f"{mode}.yaml"
+    policy.write_text(json.dumps({"models": priced_models()}), encoding="utf-8")
+    os.environ |= {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_LEDGER": str(ledger)}
+    set_up_tracing(mode)
+
+    import otel_limits
+
+    asker = Asker()
+    otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.facts.append])
+    with serving() as vendor:
+        found = asyncio.run(asker.ask_all(vendor))
+    otel_limits.disable()  # which writes what is still to be written
+    rows = {each.pop("id"): each for each in ledger_rows(ledger)}
+    for of_vendor in found.values():
+        for record in of_vendor.values():
+            record["ledger"] = [rows.get(each) for each in record.pop("invocations")]
+    return found
+
+
+def set_up_tracing(mode: str) -> None:
+    """Make a provider of spans, or none, or one that is switched off."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    if mode == "disabled":
+        os.environ["OTEL_SDK_DISABLED"] = "true"
+    if mode != "hooks":
+        trace.set_tracer_provider(TracerProvider())
+
+
+def priced_models() -> dict[str, Any]:
+    """Say what each model costs that does not run locally."""
+    prices = {name: float(amount) for name, amount in PRICES.items()}
+    named = {name_of(each.make("http://127.0.0.1:9")) for each in PROVIDERS if not each.is_local}
+    return {name: {"price": prices} for name in named}
+
+
+def name_of(model: Any) -> str:
+    """Return the id of a model."""
+    config = model.get_config()
+    name: str = config["endpoint_name"] if "endpoint_name" in config else config["model_id"]
+    return name
+
+
+def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read what the ledger has of each invocation."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        rows = connection.execute(
+            "SELECT invocation_id AS id, count(*) AS calls, sum(input_tokens) AS input,"
+            " sum(output_tokens) AS output, sum(cache_read_tokens) AS read,"
+            " sum(cache_write_tokens) AS write, sum(cache_write_1h_tokens) AS write_1h,"
+            " sum(price_pico) AS pico FROM otel_limits_model_calls GROUP BY invocation_id"
+        )
+        yield from map(dict, rows)
+
+
+class Asker:
+    """Asks, one after the other, and notes what was counted of each."""
+
+    def __init__(self) -> None:
+        self.facts: list[Any] = []
+        self.models: dict[str, Model] = {}
+
+    async def ask_all(self, vendor: Vendor) -> dict[str, Any]:
+        """Ask every vendor in every case that it has."""
+        found: dict[str, Any] = {}
+        for provider in PROVIDERS:
+            asks = {name: case(provider) for name, case in CASES.items()}
+            found[provider.name] = {
+                name: await self.ask(provider, ask, vendor)
+                for name, ask in asks.items()
+                if ask is not None
+            }
+        return found
+
+    async def ask(self, provider: Provider, ask: Ask, vendor: Vendor) -> dict[str, Any]:
+        """Ask in one case."""
+        self.facts.clear()
+        vendor.replies[:] = ask.replies
+        key = f"{provider.name} {dict(ask.config)}"
+        if key not in self.models:
+            self.models[key] = provider.make(vendor.url, **ask.config)
+        before, model = metrics(), self.models[key]
+        said = [await self.invoke(model, ask) for _ in range(ask.times)]
+        told = metrics()
+        told.subtract(before)
+        return {**self.noted(), "metrics": told, "said": said}
+
+    async def invoke(self, model: Model, ask: Ask) -> dict[str, Any]:
+        """Run an agent once, and return what its result says."""
+        from otel_limits import stop_of
+
+        turn = ({"role": "user"}, {"role": "assistant"})
+        history: Any = [
+            {**each, "content": [{"text": f"{number} of {ask.history}"}]}
+            for number in range(ask.history)
+            for each in turn
+        ]
+        agent = Agent(
+            model=model,
+            messages=history,
+            tools=[search] if ask.has_tool else [],
+            name="wire",
+            callback_handler=None,
+            retry_strategy=None,
+        )
+        try:
+            if ask.how == "output":
+                await agent.structured_output_async(Report, ask.prompt)
+                return {}
+            asked: dict[str, Any] = (
+                {"structured_output_model": Report} if ask.how == "output model" else {}
+            )
+            stop = stop_of(await agent.invoke_async(ask.prompt, **asked))
+        except Exception as error:  # noqa: BLE001  clients fail in all ways
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+        return {"usage": asdict(stop.usage) if stop is not None else None}
+
+    def noted(self) -> dict[str, Any]:
+        """Return what the facts say that has been told since."""
+        from otel_limits import ModelCall, Stop
+
+        calls = [fact for fact in self.facts if isinstance(fact, ModelCall)]
+        stops = [fact for fact in self.facts if isinstance(fact, Stop)]
+        return {
+            "calls": [
+                {
+                    "kind": call.kind,
+                    "estimated": call.estimated,
+                    **asdict(call.usage),
+                    "price": None if call.price is None else str(call.price),
+                    "source": call.price_source,
+                }
+                for call in calls
+            ],
+            "stops": [asdict(stop.usage) for stop in stops],
+            "invocations": [stop.invocation_id for stop in stops],
+        }
+
+
+def metrics() -> Counter[str]:
+    """Add up what the metrics have of all agents, as whole parts of 10^-12."""
+    found: Counter[str] = Counter()
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if sample.name in COUNTED:
+                kind = sample.labels.get("kind" if "cached" in sample.name else "type", "")
+                found[f"{sample.name}{kind and f' {kind}'}"] += round(sample.value * PICO)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,105 @@
+"""Lays out what was counted of each vendor, beside what it bills: the tables of the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.wire.cases import CASES, NOTHING, Ask
+from tests.wire.providers import PROVIDERS, Provider
+from tests.wire.usages import Bill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tests.wire.run import Results
+
+EXACT: Final = "exact"
+ESTIMATED: Final = "estimated"
+BY_CLIENT: Final = "by its client"
+NONE: Final = "-"
+
+PARTS: Final[Mapping[str, tuple[str, str]]] = {
+    "input": ("input", "input"),
+    "output": ("output", "output"),
+    "cached tokens": ("cache_read", "read"),
+    "cache writes": ("cache_write", "write"),
+    "one-hour writes": ("cache_write_1h", "write_1h"),
+}
+"""By their names in a cell: what a fact calls them, and what a bill does."""
+
+TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Answers that tell their usage": tuple(CASES)[:9],
+    "Answers that do not, and structured output": tuple(CASES)[9:11] + tuple(CASES)[18:],
+    "Other ends": tuple(CASES)[11:18],
+}
+"""The columns of each table."""
+
+
+def counted(record: Mapping[str, Any]) -> Bill:
+    """Add up the calls of one case."""
+    sums = {bill: sum(call[fact] or 0 for call in record["calls"]) for fact, bill in PARTS.values()}
+    return Bill(**sums)
+
+
+def is_estimated(record: Mapping[str, Any]) -> bool:
+    """Tell whether any call is."""
+    return any(call["estimated"] for call in record["calls"])
+
+
+def cell(ask: Ask | None, record: Mapping[str, Any] | None) -> str:
+    """Say what was counted of what the vendor bills, in a word."""
+    if ask is None or record is None:
+        return NONE
+    sums = counted(record)
+    if is_estimated(record):
+        return ESTIMATED
+    if not ask.is_known:
+        return BY_CLIENT if sums != NOTHING else "0"
+    if sums == plainly(ask.bill):
+        return EXACT if sums != NOTHING else "0"
+    said, told = vars(sums), vars(ask.bill)
+    lost = [name for name, (_, part) in PARTS.items() if said[part] != told[part]]
+    return f"no {', '.join(lost)}"
+
+
+def plainly(bill: Bill) -> Bill:
+    """Return a bill without what is only said and costs nothing of its own."""
+    return Bill(
+        input=bill.input,
+        output=bill.output,
+        read=bill.read,
+        write=bill.write,
+        write_1h=bill.write_1h,
+    )
+
+
+def cells(results: Results) -> Iterator[tuple[Provider, str, set[str]]]:
+    """Yield every vendor and case with what the modes say: one word where they agree."""
+    for provider in PROVIDERS:
+        for name, case in CASES.items():
+            ask = case(provider)
+            records = (mode[provider.name].get(name) for mode in results.values())
+            yield provider, name, {cell(ask, record) for record in records}
+
+
+def vendors(results: Results) -> str:
+    """Lay out the tables."""
+    words = {(each.name, name): " / ".join(sorted(said)) for each, name, said in cells(results)}
+    return "\n".join(
+        f"### {topic}\n\n" + table(("vendor", *names), rows(names, words))
+        for topic, names in TOPICS.items()
+    )
+
+
+def rows(names: Iterable[str], words: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each vendor, whose name leads to what it says of its bill."""
+    columns = tuple(names)
+    for each in PROVIDERS:
+        yield f"[{each.name}]({each.bills})", *(words[each.name, name] for name in columns)
+
+
+def table(titles: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Lay out a Markdown table."""
+    written = [tuple(titles), *map(tuple, lines)]
+    written.insert(1, ("---",) * len(written[0]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in written)
