@@ -76,6 +76,8 @@ def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[Series, Series]:
 
     names, zone = (*by, "day"), inquiry.selection.zone
     groups = fold(spending.spend(inquiry.connection, names, inquiry.selection), names, zone)
+    # Money and tokens are not added up: a group is judged by money as soon as one of its days has a
+    # price, or a new price would look like a jump.
     priced = {key[:-1] for key, sums in groups.items() if sums.has_price}
     cost: Series = {}
     tokens: Series = {}
@@ -101,6 +103,8 @@ def _turns(inquiry: Inquiry, by: Sequence[str]) -> Series:
         each[1] += int(turns)
     series: Series = {}
     for (*group, day), (invocations, turns) in sums.items():
+        # The mean of all, out of two sums: the ledger gives parts of a day apart, of different
+        # sizes.
         series.setdefault(tuple(group), {})[day] = turns / invocations
     return series
 
@@ -118,6 +122,8 @@ def _found(series: Series, enough: int, today: str) -> list[tuple[Any, ...]]:
 
 def outliers(days: Days, today: str = "") -> Iterator[tuple[Any, ...]]:
     """Days outside the usual range: day, value, median, lowest and highest usual value, score."""
+    # Medians and not means: the day that is looked for would pull a mean, and its deviation, its
+    # way.
     middle = median(days.values())
     deviation = median(abs(value - middle) for value in days.values())
     spread = max(deviation / DEVIATION, LEAST_SPREAD * middle)

@@ -158,6 +158,7 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
     connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(checks)
     count = queries.count_using(connection, selection, totals)
     calls = by_invocation(queries.calls_in_order(connection, selection, totals))
+    # One invocation at a time, as they come: a ledger of years does not fit into memory.
     cuts = {
         identity: replay(group, checks) for identity, group in inquiry.work.through(calls, count)
     }
@@ -196,7 +197,10 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | Non
     made = sent = received = spent = saved_tokens = saved_pico = unpriced = 0
     for number, (turn, iteration, more_sent, more_received, pico) in enumerate(calls, start=1):
         if not all_is_over:
+            # Judged before the call goes out, when its own turn has not been counted. What was
+            # imported has no turns: the number of the call is the nearest there is.
             turns, iterations = (turn or number) - 1, (iteration or number) - 1
+            # Only a new leg begins at 0 again, and with it what `max_iterations` permits.
             leg_is_over = leg_is_over and iterations > 0
             used = (iterations, turns, made, sent + received, sent, received, spent)
             limit = None if leg_is_over else first_reached(checks, used)
@@ -279,6 +283,7 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
 
 def _figures(outcome: Outcome) -> tuple[Any, ...]:
     low, _ = interval(outcome.halted / (outcome.invocations or 1), outcome.invocations)
+    # What is not known may all have been halted: the interval has to hold in the worst case.
     most = (outcome.halted + outcome.unknown) / (outcome.invocations or 1)
     return (
         outcome.invocations,

@@ -95,6 +95,8 @@ def grow(
         branches[row.invocation_id].side_calls = row.calls
     tops: list[Branch] = []
     for branch in branches.values():
+        # A parent may be in another process whose rows are not there yet, or of before the
+        # retention.
         parent = branches.get(branch.row.parent_id)
         (tops if parent is None else parent.children).append(branch)
     for top in tops:

@@ -138,12 +138,15 @@ def spend_table(
     With `top` it has that many groups, the most expensive, and one row with all others.
     """
     groups = fold(rows, by, inquiry.selection.zone)
+    # A tool that was called while no model call followed it has a row of its own as well.
     for key in uses or ():
         groups.setdefault(key, Sums())
     figures = (*FIGURES, *(TOOL_FIGURES if uses is not None else ()))
     blank = tuple("" for _ in by[1:])
     others: list[tuple[Any, ...]] = []
     if top is not None and top < len(groups) and by:
+        # By what they cost alone: with the order of dates, the first days would be kept and not the
+        # most expensive ones.
         rest = dict(sorted(groups.items(), key=lambda item: _rank(item[0], item[1], ()))[top:])
         groups = {key: sums for key, sums in groups.items() if key not in rest}
         others = [(f"({len(rest):,} others)", *blank, *_figures(rest, uses))]

@@ -98,6 +98,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
             ended.unmeasured_calls += row.calls
     in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
     rows = [(*key, *_figures(ended)) for key, ended in in_order]
+    # Of the rows and not by another query, so that the total is that of what is shown above it.
     figures = [sum(row[index] for row in rows) for index in range(3, 8)]
     unpriced = sum(ended.unpriced for ended in groups.values())
     cost = known_cost(sum(ended.pico for ended in groups.values()), unpriced)

@@ -48,6 +48,7 @@ def collect(rows: Iterable[Any]) -> dict[str, Needs]:
     for row in rows:
         each = needs.setdefault(row.agent, Needs())
         tokens = row.input_tokens + row.output_tokens
+        # What failed or was aborted says nothing of what is enough: it counts neither way.
         if is_success(row):
             each.turns.append(row.turns)
             each.tokens.append(tokens)
@@ -59,6 +60,7 @@ def collect(rows: Iterable[Any]) -> dict[str, Needs]:
 
 def with_room(value: int, head_room: float, digits: int | None = None) -> int:
     """Add head-room, and round up: to whole numbers, or to so many digits."""
+    # Rounded first, as 10 * 1.1 is a little more than 11 in binary, and would become 12.
     roomy = math.ceil(round(value * (1 + head_room), 6))
     if digits is None or roomy < 10**digits:
         return max(1, roomy)
@@ -106,6 +108,8 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
         f"max_turns: {with_room(turns.value, head_room)}, "
         f"max_token_budget: {with_room(tokens.value, head_room, ROUND_TO)}"
     )
+    # As JSON, which is YAML as well: a name may have any characters. Escaped, as the file has
+    # globs.
     yield f"  {json.dumps(glob.escape(agent))}:  # from {seen}"
     yield f"    # {_interval(turns)} turns, {_interval(tokens)} tokens"
     yield f"    limits: {{{caps}}}"

@@ -42,6 +42,7 @@ class Sums:
         self.output += int(received)
         self.cached += int(cached)
         self.written += int(written)
+        # As whole numbers: PostgreSQL answers with decimals, and SQLite may with text.
         self.pico += int(pico or 0)
         self.has_price |= pico is not None
         self.saved += int(saved or 0)
@@ -103,6 +104,8 @@ def property_of(keys: Mapping[str, Any], name: str, zone: tzinfo) -> Any:
     """One property of a group of calls, hours, days, weeks and months as text."""
     if name not in PERIODS:
         return keys[name]
+    # Where a day of the zone is not one of UTC, the ledger gives quarters of an hour: every zone's
+    # days consist of whole ones.
     if QUARTER in keys:
         local = datetime.fromtimestamp(int(keys[QUARTER]) * QUARTER_SECONDS, zone)
     elif name == "hour":

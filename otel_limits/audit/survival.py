@@ -64,9 +64,11 @@ def curve(met: Sequence[int], censored: Iterable[int]) -> Iterator[Step]:
     ends, halts = Counter(met), Counter(censored)
     at_risk = size = float(sum(ends.values()) + sum(halts.values()))
     beyond, greenwood = 1.0, 0.0
+    # In order, as each step depends on how many were still under way before it.
     for value in sorted({*ends, *halts}):
         if ended := ends[value]:
             beyond *= 1 - ended / at_risk
+            # At the last step nobody is left, and the variance would divide by nothing.
             if ended < at_risk:
                 greenwood += ended / (at_risk * (at_risk - ended))
                 # Rothman ("Estimation of confidence limits for the cumulative probability of

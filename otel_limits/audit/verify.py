@@ -108,6 +108,8 @@ class Troubles:
     def add(self, kind: str, name: str, describe: Callable[..., str], *of: Any) -> None:
         """Count one; only of the first it is found out in full what is wrong with it."""
         self.found[kind] += 1
+        # To describe one asks the ledger again, which a damaged one would have to answer a million
+        # times.
         if len(self.named[kind]) < FACES:
             self.named[kind].append((kind, name, describe(*of)))
 
@@ -119,6 +121,7 @@ def _look(inquiry: Inquiry, balance: Balance, troubles: Troubles) -> None:
     connection = inquiry.connection
     for row in proof.suspects(connection):
         _suspect(connection, row, troubles)
+    # Only then: to look for invocations without any call goes through all of them.
     if troubles.found[DIFFERS] or not balance.is_even:
         for row in proof.without_calls(connection):
             troubles.add(DIFFERS, row.id, "0 of {:,} calls are there".format, row.model_calls)
@@ -141,6 +144,7 @@ def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
         troubles.add(GAP, name, _gaps, connection, name)
     says = (row.model_calls, row.total_tokens, row.price_pico or 0)
     has = (row.calls, int(row.tokens), int(row.pico))
+    # The sum of rounded prices may differ from the rounded sum by one picodollar for each call.
     if has[:2] != says[:2] or abs(has[2] - says[2]) > row.calls:
         told = "its row says {:,} calls, {:,} tokens, ${}; its calls are {:,}, {:,} tokens, ${}"
         figures = (*says[:2], dollars(says[2]), *has[:2], dollars(has[2]))

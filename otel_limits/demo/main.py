@@ -174,7 +174,6 @@ def judge(setup: Setup, outcomes: list[ScenarioOutcome]) -> int:
     wrong = [
         outcome
         for outcome in outcomes
-        # x
         if setup.base_url is None and outcome.errand.stop_reason != outcome.scenario.ends_with
     ]
     for outcome in wrong:

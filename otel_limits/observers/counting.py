@@ -187,6 +187,7 @@ class CountingObserver(OwnObserver, ABC):
         warnings(1, _exemplar(fact.invocation))
 
     def _halt(self, fact: facts.Halt) -> None:
+        # The other actions leave no message of ours: what ends the conversation a model wrote.
         if fact.action in ("halted", "raised"):
             agent, reason = (
                 self._labels.agent(fact.invocation.agent),
@@ -197,6 +198,7 @@ class CountingObserver(OwnObserver, ABC):
     def _stop(self, fact: facts.Stop) -> None:
         agent = self._labels.agent(fact.agent)
         exemplar = None
+        # One that began before this observer was never added.
         if fact.invocation_id in self._live:
             exemplar = self._live.pop(fact.invocation_id)
             self.series(table.IN_PROGRESS, agent)(-1)
@@ -217,6 +219,8 @@ class CountingObserver(OwnObserver, ABC):
         for level in fact.levels:
             limit = clean(level.limit)
             self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)
+            # Only tokens are known after the call and not before, so that only they are passed by
+            # more than nothing.
             if level.limit in reached and is_of_tokens(level.limit):
                 over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
@@ -243,6 +247,7 @@ class CountingObserver(OwnObserver, ABC):
 
     def _quota_use(self, fact: facts.QuotaUse) -> None:
         """Show how a key stands, if it is among those that are nearest to their end."""
+        # Wall clock time, as a store that processes share has no other.
         is_shown, dropped = self._quota_keys.admit(fact, time.time())
         if dropped is not None:
             for spec in QUOTA_GAUGES:

@@ -37,6 +37,7 @@ class EventObserver(OwnObserver):
     def _emit(self, halt: Halt) -> None:
         self._logger.emit(
             LogRecord(
+                # As the SDK sets only the time at which it saw the record.
                 timestamp=time.time_ns(),
                 context=context_of_invocation(halt.invocation),
                 severity_number=SeverityNumber.WARN,

@@ -49,6 +49,7 @@ class FirstCalls(OwnObserver):
 
     def _started(self, fact: Started) -> None:
         caps = dict(_caps(fact))
+        # By agent: a policy file may limit all but one, which is the one that runs away.
         if not caps and not fact.has_quotas:
             self._warn(fact.invocation.agent)
         if not self._is_told:

@@ -54,6 +54,8 @@ class MetricLabels:
         return LabelValues(limit, always=always, folded=fold)
 
     def _fold(self, label: str, limit: int) -> None:
+        # Once for each label: the metric counts all of them, and a log that repeats itself is not
+        # read.
         if label not in self._is_told:
             self._is_told.add(label)
             logger.warning(

@@ -89,5 +89,6 @@ class LedgerObserver(OwnObserver):
             self.writer.wait_until_durable()
 
     def _quota_changed(self, fact: QuotaGrant) -> None:
+        # Waited for always: it is what an operator did, and nobody does it again if it is lost.
         self.writer.put([(rows.QUOTA_CHANGES, rows.quota_change_row(fact))])
         self.writer.wait_until_durable()

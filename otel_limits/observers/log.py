@@ -88,6 +88,7 @@ def _log_halt(fact: Halt) -> None:
     if fact.breach is None:
         logger.warning("%s: agent %r; %s.", fact.reason, fact.invocation.agent, consequence)
         return
+    # A limit that is reached for want of a figure has no numbers that would say so.
     if fact.breach.note:
         logger.warning("agent %r: %s; %s.", fact.invocation.agent, fact.breach.note, consequence)
         return

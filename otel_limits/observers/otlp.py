@@ -46,6 +46,7 @@ class OtlpObserver(CountingObserver):
             # A truth value becomes a number: one of them would make the exporter drop all metrics.
             take(+value, attributes, context=context_of(exemplar) if exemplar else None)
 
+        # A gauge has no 0 to begin with: it would claim a value that nobody has set.
         if spec.kind in ("counter", "updown"):
             series(0)
         return series

@@ -49,6 +49,8 @@ class Uncreated(MetricWrapperBase):
     """A metric without its `_created` series, which would double what is scraped."""
 
     def _child_samples(self) -> Iterable[Sample]:
+        # By our own classes and not by `disable_created_metrics()`, which would take the series
+        # away from the application's metrics as well.
         return [each for each in super()._child_samples() if each.name != "_created"]
 
 
@@ -112,6 +114,7 @@ class PrometheusObserver(CountingObserver):
         Raises:
             OSError: The address is taken or cannot be bound.
         """
+        # Only where it changes: a restart would refuse the scrapes of that moment.
         if self._server is None or self._server.address != (host, port):
             self.stop_serving()
             self._server = Server(port, host, served(self._registry))
@@ -181,6 +184,7 @@ def served(registry: CollectorRegistry) -> CollectorRegistry:
     """What an endpoint answers with: the registry, or what all processes have counted."""
     if not is_shared():
         return registry
+    # A registry of its own: with the default one beside the files, this process would count twice.
     shared = CollectorRegistry()
     MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
     return shared

@@ -44,10 +44,13 @@ class QuotaKeys:
         if use.key in shown:
             shown[use.key] = nearness
             return True, None
+        # Where no series can be taken back, one that made room would go on counting in every
+        # scrape.
         if self._ever is not None and self._count[use.quota] >= self._ever:
             return False, None
         if len(shown) < self._limit:
             return self._show(use, nearness), None
+        # Over at most fifty keys, once for each use: not worth a heap that has to be kept in order.
         furthest = min(shown, key=lambda key: _share_at(shown[key], now))
         if _share_at(shown[furthest], now) >= _share_at(nearness, now):
             return False, None

@@ -127,6 +127,7 @@ class ToolLog:
             result_text: What it answered.
             trigger: It caused the halt, so that it is written whatever its number.
         """
+        # The call that caused the halt is the one that a post-mortem begins with.
         if not trigger and number % self._interval:
             return
         entry = LoggedCall(
@@ -147,6 +148,7 @@ class ToolLog:
 
     def _append(self, line: bytes) -> None:
         """Add a line in one piece, after the end of one that a full disk cut short."""
+        # At each entry: whoever cleans up may have deleted the directory meanwhile.
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileIO(self.path, "ab", opener=_open_private) as file:
             line = b"\n" + line if self._torn else line
@@ -224,6 +226,7 @@ def read(directory: Path) -> Entries:
 def _parse(line: bytes) -> LoggedCall | None:
     try:
         values = json.loads(line)
+        # Only what is known: a newer version may write more.
         known = {name: values[name] for name in TYPES}
         when = datetime.fromisoformat(known["time"])
     # RecursionError: `json` raises it for a line of a hundred thousand brackets.
