@@ -165,6 +165,7 @@ class Database:
         if self.address.file is None:
             return None
         try:
+            # By its inode, as a file that was replaced has the same name.
             status = os.stat(self.address.file)  # noqa: PTH116  on the path of every commit
         except OSError:
             # Like no file there is, so that a file that is gone counts as another one.
@@ -177,6 +178,7 @@ def latest(rows: list[Row]) -> list[Row]:
     kept: dict[str, Row] = {}
     for row in rows:
         before = kept.get(row["id"])
+        # PostgreSQL refuses a statement that would change one row twice.
         if before is None or before["ended_us"] is None:
             kept[row["id"]] = row
     return list(kept.values())
@@ -201,6 +203,7 @@ def execute(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     """
     compiled = insertion(table, connection.dialect)
     names = compiled.positiontup
+    # By place for SQLite and by name for PostgreSQL, as their drivers want them.
     values: Any = [tuple(map(row.__getitem__, names)) for row in rows] if names else rows
     return connection.exec_driver_sql(compiled.string, values).rowcount
 
@@ -219,6 +222,7 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
             where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
         )
     else:
+        # What a spill file brings a second time changes nothing, whoever brings it.
         statement = values.on_conflict_do_nothing()
     return cast("SQLCompiler", statement.compile(dialect=dialect))
 
@@ -310,6 +314,7 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that takes its place in the queue of writers before it reads anything."""
     with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
+            # In this transaction alone: a question may take as long as it needs.
             connection.execute(sa.text(f"SET LOCAL statement_timeout = {SERVER_SECONDS * 1000}"))
         yield connection
 

@@ -159,6 +159,8 @@ class Traces:
                 around = list(self._calls_around(span))
                 for each in around:
                     within.setdefault(each.key, []).append(span)
+                # The outermost that knows its tokens: an instrumentation of the framework sees the
+                # whole call, one of the client a part of it.
                 if not any(map(_tokens, around)) and (_tokens(span) or not around):
                     counted.append(span)
         counted.sort(key=_tokens, reverse=True)  # who knows them is to speak for the others
@@ -215,6 +217,7 @@ def import_files(
         done.tools += changed.get(TOOL_CALLS, 0)
         touched.update(row["id"] for table, row in portion if table == INVOCATIONS)
     ids = sorted(touched)
+    # After all rows are there: the calls of one invocation may be in several files.
     for start in range(0, len(ids), PORTION):
         with database.changing() as connection:
             sum_up(connection, ids[start : start + PORTION])
@@ -291,9 +294,11 @@ def _rows(
             if not around or around[0].key not in recorded:
                 yield TOOL_CALLS, _tool_row(span, around)
     for span, around in traces.calls():
+        # A live invocation has counted its calls itself, also those that its spans show otherwise.
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
         else:
+            # Its trace stands in for an invocation, or no sum over invocations would contain it.
             if not around:
                 yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, around, prices)

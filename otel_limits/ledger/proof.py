@@ -58,6 +58,7 @@ def balance(connection: sa.Connection) -> Balance:
     ended = _one(connection, sa.select(*SUMS_OF_RUNS, sa.func.count()).where(HAS_ENDED))
     is_open = RUNS.ended_us.is_(None)
     its_calls = INVOCATION_TABLE.join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
+    # By their calls, as the row of an invocation says what it used only at its end.
     of_open = _one(connection, sa.select(*SUMS).select_from(its_calls).where(is_open))
     oldest = sa.select(sa.func.count(), sa.func.min(RUNS.started_us)).where(is_open)
     waiting = _one(connection, oldest)
@@ -111,6 +112,7 @@ def suspects(connection: sa.Connection) -> Iterator[Any]:
     """Invocations whose row and calls do not agree, or whose calls are not numbered through."""
     calls = _by_invocation()
     c = calls.c
+    # Only live calls have numbers: what was imported cannot have gaps.
     is_live = RUNS.source == "live"
     differs = HAS_ENDED & (
         (c.calls != RUNS.model_calls)

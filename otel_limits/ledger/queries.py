@@ -236,6 +236,7 @@ def calls_in_order(
 def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Any]:
     """Fetch many rows at once: one at a time takes half as long again."""
     found = connection.execute(statement, execution_options={"yield_per": PORTION})
+    # The driver's own rows, one list at a time: a million of them at once would not fit.
     for portion in found.partitions():
         yield from portion
 
@@ -253,6 +254,8 @@ def turns_by_day(
     labelled = (column.label(f"k{n}") for n, column in enumerate(columns))
     sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.turns), 0))
     statement = source.select(selection, *labelled, *sums).where(RUNS.ended_us.is_not(None))
+    # Without those that have not ended: the turns of one that is under way are not all of its
+    # turns.
     for *keys, invocations, turns in connection.execute(statement.group_by(*columns)):
         yield dict(zip(names, keys, strict=True)), invocations, turns
 
@@ -274,6 +277,7 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
         contextlib.suppress(LedgerError, DatabaseError, OSError),
         asking(address) as (connection, _),
     ):
+        # Read before the ledger is closed, which a generator would have left to whoever reads it.
         return {each[0]: each[1] for each in connection.execute(statement)}.items()
     return ()
 

@@ -85,6 +85,7 @@ def require_ledger_file(address: Address) -> None:
             f"There is no ledger at {address}. Name one with --ledger or OTEL_LIMITS_LEDGER."
         )
     with file.open("rb") as opened:
+        # Before SQLite opens it, which makes a new database of an empty file.
         if opened.read(len(MAGIC)) != MAGIC:
             raise LedgerError(
                 f"{address} is not a ledger, or its beginning was overwritten. If it was one: "

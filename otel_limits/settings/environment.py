@@ -74,6 +74,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
     # Only now, as its default depends on what else was read.
     if values["metrics"] is None:
         values["metrics"] = default_metrics(environ, values["prometheus_port"])
+    # A mistake and not a warning: the prefix is ours alone, so that somebody meant a setting.
     mistakes.extend(unknown_variables(environ))
     mistakes.extend(contradictions(values))
     # Last, as a preset only fills what nobody has set.
@@ -117,6 +118,7 @@ def near_misses(environ: Mapping[str, str]) -> list[str]:
         if LOOKS_LIKE_OURS.search(name) and not name.startswith(PREFIX) and environ[name].strip():
             variable = _variable_near(name)
             if variable is not None:
+                # Only asked, as another product may have a name like ours.
                 asked.append(
                     f"{name} is not a setting of otel-limits, which begin with {PREFIX}. "
                     f"Did you mean {variable}?"
@@ -131,6 +133,8 @@ def _variable_near(name: str) -> str | None:
         prefix, rest = "_".join(words[:number]), "_".join(words[number:])
         matcher = difflib.SequenceMatcher(None, prefix, PREFIX.rstrip("_"))
         if rest and matcher.ratio() >= NEAR:
+            # Both parts have to be near: a rest that is not the name of a setting was meant for
+            # another.
             return meant(PREFIX + rest, VARIABLES) if meant(rest, SUFFIXES) else None
     return None
 
@@ -148,6 +152,7 @@ def contradictions(values: Mapping[str, Any]) -> list[str]:
 
 def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> tuple[str, ...]:
     """Return the ways out of the process where OTEL_LIMITS_METRICS is unset."""
+    # Both ways, as an application that serves /metrics itself may export over OTLP as well.
     if prometheus_port is None and otlp_protocol(environ, "metrics") is not None:
         return METRICS
     return ("prometheus",)

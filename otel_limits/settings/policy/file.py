@@ -74,6 +74,8 @@ class PolicyFile:
         # Before the lock, as every invocation of every thread comes by here.
         if path is None or self._clock() < self._next_look:
             return
+        # Whoever finds it held does not wait: the version before is as good for one more
+        # invocation.
         if self._lock.acquire(blocking=False):
             try:
                 is_new = self._look(path)
@@ -125,6 +127,7 @@ class PolicyFile:
         # `touch`, or a deployment that writes every file anew, says nothing new.
         if content == self._content:
             return False
+        # Kept also where it has a mistake, which is then told once and not every second.
         self._content = content
         document, self.mistakes = _parse(content, self._shown)
         if not self.mistakes:
@@ -167,6 +170,7 @@ def _content(path: str) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
+        # One more than is permitted: the size that the system tells may have changed by now.
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")

@@ -51,6 +51,7 @@ def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
     """
     root, mistakes = yaml_tree.read(text)
     reader = _Reader(mistakes)
+    # What of the YAML could be read is gone through as well, so that all mistakes come at once.
     document = NO_DOCUMENT if mistakes and root.value is None else reader.document(root, path)
     # Sections are read in our order; whoever mends the file goes through it from the top.
     ordered = sorted(reader.mistakes, key=lambda mistake: mistake.line)
@@ -118,6 +119,7 @@ class _Reader:
                     said |= self._entry(name, kind, f"{key}.{name}", parts[name])
             price = self._price(f"{key}.price", parts["price"]) if "price" in parts else None
             is_local = "local" in said and said["local"].value
+            # Both would contradict each other, and neither would leave the entry without a meaning.
             if is_local == ("price" in parts):
                 self._refuse(model, f"{key} needs either price or local: true.")
             elif is_local or price is not None:
@@ -234,6 +236,7 @@ def _unlined(node: Node, done: dict[int, object]) -> object:
 
     What `done` has is not gone through again: aliases of aliases would take for ever.
     """
+    # By identity: every alias of an anchor has the very value of the anchor.
     if id(node.value) not in done:
         value: object = node.value
         if isinstance(node.value, Mapping):
