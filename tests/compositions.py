@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import random
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -18,12 +21,16 @@ from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
 from otel_limits import Halt, Limits, LimitsPlugin, ModelCall, Stop
-from otel_limits.runs.run import Run
-from otel_limits.testing import Answer, fails, says
+from otel_limits.runs.registry import LIVE
+from otel_limits.testing import Answer, endless, fails, says
+from tests.books import Books
 from tests.metered import Metered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Iterator
+
+    from strands.background_tasks import BackgroundTasksConfig
+    from strands.types.content import Messages
 
     from otel_limits import Breach, Fact
     from otel_limits.core.policy import Action
@@ -33,10 +40,18 @@ ACTIONS: tuple[Action, ...] = ("halt", "halt", "wrap_up", "raise", "ask", "obser
 CAPS = {
     "max_turns": (1, 8),
     "max_model_calls": (1, 10),
-    "max_token_budget": (20, 300),
+    "max_token_budget": (8, 120),
     "max_tool_calls": (1, 8),
 }
+PER_MESSAGE = 4
+"""Tokens of a message: as many as are projected for the shortest one."""
+
 MOST_AGENTS = 12
+ALL_OVER, ALL_STILL = 3, 200
+"""Milliseconds without an event after which nothing is waited for, and where something is live."""
+
+MOST_ANSWERS = 60
+"""After so many answers all agents of a composition are done: some have no cap."""
 
 
 @dataclass
@@ -45,7 +60,20 @@ class Scene:
 
     chance: random.Random
     agents: list[Agent] = field(default_factory=list)
+    number: int = 0
+    """Agents that were begun to be made."""
+    answers: int = 0
+    working: set[object] = field(default_factory=set)
+    """Tools that run."""
+    quiet: int = 0
+    """How often nothing ran when it was looked for, one time after the other."""
+    models: list[Metered] = field(default_factory=list)
+    """Those that tools ask by themselves."""
     facts: list[Fact] = field(default_factory=list)
+
+    def fork(self) -> random.Random:
+        """Take chances of its own for something that may run in another thread."""
+        return random.Random(self.chance.random())  # noqa: S311  chance, no secret
 
     def limits(self, *, often: float, tree: bool) -> Limits:
         """Cap some things, or nothing."""
@@ -68,25 +96,41 @@ class Scene:
     @property
     def calls(self) -> int:
         """Requests that reached the models."""
-        return sum(agent.model.calls for agent in self.agents)  # type: ignore[attr-defined]
+        models = [*self.models, *(agent.model for agent in self.agents)]
+        return sum(model.calls for model in models)  # type: ignore[attr-defined]
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """A tool runs."""
+        tool = object()
+        self.working.add(tool)
+        try:
+            yield
+        finally:
+            self.working.discard(tool)
 
     # --- agents -----------------------------------------------------------------------------------
 
     def agent(self, depth: int) -> Agent:
         """Make an agent whose tools may be, or call, other agents."""
-        chance, name = self.chance, f"agent{len(self.agents)}"
+        chance, name = self.chance, f"agent{self.number}"
+        self.number += 1
+        tools = list(self.tools(depth))
+        in_background: BackgroundTasksConfig = {
+            "always": chance.sample(tools, 1),
+            "wait_for_completion": chance.random() < 0.5,
+            "max_concurrency": 100,  # one that waits for a place is not limited, as the docs say
+        }
         agent = Agent(
-            model=Metered(()),
+            model=Metered(self.script([each.tool_name for each in tools]), per_message=PER_MESSAGE),
+            tools=tools,
             name=name,
             callback_handler=None,
             plugins=self.plugins(),
             retry_strategy=ModelRetryStrategy(max_attempts=3, initial_delay=0, max_delay=0),
+            background_tasks=in_background if chance.random() < 0.15 else None,
         )
         self.agents.append(agent)
-        for made in self.tools(depth):
-            agent.tool_registry.process_tools([made])
-        names = [each for each in agent.tool_registry.registry if each != "handoff_to_agent"]
-        agent.model = Metered(self.script(names))
         if chance.random() < 0.2:
             agent.hooks.add_callback(AfterModelCallEvent, self.validator())
         if chance.random() < 0.15:
@@ -98,14 +142,15 @@ class Scene:
 
     def script(self, names: list[str]) -> Iterator[Answer]:
         """Answer at random, for ever."""
-        chance = self.chance
+        chance = self.fork()
         while True:
+            self.answers += 1
             dice = chance.random()
             if dice < 0.1:
                 yield fails(ModelThrottledException("busy"))
             elif dice < 0.13:
                 yield fails(OSError("gone"))
-            elif dice < 0.25:
+            elif dice < 0.25 or self.answers > MOST_ANSWERS:
                 yield says("done")
             else:
                 chosen = chance.choices(names, k=chance.choice((1, 2, 4, 6)))
@@ -113,11 +158,12 @@ class Scene:
 
     def validator(self) -> Any:
         """Have a response asked for again, now and then."""
+        chance = self.fork()
 
         def validate(event: AfterModelCallEvent, **_: Any) -> None:
-            if event.stop_response is not None and self.chance.random() < 0.3:
-                event.retry = True
-            elif event.stop_response is not None and self.chance.random() < 0.3:
+            if event.stop_response is not None and chance.random() < 0.3:
+                event.retry = self.answers < MOST_ANSWERS
+            elif event.stop_response is not None and chance.random() < 0.3:
                 event.stop_response.message.pop("metadata", None)
 
         return validate
@@ -132,8 +178,18 @@ class Scene:
             return "nothing " + input
 
         yield look
-        if depth and len(self.agents) < MOST_AGENTS:
-            ways = (self.as_tools, self.in_parallel, self.abandoned, self.in_graph, self.in_swarm)
+        if self.chance.random() < 0.2:
+            yield self.asking_a_model()
+        if depth and self.number < MOST_AGENTS:
+            ways = (
+                self.as_tools,
+                self.in_parallel,
+                self.in_threads,
+                self.in_turn,
+                self.abandoned,
+                self.in_graph,
+                self.in_swarm,
+            )
             yield from self.chance.choice(ways)(depth - 1)
 
     def as_tools(self, depth: int) -> Iterator[Any]:
@@ -142,6 +198,20 @@ class Scene:
             child = self.agent(depth)
             yield child.as_tool(name=child.name, description="Ask.")
 
+    def asking_a_model(self) -> Any:
+        """A tool that asks a model by itself."""
+        model = Metered(endless(says("hint")), "helper", PER_MESSAGE)
+        self.models.append(model)
+
+        @tool
+        async def think(input: str = "") -> str:  # noqa: A002
+            """Ask a model."""
+            messages: Messages = [{"role": "user", "content": [{"text": input}]}]
+            with self.work():
+                return str([each async for each in model.stream(messages)])
+
+        return think
+
     def in_parallel(self, depth: int) -> Iterator[Any]:
         """A tool that asks several agents at once."""
         children = [self.agent(depth) for _ in range(self.chance.randint(2, 5))]
@@ -149,15 +219,45 @@ class Scene:
         @tool
         async def ask_all(input: str) -> str:  # noqa: A002
             """Ask all of them at once."""
-            calls = (self.asked(child, input) for child in children)
-            return str(await asyncio.gather(*calls))
+            with self.work():
+                return str(
+                    await asyncio.gather(*(outcome(each.invoke_async(input)) for each in children))
+                )
 
         yield ask_all
 
-    async def asked(self, child: Agent, prompt: str) -> str:
-        """Ask an agent that may be busy with another question."""
+    def in_threads(self, depth: int) -> Iterator[Any]:
+        """A tool that asks several agents at once, each in a thread."""
+        children = [self.agent(depth) for _ in range(self.chance.randint(2, 4))]
+
+        @tool
+        def ask_in_threads(input: str) -> str:  # noqa: A002
+            """Ask all of them at once."""
+            with self.work(), ThreadPoolExecutor(len(children)) as pool:
+                asks = [
+                    pool.submit(contextvars.copy_context().run, self.asked_now, child, input)
+                    for child in children
+                ]
+                return str([each.result() for each in asks])
+
+        yield ask_in_threads
+
+    def in_turn(self, depth: int) -> Iterator[Any]:
+        """A tool that asks agents one after another, in a thread that nobody can cancel."""
+        children = [self.agent(depth) for _ in range(self.chance.randint(2, 4))]
+
+        @tool
+        def ask_in_turn(input: str) -> str:  # noqa: A002
+            """Ask one, then the next."""
+            with self.work():
+                return str([self.asked_now(child, input) for child in children])
+
+        yield ask_in_turn
+
+    def asked_now(self, child: Agent, prompt: str) -> str:
+        """Ask an agent that may be busy with another question, and wait."""
         try:
-            return str((await child.invoke_async(prompt)).stop_reason)
+            return str(child(prompt).stop_reason)
         except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
             return type(error).__name__
 
@@ -169,15 +269,13 @@ class Scene:
         @tool
         async def abandon(input: str) -> str:  # noqa: A002
             """Read a little."""
-            stream = first.stream_async(input)
-            try:
-                async for _ in first_of(stream, number):
-                    pass
-                return await self.asked(second, input)
-            except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
-                return type(error).__name__
-            finally:
-                await stream.aclose()  # type: ignore[attr-defined]
+            read: Any = first.stream_async(input)
+            async with aclosing(read) as stream:
+                with self.work(), suppress(Exception):
+                    async for _ in first_of(stream, number):
+                        pass
+                    return await outcome(second.invoke_async(input))
+            return "failed"
 
         yield abandon
 
@@ -195,10 +293,8 @@ class Scene:
         @tool
         async def run_graph(input: str) -> str:  # noqa: A002
             """Run the graph."""
-            try:
-                return str((await builder.build().invoke_async(input)).status)
-            except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
-                return type(error).__name__
+            with self.work():
+                return await outcome(builder.build().invoke_async(input))
 
         yield run_graph
 
@@ -209,16 +305,25 @@ class Scene:
         @tool
         async def run_swarm(input: str) -> str:  # noqa: A002
             """Run the swarm."""
-            try:
-                return str((await Swarm(nodes, max_iterations=3).invoke_async(input)).status)
-            except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
-                return type(error).__name__
+            with self.work():
+                return await outcome(Swarm(nodes, max_iterations=3).invoke_async(input))
 
         yield run_swarm
 
     # --- what is done -----------------------------------------------------------------------------
 
     async def play(self, top: Agent) -> None:
+        """Ask the outermost agent, and wait for what it leaves behind."""
+        await self.ask(top)
+        # Tools in the background have a loop of Strands' own, which outlives this one. A stream
+        # that was cancelled lives as long as the traceback of that, and does nothing any more.
+        told = -1
+        while self.quiet < (ALL_STILL if len(LIVE) else ALL_OVER):
+            await asyncio.sleep(0.001)
+            is_busy = self.working or told != len(self.facts)
+            self.quiet, told = 0 if is_busy else self.quiet + 1, len(self.facts)
+
+    async def ask(self, top: Agent) -> None:
         """Ask the outermost agent, and answer what it asks, a few times."""
         prompt: Any = "go"
         for _ in range(3):
@@ -228,7 +333,7 @@ class Scene:
                 return
             if result.stop_reason != "interrupt":
                 return
-            answers = ("stop", {"extend": {"max_turns": 2, "max_token_budget": 50}})
+            answers = ("stop", {"extend": {"max_turns": 2, "max_token_budget": 20}})
             prompt = [
                 {
                     "interruptResponse": {
@@ -238,6 +343,14 @@ class Scene:
                 }
                 for each in result.interrupts or ()
             ]
+
+
+async def outcome(asked: Awaitable[Any]) -> str:
+    """Ask somebody who may be busy with another question, or fail."""
+    try:
+        return type(await asked).__name__
+    except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
+        return type(error).__name__
 
 
 async def first_of(stream: Any, number: int) -> Any:
@@ -252,8 +365,21 @@ async def first_of(stream: Any, number: int) -> Any:
 # --- what has to hold -----------------------------------------------------------------------------
 
 
-def problems_of(scene: Scene, runs: list[Run]) -> Iterator[str]:
+def tallied(books: Books) -> Iterator[str]:
+    """Say which trees are not the sums of their members."""
+    runs = books.runs.values()
+    for tree in {id(tree): tree for run in runs for tree in run.trees}.values():
+        below = [run.tally for run in runs if tree in run.trees]
+        for name in ("turns", "model_calls", "tokens", "tool_calls"):
+            parts, whole = sum(getattr(each, name) for each in below), getattr(tree.tally, name)
+            if parts != whole:
+                yield f"{name} of a tree are {whole}, and {parts} of its members"
+
+
+def problems_of(scene: Scene, books: Books) -> Iterator[str]:
     """Say what does not hold."""
+    runs = list(books.runs.values())
+    yield from books.problems
     trees = {id(tree): tree for run in runs for tree in run.trees}.values()
     largest = max((f.usage.total for f in scene.facts if isinstance(f, ModelCall)), default=0)
     for budget in (*(run.budget for run in runs), *trees):
@@ -262,12 +388,11 @@ def problems_of(scene: Scene, runs: list[Run]) -> Iterator[str]:
         held = budget.reserved
         if (held.turns, held.model_calls, held.tokens, held.cost) != (0, 0, 0, 0):
             yield f"reserved for ever: {held}"
-    for tree in trees:
-        below = [run.tally for run in runs if tree in run.trees]
-        for name in ("turns", "model_calls", "tokens", "tool_calls"):
-            parts, whole = sum(getattr(each, name) for each in below), getattr(tree.tally, name)
-            if parts != whole:
-                yield f"{name} of a tree are {whole}, and {parts} of its members"
+    yield from tallied(books)
+    for run in runs:
+        # The outermost agent was made last.
+        if run.parent is None and run.invocation.agent != scene.agents[-1].name:
+            yield f"{run.invocation.agent} belongs to no tree of the outermost agent"
     for fact in scene.facts:
         if isinstance(fact, Halt) and fact.breaches and not reached(fact.breaches[0]):
             yield f"halted below its cap: {fact.breaches[0]}"
@@ -319,26 +444,37 @@ def is_valid(messages: Any) -> bool:
 
 def problems(seed: int) -> list[str]:
     """Make one composition, let it run, and say what does not hold of it."""
-    runs: list[Run] = []
-    original = Run.__init__
-
-    def begin(run: Run, *arguments: Any, **named: Any) -> None:
-        original(run, *arguments, **named)
-        runs.append(run)
-
-    scene = Scene(random.Random(seed))  # noqa: S311  chance, no secret
-    with patch.object(Run, "__init__", begin):
+    scene, books = Scene(random.Random(seed)), Books()  # noqa: S311  chance, no secret
+    with books.kept(), patch.object(asyncio, "wait_for", wait_for):
         otel_limits.enable(
             scene.limits(often=0.5, tree=False),
             tree=scene.limits(often=0.8, tree=True),
             action=scene.chance.choice(ACTIONS),
-            observers=[scene.facts.append],
+            observers=[scene.facts.append, books],
         )
         try:
             asyncio.run(scene.play(scene.agent(2)))
         finally:
             otel_limits.disable()
-    return [f"seed {seed}: {each}" for each in problems_of(scene, runs)]
+    return [f"seed {seed}: {each}" for each in problems_of(scene, books)]
+
+
+async def wait_for(waited: Any, timeout: float) -> Any:
+    """Wait like `asyncio.wait_for` since Python 3.12.
+
+    Before that it may swallow a cancellation (python/cpython#86296), and a graph that is cancelled
+    within a graph then waits for ever. Strands polls by it, which need not take 0.1 s.
+    """
+    task = asyncio.ensure_future(waited)
+    try:
+        await asyncio.wait({task}, timeout=min(timeout, 0.01))
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not task.done():
+        task.cancel()
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 def main() -> None:

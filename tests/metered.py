@@ -18,7 +18,7 @@ PER_MESSAGE = 10
 
 
 class Metered(ScriptedModel):
-    """Every message has 10 tokens, so that what a call is going to use is known before.
+    """Every message has as many tokens, so that what a call is going to use is known before.
 
     Attributes:
         at_once: Most calls of all such models together that were ever under way at once.
@@ -27,13 +27,19 @@ class Metered(ScriptedModel):
     under_way = 0
     at_once = 0
 
-    def __init__(self, script: Iterable[Answer], model_id: str = "metered") -> None:
+    def __init__(
+        self,
+        script: Iterable[Answer],
+        model_id: str = "metered",
+        per_message: int = PER_MESSAGE,
+    ) -> None:
+        self.per_message = per_message
         super().__init__((replace(answer, usage=None) for answer in script), model_id)
-        self.config["max_tokens"] = PER_MESSAGE  # type: ignore[assignment]
+        self.config["max_tokens"] = per_message  # type: ignore[assignment]
 
     async def count_tokens(self, messages: Sequence[Any], *_: Any, **__: Any) -> int:
         """Project the input, without tools and system prompt."""
-        return PER_MESSAGE * len(messages)
+        return self.per_message * len(messages)
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
         """Stream the next answer of the script, and what it has used."""
@@ -46,13 +52,13 @@ class Metered(ScriptedModel):
                 yield event
         finally:
             Metered.under_way -= 1
-        sent = PER_MESSAGE * len(messages)
+        sent = self.per_message * len(messages)
         yield {
             "metadata": {
                 "usage": {
                     "inputTokens": sent,
-                    "outputTokens": PER_MESSAGE,
-                    "totalTokens": sent + PER_MESSAGE,
+                    "outputTokens": self.per_message,
+                    "totalTokens": sent + self.per_message,
                 },
                 "metrics": {"latencyMs": 1},
             }

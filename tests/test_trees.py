@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel
 from strands import Agent, ModelRetryStrategy, tool
-from strands.hooks import AfterInvocationEvent, AfterModelCallEvent
+from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, BeforeModelCallEvent
 from strands.multiagent import GraphBuilder
 from strands.types.exceptions import ModelThrottledException
 
@@ -732,3 +734,53 @@ def test_legs_have_one_last_answer(facts: list[Fact]) -> None:
     )
     agent("go")
     assert model.calls == 3
+
+
+# --- what is left behind --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["halt", "raise"])
+def test_a_thread_that_a_graph_has_left_behind_stays_in_its_tree(
+    action: Any, facts: list[Fact]
+) -> None:
+    """A graph ends when one node fails; the thread of another one's tool lives on, and asks on."""
+    enable(tree=Limits(max_turns=4), action=action, observers=[facts.append])
+    asked = [agent_of(Metered(endless(uses("look"))), f"asked{n}") for n in range(3)]
+    is_asking, has_ended = threading.Event(), threading.Event()
+
+    @tool
+    def ask_one_after_another() -> str:
+        """Ask one agent after another, in a thread."""
+        is_asking.set()
+        assert has_ended.wait(30)
+        return str([outcome(agent) for agent in asked])
+
+    def outcome(agent: Agent) -> str:
+        with contextlib.suppress(otel_limits.LimitReachedError):
+            return str(agent("go").stop_reason)
+        return "raised"
+
+    async def fail(*_: Any, **__: Any) -> None:
+        await asyncio.to_thread(is_asking.wait)
+        raise OSError("gone")
+
+    failing = agent_of(ScriptedModel([says("never")]), "failing")
+    failing.hooks.add_callback(BeforeModelCallEvent, fail)
+    asks = agent_of(
+        Metered([uses("ask_one_after_another"), says("done")]),
+        "asks",
+        tools=[ask_one_after_another],
+    )
+    builder = GraphBuilder()
+    builder.set_max_node_executions(2)
+    for node in (failing, asks):
+        builder.add_node(node, node.name)
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="gone"):
+            await builder.build().invoke_async("go")
+        has_ended.set()  # the thread is waited for at the end of the loop
+
+    asyncio.run(main())
+    assert calls_of(*asked, asks) == 4
+    assert {stops(facts)[agent.name].reason for agent in asked} == {"max_turns"}

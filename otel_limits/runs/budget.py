@@ -9,7 +9,7 @@ from otel_limits.core.limits import TREE_PREFIX
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from decimal import Decimal
 
     from otel_limits.core.limits import Level
@@ -35,7 +35,7 @@ class Budget:
     """What one invocation, or one budget tree, may use. All of it is guarded by the runs' lock."""
 
     __slots__ = (
-        "closed",
+        "members",
         "outputs",
         "policy",
         "prefix",
@@ -54,8 +54,8 @@ class Budget:
         self.reserved = Tally()
         self.wrapped_up = False
         """True when a model was asked for the one last answer that may pass a cap."""
-        self.closed = False
-        """True when whoever began it has ended: what comes later is counted, and not refused."""
+        self.members = 0
+        """How many are under way in it: after the last, calls are counted, and not refused."""
         self.outputs: dict[str, int] = {}
         """Most output tokens of one answer, by model."""
 
@@ -87,7 +87,7 @@ class Budget:
             forces_output: Leave out limits that yield to a call that only forces the output.
             side: Leave out limits that a call beside the agent's loop cannot pass.
         """
-        if side and self.closed:
+        if side and not self.members:
             return
         reserved = self.reserved if with_reserved else None
         for breach in self.policy.breaches(self.tally, reserved, self.prefix):
@@ -184,3 +184,15 @@ class Budgets:
 def tree_of(policy: Policy, started: float) -> Budget:
     """Begin the budget tree of whoever has this policy."""
     return Budget(policy.of_tree(), started, TREE_PREFIX)
+
+
+def enter(budgets: Iterable[Budget]) -> None:
+    """One more is under way in each of these; under the lock, like everything about them."""
+    for budget in budgets:
+        budget.members += 1
+
+
+def leave(budgets: Iterable[Budget]) -> None:
+    """One has ended."""
+    for budget in budgets:
+        budget.members -= 1

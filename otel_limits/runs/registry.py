@@ -17,7 +17,7 @@ from otel_limits.core.faults import FAULTS, never_raises, note
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.price import OF_NO_CALL, Quote
 from otel_limits.core.terms import sale_of
-from otel_limits.runs.budget import Budget, tree_of
+from otel_limits.runs.budget import Budget, enter, leave, tree_of
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.observers import Observers
 from otel_limits.runs.run import Run
@@ -189,8 +189,7 @@ class Runs:
 
         A direct one is never unsampled: it has no span that could be missed.
         """
-        # The processor saw the span begin or it never will: spans are handed to it before they are
-        # returned.
+        # The processor has seen the span begin, or never will: it is told before we are.
         self.has_begun = True
         unsampled = not direct and not self.spans.take(span_id)
         parent = current()
@@ -209,6 +208,7 @@ class Runs:
             self.spans.begin(span_id, run)
         with self.lock:
             self._live[identity] = run
+            enter(run.budgets)
         # Outside the lock, as it tells observers.
         self._began(run, model, session_id, attributes or {})
         return run
@@ -216,7 +216,10 @@ class Runs:
     def group(self, name: str, policy: Policy) -> Group:
         """Several agents begin to work together."""
         parent = current()
-        return Group(name, policy, self._trees(parent, policy), parent)
+        group = Group(name, policy, self._trees(parent, policy), parent)
+        with self.lock:
+            enter(group.trees)
+        return group
 
     def run_of(self, group: Group, model: str) -> Run:
         """Return what is asked without an agent in a group, which makes an invocation of its own.
@@ -241,7 +244,8 @@ class Runs:
             group.finished = True
             if (run := group.run) is not None:
                 run.finish(run.verdict.reason if run.verdict is not None else "end_turn")
-        close_trees(group)
+        with self.lock:
+            leave(group.trees)
 
     def forget(self, run: Run) -> bool:
         """Drop a run; False when that had been done before."""
@@ -249,9 +253,9 @@ class Runs:
         with self.lock:
             if run.finished:
                 return False
-            run.finished = run.budget.closed = True
+            run.finished = True
             self._live.pop(run.invocation.id, None)
-        close_trees(run)
+            leave(run.budgets)
         self.spans.forget(run)
         return True
 
@@ -307,13 +311,6 @@ class Runs:
 
     def _is_too_much(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
-
-
-def close_trees(scope: Run | Group) -> None:
-    """Close the trees that something has begun, as it has ended."""
-    above = () if scope.parent is None else scope.parent.trees
-    for tree in scope.trees[: len(scope.trees) - len(above)]:
-        tree.closed = True
 
 
 def _caps_of_trees(run: Run) -> dict[str, Number]:

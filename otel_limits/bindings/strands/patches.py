@@ -247,9 +247,11 @@ class ClassPatcher:
                 async for event in events:
                     yield event
             finally:
-                host.runs.end_group(scope)
-                CURRENT.set(before)
-                await events.aclose()
+                try:
+                    await events.aclose()  # which cancels what is left of its nodes
+                finally:
+                    host.runs.end_group(scope)
+                    CURRENT.set(before)
 
         return stream_async
 

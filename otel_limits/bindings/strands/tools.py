@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from otel_limits.bindings.strands.batch import Batch
+from otel_limits.bindings.strands.batch import Batch, end_tool
 from otel_limits.bindings.strands.halting import ends_loop
 from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.notes import append_nudge
@@ -69,6 +69,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
     """Answer in the place of a tool that has no call left."""
     live = live_of(event.agent)
     if live is not None and live.batch is not None:
+        live.batch.begin_tool(live.run)
         position = live.batch.position_of(event.tool_use)
         breach = None if position is None else live.batch.refusals.get(position)
         if breach is not None:
@@ -78,6 +79,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 @never_raises("binding")
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: a retry comes by here again."""
+    end_tool(event.agent)
     live = live_of(event.agent)
     if live is not None and live.batch is not None:
         position = live.batch.position_of(event.tool_use)

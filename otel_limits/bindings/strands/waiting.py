@@ -91,7 +91,7 @@ class Wait:
         """
         # Little is done here, as it is for each event of a stream.
         try:
-            self._task = task = _current_task()
+            self._task = task = current_task()
             if task is not self._reader:
                 self._reader, self._others = task, _cancellations_of(task)
             # Looked at when it is known who waits, as whoever cuts does both in the opposite order.
@@ -157,7 +157,7 @@ class Wait:
         return number > 0
 
 
-def _current_task() -> asyncio.Task[Any] | None:
+def current_task() -> asyncio.Task[Any] | None:
     """Return the task that runs; `None` where it is not asyncio that runs it."""
     try:
         return asyncio.current_task()

@@ -1,0 +1,216 @@
+"""A second set of books: what is used and reserved, to check each refusal by; for tests alone."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+from otel_limits import ModelCall
+from otel_limits.runs.calls import Calls
+from otel_limits.runs.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits import Breach, Fact
+    from otel_limits.core.policy import Verdict
+    from otel_limits.runs.budget import Budget
+    from otel_limits.runs.calls import OpenCall
+
+ASSUMED: Final = 1024
+KEPT: Final = {"max_turns": "turns", "max_model_calls": "model_calls", "max_token_budget": "tokens"}
+"""The limits that are checked, and what each counts."""
+
+
+class Books:
+    """What every budget has used and what is reserved in it, by what is asked of `Calls`.
+
+    They are kept under the lock of the runs, so that they are right at every decision.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.used: dict[int, Counter[str]] = {}
+        self.calls: dict[OpenCall, tuple[Run, int]] = {}
+        """The calls under way, with the tokens that each may still use."""
+        self.turns: set[Run] = set()
+        """Whose loop has a turn reserved."""
+        self.retried: dict[Run, int] = {}
+        """The tokens of a call of the loop that failed, until it is tried again."""
+        self.outputs: dict[tuple[int, str], int] = {}
+        self.checked = 0
+        self.problems: list[str] = []
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def began(self, run: Run) -> None:
+        """An invocation begins."""
+        self.runs[run.invocation.id] = run
+        for budget in run.budgets:
+            self.used.setdefault(id(budget), Counter())
+
+    def __call__(self, fact: Fact) -> None:
+        """Add a model call that is told: `Calls.settle` tells it, under the lock."""
+        if isinstance(fact, ModelCall):
+            run = self.runs[fact.invocation.id]
+            self.add(run, "model_calls", 1)
+            self.add(run, "tokens", fact.usage.total)
+            key = id(run.budgets.all[-1]), fact.model
+            self.outputs[key] = max(self.outputs.get(key, 0), fact.usage.output)
+
+    def add(self, run: Run, name: str, number: int) -> None:
+        """Add to every budget of an invocation."""
+        for budget in run.budgets:
+            self.used[id(budget)][name] += number
+
+    def hold(self, run: Run, call: OpenCall) -> None:
+        """Reserve what a call may use."""
+        seen = self.outputs.get((id(run.budgets.all[-1]), call.model))
+        output = min(call.output_cap or ASSUMED, ASSUMED) if seen is None else seen
+        self.calls[call] = run, call.input_estimate + output
+
+    def admitted(self, run: Run, call: OpenCall, verdict: Verdict | None, *, turn: bool) -> None:
+        """A call was let out or refused; one of the loop gives up first what it had kept."""
+        had_turn = run in self.turns
+        if turn:
+            self.let_go(run)
+        if call.reservation is not None:
+            self.hold(run, call)
+        elif verdict is not None:
+            self.check(run, verdict, with_reserved=True)
+        has_others = any(each is run for each, _ in self.calls.values())
+        if turn and (call.reservation is not None or (had_turn and has_others)):
+            self.turns.add(run)
+
+    def settled(self, run: Run, call: OpenCall, *, retried: bool) -> None:
+        """A call has ended, and keeps its tokens where it is going to be tried again."""
+        _, tokens = self.calls.pop(call, (run, None))
+        if retried and call.is_of_loop and tokens is not None:
+            self.retried.setdefault(run, tokens)
+
+    def let_go(self, run: Run) -> None:
+        """A loop gives up what it has kept."""
+        self.turns.discard(run)
+        self.retried.pop(run, None)
+
+    def forget_given_back(self) -> None:
+        """Drop the calls that an invocation gave up at its end."""
+        self.calls = {call: each for call, each in self.calls.items() if call.reservation}
+
+    # --- what has to hold -------------------------------------------------------------------------
+
+    def check(self, run: Run, verdict: Verdict, *, with_reserved: bool) -> None:
+        """Note each breach whose cap is above what these books say."""
+        for breach in verdict.breaches:
+            name = KEPT.get(breach.limit.removeprefix("tree_"))
+            if name is None:
+                continue
+            self.checked += 1
+            found = [
+                self.level(budget, name, with_reserved=with_reserved)
+                for budget in run.budgets
+                if is_of(breach, budget)
+            ]
+            if not any(each >= breach.cap for each in found):
+                self.problems.append(f"refused below its cap: {breach}, and the books say {found}")
+
+    def level(self, budget: Budget, name: str, *, with_reserved: bool) -> int:
+        """What is used of something, and reserved."""
+        reserved = 0
+        if with_reserved and name == "turns":
+            reserved = sum(budget in run.budgets.all for run in self.turns)
+        elif with_reserved:
+            beneath = [tokens for run, tokens in self.calls.values() if budget in run.budgets.all]
+            kept = [each for run, each in self.retried.items() if budget in run.budgets.all]
+            reserved = len(beneath) if name == "model_calls" else sum(beneath) + sum(kept)
+        return self.used[id(budget)][name] + reserved
+
+    # --- how --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep them while this lasts."""
+        with ExitStack() as stack:
+            for owner, name in PLACES:
+                around = functools.partial(
+                    getattr(self, f"_{name.strip('_')}"), getattr(owner, name)
+                )
+                stack.enter_context(patch.object(owner, name, bound(around)))
+            yield
+
+    def _init(self, original: Any, run: Run, *arguments: Any, **named: Any) -> None:
+        original(run, *arguments, **named)
+        self.began(run)
+
+    def _judge(self, original: Any, run: Run) -> Verdict | None:
+        with run.runs.lock:
+            verdict: Verdict | None = original(run)
+            if verdict is not None:
+                self.check(run, verdict, with_reserved=False)
+        return verdict
+
+    def _admit(self, original: Any, calls: Any, call: OpenCall, **how: Any) -> Verdict | None:
+        run = calls._run
+        with run.runs.lock:
+            verdict: Verdict | None = original(calls, call, **how)
+            self.admitted(run, call, verdict, turn=how.get("turn", False))
+        return verdict
+
+    def _take(self, original: Any, calls: Any, call: OpenCall) -> None:
+        with calls._run.runs.lock:
+            original(calls, call)
+            self.hold(calls._run, call)
+
+    def _settle(self, original: Any, calls: Any, call: OpenCall, *record: Any, **how: Any) -> None:
+        with calls._run.runs.lock:
+            original(calls, call, *record, **how)
+            retried = how.get("failed", False) and not how.get("aborted", False)
+            self.settled(calls._run, call, retried=retried)
+
+    def _turned(self, original: Any, calls: Any) -> None:
+        with calls._run.runs.lock:
+            original(calls)
+            self.let_go(calls._run)
+            self.add(calls._run, "turns", 1)
+
+    def _let_go(self, original: Any, calls: Any) -> None:
+        with calls._run.runs.lock:
+            original(calls)
+            self.let_go(calls._run)
+
+    def _release(self, original: Any, calls: Any, call: OpenCall) -> None:
+        with calls._run.runs.lock:
+            original(calls, call)
+            self.calls.pop(call, None)
+
+    def _settle_all(self, original: Any, calls: Any) -> None:
+        with calls._run.runs.lock:
+            original(calls)
+            self.forget_given_back()
+
+
+PLACES: Final = (
+    (Run, "__init__"),
+    (Run, "judge"),
+    *((Calls, each) for each in ("admit", "take", "settle", "turned", "let_go", "release")),
+    (Calls, "settle_all"),
+)
+
+
+def bound(around: Any) -> Any:
+    """Make a method of it: a partial function is none."""
+
+    def method(*arguments: Any, **named: Any) -> Any:
+        return around(*arguments, **named)
+
+    return method
+
+
+def is_of(breach: Breach, budget: Budget) -> bool:
+    """Tell whether a breach can be one of this budget."""
+    name = breach.limit.removeprefix(budget.prefix)
+    caps = dict(budget.policy.limits.items())
+    return breach.limit.startswith(budget.prefix) and caps.get(name) == breach.cap
