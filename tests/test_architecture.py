@@ -213,6 +213,23 @@ def test_every_module_says_what_it_is_for(module: str) -> None:
     assert docstring.split("\n")[0].rstrip()[-1:] in (".", ":", ",") or "\n" in docstring
 
 
+def test_the_page_for_contributors_leads_to_what_is_there() -> None:
+    """Every file that it names exists, and every table stands in the file that it is said to."""
+    page = (ROOT.parent / ".github" / "CONTRIBUTING.md").read_text("utf-8")
+    files = set(re.findall(r"[\w./]+/[\w/]+\.(?:py|md|yaml)", page))
+    missing = [
+        name
+        for name in files
+        if not any(
+            (place / name).exists() for place in (ROOT, ROOT.parent, ROOT.parent / ".github")
+        )
+    ]
+    assert missing == []
+    tables = re.findall(r"`([A-Z]+)` of `([\w/]+\.py)`", page)
+    assert len(tables) >= 5
+    assert all(f"\n{table}: Final" in (ROOT / name).read_text("utf-8") for table, name in tables)
+
+
 def test_the_public_names_are_sorted_and_there() -> None:
     """`__all__` is a table of contents: constants, classes, functions, each in order."""
     names = otel_limits.__all__
