@@ -17,6 +17,7 @@ COLUMNS: Final = (
     Column("unit", "Unit"),
     Column("until", "Until", "time"),
     Column("by", "By", is_key=True),
+    Column("reason", "Reason"),
 )
 
 
@@ -34,6 +35,7 @@ def grants(inquiry: Inquiry) -> Answer:
             row.unit,
             row.until_us,
             row.changed_by,
+            row.reason,
         )
         for row in quota_changes(inquiry.connection, inquiry.selection)
     ]

@@ -21,7 +21,7 @@ from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.section import FIELDS, parts_in
-from otel_limits.quotas.store import Count, SharedStore, StoreError
+from otel_limits.quotas.store import FOREVER, Block, Count, SharedStore, StoreError
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import shown_time
 from otel_limits.runs.registry import LIVE
@@ -68,6 +68,25 @@ otel-limits audit grants.
   otel-limits quotas grant nightly 5.50 --until 2026-12-01T06:00+01:00
 """
 
+REVOKE_HELP: Final = """\
+Take back what was granted to one key of a quota.
+
+What was used of it meanwhile stays used.
+"""
+
+BLOCK_HELP: Final = """\
+Permit nothing of one key of a quota, whatever is left of it.
+
+Agents stop before their next model call with quota_exceeded and the reason's text. The ledger keeps
+who blocked it and why: see otel-limits audit grants.
+
+  otel-limits quotas block tenants acme --until 2026-12-01 --reason 'unpaid since October'
+"""
+
+UNBLOCK_HELP: Final = """\
+Take back the block of one key of a quota.
+"""
+
 KILL_HELP: Final = """\
 End live invocations of agents in every process that shares the quota store.
 
@@ -86,9 +105,7 @@ def add(commands: Any) -> None:
         "--format", choices=("table", "json"), default="table", help="table or json"
     )
     quotas.add_argument(
-        "--top",
-        metavar="N",
-        help="show the N keys of each quota that are nearest their end",
+        "--top", metavar="N", help="show the N keys of each quota that are nearest their end"
     )
     quotas.add_argument(
         "--key",
@@ -97,23 +114,28 @@ def add(commands: Any) -> None:
         default="*",
         help="show the keys that are shown like this, such as 'team-*'",
     )
-    below = quotas.add_subparsers(title="commands", metavar="COMMAND")
-    reset = add_command(below, "reset", RESET_HELP, exit_status(reset_key))
-    grant = add_command(below, "grant", GRANT_HELP, exit_status(grant_more))
-    for command in (reset, grant):
-        command.add_argument("name", metavar="NAME", help="the quota")
-        command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
-    grant.add_argument("amount", metavar="AMOUNT", help="how much more, in the quota's unit")
-    grant.add_argument(
-        "--until",
-        metavar="WHEN",
-        required=True,
-        help="date and time (ISO 8601; UTC unless it says)",
-    )
+    add_changes(quotas.add_subparsers(title="commands", metavar="COMMAND"))
     kill = add_command(commands, "kill", KILL_HELP, exit_status(kill_agents))
     kill.add_argument(
         "--agent", metavar="GLOB", required=True, help="name of the agents, such as 'research-*'"
     )
+
+
+def add_changes(below: Any) -> None:
+    """Add what changes one key of a quota."""
+    reset = add_command(below, "reset", RESET_HELP, exit_status(reset_key))
+    grant = add_command(below, "grant", GRANT_HELP, exit_status(grant_more))
+    revoke = add_command(below, "revoke", REVOKE_HELP, exit_status(revoke_grants))
+    block = add_command(below, "block", BLOCK_HELP, exit_status(block_key))
+    unblock = add_command(below, "unblock", UNBLOCK_HELP, exit_status(unblock_key))
+    for command in (reset, grant, revoke, block, unblock):
+        command.add_argument("name", metavar="NAME", help="the quota")
+        command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
+    grant.add_argument("amount", metavar="AMOUNT", help="how much more, in the quota's unit")
+    when = "date and time (ISO 8601; UTC unless it says)"
+    grant.add_argument("--until", metavar="WHEN", required=True, help=when)
+    block.add_argument("--until", metavar="WHEN", help=f"{when}; unset, until it is unblocked")
+    block.add_argument("--reason", metavar="TEXT", default="", help="what stopped agents say")
 
 
 def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
@@ -172,8 +194,7 @@ def reset_key(options: Namespace) -> None:
     """Begin to count from 0."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    count = Count(quota.name, key.id, quota.windows.at(store.now()), key.shown)
-    store.reset(count)
+    store.reset(count_of(store, quota, key))
     record(ledger, changed(quota, key, "reset", 0, None))
     sys.stdout.write(f"Quota {quota.name!r} counts {key.shown} from 0 again.\n")
 
@@ -185,15 +206,47 @@ def grant_more(options: Namespace) -> None:
     unit = unit_name(quota.unit)
     given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit})", options.amount)
     amount = parts_in(quota.unit, given)
-    until = DATE_TIME.of_text("--until", options.until).timestamp()
-    if until <= store.now():
-        raise ValueError(f"--until must be in the future, got {options.until}.")
-    store.grant(Count(quota.name, key.id, quota.windows.at(store.now()), key.shown), amount, until)
+    until = end_of(store, options.until)
+    store.grant(count_of(store, quota, key), amount, until)
     record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
         f"Quota {quota.name!r} permits {key.shown} {in_unit(quota.unit, amount)} "
         f"{unit} more until {shown_time(until)}.\n"
     )
+
+
+def revoke_grants(options: Namespace) -> None:
+    """Take back what was granted."""
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options)
+    found = store.revoke(count_of(store, quota, key))
+    if not found:
+        raise ValueError(f"Nothing is granted to {key.shown} of quota {quota.name!r} now.")
+    record(ledger, changed(quota, key, "revoke", 0, None))
+    grants = "1 grant is" if found == 1 else f"{found} grants are"
+    sys.stdout.write(f"Quota {quota.name!r}: {grants} taken back from {key.shown}.\n")
+
+
+def block_key(options: Namespace) -> None:
+    """Permit nothing."""
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options)
+    until = FOREVER if options.until is None else end_of(store, options.until)
+    store.block(count_of(store, quota, key), Block(until, options.reason))
+    told = None if options.until is None else until
+    record(ledger, changed(quota, key, "block", 0, told, options.reason))
+    end = "it is unblocked" if told is None else shown_time(until)
+    sys.stdout.write(f"Quota {quota.name!r} permits {key.shown} nothing until {end}.\n")
+
+
+def unblock_key(options: Namespace) -> None:
+    """Permit again what the quota permits."""
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options)
+    if not store.unblock(count_of(store, quota, key)):
+        raise ValueError(f"Quota {quota.name!r} is not blocked for {key.shown}.")
+    record(ledger, changed(quota, key, "unblock", 0, None))
+    sys.stdout.write(f"Quota {quota.name!r} is not blocked for {key.shown} any more.\n")
 
 
 def kill_agents(options: Namespace) -> None:
@@ -203,7 +256,26 @@ def kill_agents(options: Namespace) -> None:
     sys.stdout.write(f"Told {processes} to end agents named {options.agent!r}.\n")
 
 
-def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | None) -> QuotaGrant:
+def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:
+    """Name what is counted of a key now."""
+    return Count(quota.name, key.id, quota.windows.at(store.now()), key.shown)
+
+
+def end_of(store: SharedStore, text: str) -> float:
+    """Read `--until`.
+
+    Raises:
+        ValueError: It is not a time in the future.
+    """
+    until = DATE_TIME.of_text("--until", text).timestamp()
+    if until <= store.now():
+        raise ValueError(f"--until must be in the future, got {text}.")
+    return until
+
+
+def changed(
+    quota: Quota, key: Key, change: Any, amount: int, until: float | None, reason: str = ""
+) -> QuotaGrant:
     """Make the fact that a person changed what a quota permits."""
     return QuotaGrant(
         quota=quota.name,
@@ -215,6 +287,7 @@ def changed(quota: Quota, key: Key, change: Any, amount: int, until: float | Non
         by=f"{getpass.getuser()}@{socket.gethostname()}",
         at=time.time(),
         id=uuid.uuid4().hex,
+        reason=reason,
     )
 
 
@@ -327,11 +400,17 @@ def table_of(uses: Uses) -> Table:
     table.add_column("Begins again")
     for row in uses.rows:
         numbers = [row.used, row.reserved, row.remaining, row.limit]
-        cells = [row.quota, row.key, *(_number(each) for each in numbers), row.unit]
+        cells = [row.quota, _key(row), *(_number(each) for each in numbers), row.unit]
         table.add_row(*(Text(cell) for cell in cells), shown_time(row.resets), style=_style(row))
     if uses.omitted:
         table.caption = f"{uses.omitted:,} keys further from their end are not shown (--top)."
     return table
+
+
+def _key(row: KeyUse) -> str:
+    if row.blocked is None:
+        return row.key
+    return f"{row.key} (blocked{': ' if row.blocked else ''}{row.blocked})"
 
 
 def _number(number: Any) -> str:

@@ -292,22 +292,24 @@ class QuotaUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaGrant:
-    """A person permitted more of a quota for a time, or set its use back to 0."""
+    """A person changed what a quota permits to one key, or set its use back to 0."""
 
     quota: str
     key: str
-    change: Literal["grant", "reset"]
+    change: Literal["grant", "revoke", "reset", "block", "unblock"]
     amount: Number
-    """What was granted; 0 for a reset."""
+    """What was granted; 0 for every other change."""
     unit: str
     until: float | None
-    """Seconds since the epoch at which the grant ends."""
+    """Seconds since the epoch at which the grant or the block ends."""
     by: str
     """User and host that did it."""
     at: float
     """Seconds since the epoch at which it was done."""
     id: str
     """Unique over all changes."""
+    reason: str = ""
+    """Why, in the words of whoever blocked a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

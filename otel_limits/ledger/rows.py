@@ -248,6 +248,7 @@ def quota_change_row(fact: QuotaGrant) -> Row:
         "unit": fact.unit,
         "until_us": None if fact.until is None else microseconds(fact.until),
         "changed_by": name(fact.by),
+        "reason": fact.reason or None,
     }
 
 

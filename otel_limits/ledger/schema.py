@@ -212,6 +212,7 @@ QUOTA_CHANGE_TABLE: Final = sa.Table(
     sa.Column("unit", TEXT, nullable=False),
     sa.Column("until_us", BIG),
     sa.Column("changed_by", TEXT, nullable=False),
+    sa.Column("reason", TEXT),
 )
 
 for statement in PARTIAL_INDEXES:

@@ -54,7 +54,8 @@ def _identify_calls_by_number(connection: sa.Connection) -> None:
             _rebuild(connection, table, statement, columns)
     else:
         _run(connection, *ALTERED_4.split(";"))
-    _run(connection, *INDEXES_4.split(";"), ADOPT_ORPHANS_4)
+    reason = "ALTER TABLE otel_limits_quota_changes ADD COLUMN reason TEXT"
+    _run(connection, *INDEXES_4.split(";"), ADOPT_ORPHANS_4, reason)
 
 
 def _rebuild(connection: sa.Connection, table: str, statement: str, columns: str) -> None:

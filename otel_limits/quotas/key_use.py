@@ -32,6 +32,8 @@ class KeyUse:
     """What is permitted, grants included."""
     resets: float
     """When the next window begins, in seconds since the epoch."""
+    blocked: str | None = None
+    """Why nothing of it may be used, when an operator has blocked it; empty without a reason."""
 
 
 class Uses(NamedTuple):
@@ -101,6 +103,7 @@ def _uses(store: QuotaStore, quota: Quota, window: Window, glob: str) -> Iterato
                 remaining=in_unit(quota.unit, standing.remaining),
                 limit=in_unit(quota.unit, standing.limit),
                 resets=window.end,
+                blocked=standing.block.reason if standing.block else None,
             )
 
 

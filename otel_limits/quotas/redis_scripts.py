@@ -8,11 +8,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+from dataclasses import replace
 from typing import Final, NamedTuple, cast
+from urllib.parse import quote, unquote
 
 from otel_limits.quotas.store import (
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
+    Block,
     Count,
     Look,
     Operation,
@@ -128,18 +131,31 @@ def expires(count: Count) -> int:
     return (count.window.end + RETENTION_SECONDS) * 1000
 
 
+def block_member(identity: str, block: Block) -> str:
+    """Write a block as a member of the set of grants; the reason without what separates replies."""
+    return f"block:{identity}:{quote(block.reason, safe='')}"
+
+
 def reply_of(text: str) -> Reply:
     """Read the reply to an operation."""
     status, now, lacking, *numbers = text.split()
+    standings = standings_of(numbers)
+    positions = [] if lacking == "-" else [each.partition("=") for each in lacking.split(",")]
+    for position, is_blocked, block in positions:
+        if is_blocked:
+            until, _, reason = block.partition(":")
+            standings[int(position)] = replace(
+                standings[int(position)], block=Block(float(until) / 1000, unquote(reason))
+            )
     return Reply(
         cast("Status", status),
         int(now) / 1000,
-        tuple(standings_of(numbers)),
-        () if lacking == "-" else tuple(int(each) for each in lacking.split(",")),
+        tuple(standings),
+        tuple(int(position) for position, _, _ in positions),
     )
 
 
 def standings_of(numbers: list[str]) -> list[Standing]:
     """Read how counts stand."""
     values = [int(each) for each in numbers]
-    return [Standing(*values[n : n + 3]) for n in range(0, len(values), 3)]
+    return [Standing(*triple) for triple in zip(*[iter(values)] * 3, strict=True)]

@@ -5,24 +5,23 @@ Each operation is one script, so that it is atomic, and a batch of operations is
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit
-
-from redis import exceptions
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
+from otel_limits.quotas.redis_asker import FAILURES, Link, RedisAsker
 from otel_limits.quotas.redis_scripts import CHECK_KEY, EXPIRED_KEY, KILLS_KEY, TAG, ScriptCall
 from otel_limits.quotas.store import (
     LOOKED_AT,
     RECOVERABLE_SECONDS,
     RETENTION_SECONDS,
+    Block,
     Count,
     Kill,
     Look,
@@ -32,31 +31,12 @@ from otel_limits.quotas.store import (
     StoreError,
 )
 
-FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
-"""All that means the server was not reached, or refused; a cluster's is not a `RedisError`."""
-
 KILL_NOTED_SECONDS: Final = 60
 """How long a kill is noted for processes that were not connected when it was sent."""
 
 
-class Link(Protocol):
-    """How the server that has our keys is reached."""
-
-    def client(self) -> Any:
-        """Return its client."""
-
-    def learn(self) -> None:
-        """Look again where our keys are."""
-
-    def close(self) -> None:
-        """Close every connection."""
-
-
 class RedisStore:
     """Counts on a server, for one thread: each has a store of its own.
-
-    A thread that closes a connection while another waits for an answer on it makes that one fail
-    in ways that no client documents.
 
     Args:
         url: Where the server is.
@@ -65,8 +45,7 @@ class RedisStore:
 
     def __init__(self, url: str, connect: Callable[[], Link]) -> None:
         """Connect on first use."""
-        self._connect = connect
-        self._link = connect()
+        self._server = RedisAsker(connect)
         # Databases of one server share their channels, so that the name has the database in it.
         self._channel = f"{TAG}:kill:{urlsplit(url).path.strip('/') or '0'}"
 
@@ -76,7 +55,7 @@ class RedisStore:
         Raises:
             StoreError: Some may have been done and some not: do all of them again.
         """
-        replies = self._replies([scripts.call_of(each) for each in operations])
+        replies = self._server.replies([scripts.call_of(each) for each in operations])
         return [
             Reply("failed", time.time(), error=str(reply))
             if isinstance(reply, Exception)
@@ -97,7 +76,7 @@ class RedisStore:
                 pipe.script_load(scripts.source_of(script))
             pipe.execute()
 
-        self._ask(load)
+        self._server.ask(load)
 
     def check(self) -> None:
         """Make sure that the server can be written to.
@@ -106,7 +85,7 @@ class RedisStore:
             StoreError: It cannot.
         """
         # A write, as a replica, or a server whose disk is full, still answers to PING.
-        self._ask(lambda client: client.set(CHECK_KEY, "1", px=1000))
+        self._server.ask(lambda client: client.set(CHECK_KEY, "1", px=1000))
 
     def now(self) -> float:
         """Return the server's time.
@@ -114,7 +93,7 @@ class RedisStore:
         Raises:
             StoreError: It does not answer.
         """
-        seconds, microseconds = self._ask(lambda client: client.time())
+        seconds, microseconds = self._server.ask(lambda client: client.time())
         return float(seconds) + float(microseconds) / 1e6
 
     def keys(self, quota: str) -> Iterator[Key]:
@@ -127,7 +106,7 @@ class RedisStore:
         told: set[str] = set()  # a cursor may come by a member twice
         while True:
             look = methodcaller("zscan", index, cursor, count=LOOKED_AT)
-            cursor, page = self._ask(look)
+            cursor, page = self._server.ask(look)
             for member, ends in page:
                 if ends > now and member not in told:
                     told.add(member)
@@ -165,7 +144,7 @@ class RedisStore:
             pipe.pexpireat(bucket, scripts.expires(count))
             pipe.execute()
 
-        self._ask(write)
+        self._server.ask(write)
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Permit `amount` more until a time.
@@ -175,8 +154,32 @@ class RedisStore:
         """
         # A set holds a member once, and two grants of one amount are two.
         member = f"{amount}:{uuid.uuid4().hex}"
-        arguments = [member, str(int(until * 1000)), str(RETENTION_SECONDS * 1000)]
-        self._evaluate(ScriptCall("grant", [scripts.grants_key(count)], arguments))
+        self._permit(count, member, until)
+
+    def revoke(self, count: Count) -> int:
+        """Take back what was granted to a key; returns how many grants were in force.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        return self._take_back(count, "^%d+:")
+
+    def block(self, count: Count, block: Block) -> None:
+        """Permit nothing of a key until a time.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        self.unblock(count)
+        self._permit(count, scripts.block_member(uuid.uuid4().hex, block), block.until)
+
+    def unblock(self, count: Count) -> int:
+        """Take back the blocks of a key; returns how many were in force.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        return self._take_back(count, "^block:")
 
     def expired(self, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first.
@@ -185,7 +188,7 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
-        found: list[str] = self._ask(
+        found: list[str] = self._server.ask(
             lambda client: client.zrevrangebyscore(EXPIRED_KEY, "+inf", since, 0, most)
         )
         return found
@@ -196,7 +199,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        self._ask(lambda client: client.zrem(EXPIRED_KEY, *ids))
+        self._server.ask(lambda client: client.zrem(EXPIRED_KEY, *ids))
 
     def kill(self, pattern: str) -> int:
         """Tell every listening process to end agents; returns how many heard it.
@@ -205,7 +208,7 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         arguments = [f"{uuid.uuid4().hex} {pattern}", self._channel, str(KILL_NOTED_SECONDS * 1000)]
-        return int(self._evaluate(ScriptCall("kill", [KILLS_KEY], arguments)))
+        return int(self._server.evaluate(ScriptCall("kill", [KILLS_KEY], arguments)))
 
     def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
         """Wait for kills until `closing` is set.
@@ -218,7 +221,7 @@ class RedisStore:
             StoreError: The connection was lost.
         """
         try:
-            client = self._link.client()
+            client = self._server.link.client()
             with client.pubsub(ignore_subscribe_messages=True) as subscription:
                 subscription.subscribe(self._channel)
                 subscription.get_message(timeout=1.0)
@@ -232,76 +235,23 @@ class RedisStore:
         except FAILURES as error:
             raise StoreError(str(error)) from error
         finally:
-            self._link.close()
+            self._server.link.close()
 
     def after_fork(self) -> None:
-        """Connect anew in a child, and leave what the parent connected with alone for ever.
-
-        A thread of the parent may have held a lock of a client, which nobody gives back here, and
-        a client takes its locks to notice the fork, and even to be freed.
-        """
-        never_free(self._link)
-        self._link = self._connect()
+        """Connect anew in a child, and leave what the parent connected with alone for ever."""
+        self._server.after_fork()
 
     def close(self) -> None:
         """Close every connection."""
-        self._link.close()
+        self._server.close()
 
-    # --- how --------------------------------------------------------------------------------------
+    def _permit(self, count: Count, member: str, until: float) -> None:
+        keys = [scripts.grants_key(count), scripts.index_key(count.quota)]
+        kept = str(RETENTION_SECONDS * 1000)
+        arguments = [member, str(int(until * 1000)), kept, f"{count.key} {count.shown}"]
+        self._server.evaluate(ScriptCall("grant", keys, arguments))
 
-    def _evaluate(self, call: ScriptCall) -> Any:
-        (reply,) = self._replies([call])
-        if isinstance(reply, Exception):
-            raise StoreError(str(reply)) from reply
-        return reply
-
-    def _replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts in one round trip; one that fails by itself has its error for a reply."""
-
-        def evaluate(client: Any) -> list[Any]:
-            # Each script is atomic by itself: a transaction would only keep others waiting.
-            pipe = client.pipeline(transaction=False)
-            for script, keys, arguments in calls:
-                pipe.evalsha(scripts.sha_of(script), len(keys), *keys, *arguments)
-            replies: list[Any] = pipe.execute(raise_on_error=False)
-            for reply in replies:
-                if isinstance(reply, Exception) and not is_about_one_key(reply):
-                    raise reply
-            return replies
-
-        def load_and_evaluate(client: Any) -> list[Any]:
-            try:
-                return evaluate(client)
-            except exceptions.NoScriptError:  # the server is new, or was restarted
-                for script in {call.script for call in calls}:
-                    client.script_load(scripts.source_of(script))
-                return evaluate(client)
-
-        result: list[Any] = self._ask(load_and_evaluate)
-        return result
-
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Ask once, and once more where the connection was cut: operations have ids."""
-        try:
-            try:
-                return question(self._link.client())
-            except exceptions.TimeoutError:  # nobody waits for a second timeout
-                raise
-            except (exceptions.ConnectionError, exceptions.MovedError, OSError):
-                self._link.learn()
-                return question(self._link.client())
-        except FAILURES as error:
-            raise StoreError(str(error)) from error
-
-
-def is_about_one_key(error: Exception) -> bool:
-    """Tell whether a script failed because of what stands under its keys, so that others work."""
-    # What concerns the whole server has a class of its own in redis-py, or begins with another
-    # word: READONLY, OOM, NOPERM, LOADING, …
-    # (https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors).
-    return type(error) is exceptions.ResponseError and str(error).startswith(("WRONGTYPE", "ERR"))
-
-
-def never_free(inherited: object) -> None:
-    """Keep something until the process is gone, also while the interpreter takes itself apart."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+    def _take_back(self, count: Count, pattern: str) -> int:
+        return int(
+            self._server.evaluate(ScriptCall("revoke", [scripts.grants_key(count)], [pattern]))
+        )

@@ -29,6 +29,9 @@ DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
 
+FOREVER: Final = 253_402_300_799.0
+"""The end of the year 9999, in seconds since the epoch."""
+
 LOOKED_AT: Final = 200
 """Counts that are looked at in one step, while every operation of others waits."""
 
@@ -111,6 +114,15 @@ Operation: TypeAlias = Reserve | Settle | Look
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """An operator's order that nothing of a key may be used."""
+
+    until: float
+    """Seconds since the epoch; `FOREVER` where it holds until it is taken back."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """How one count stands."""
 
@@ -118,11 +130,12 @@ class Standing:
     reserved: int
     limit: int
     """What the quota permits, grants included; 0 in the reply to a settlement."""
+    block: Block | None = None
 
     @property
     def remaining(self) -> int:
         """What can still be reserved."""
-        return max(0, self.limit - self.used - self.reserved)
+        return max(0, self.limit - self.used - self.reserved) if self.block is None else 0
 
 
 Status: TypeAlias = Literal["admitted", "refused", "settled", "looked", "elsewhere", "failed"]
@@ -215,6 +228,15 @@ class SharedStore(QuotaStore, Protocol):
 
     def expired(self, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first."""
+
+    def revoke(self, count: Count) -> int:
+        """Take back what was granted to a key; returns how many grants were in force."""
+
+    def block(self, count: Count, block: Block) -> None:
+        """Permit nothing of a key until a time, whatever was granted."""
+
+    def unblock(self, count: Count) -> int:
+        """Take back the blocks of a key; returns how many were in force."""
 
     def done(self, ids: Sequence[str]) -> None:
         """Note that these reservations have been settled after all."""

@@ -23,7 +23,16 @@ from otel_limits.core.policy import Action, Verdict
 from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_usd, unit_name
-from otel_limits.quotas.store import Charge, Count, Demand, QuotaStore, Reply, Standing
+from otel_limits.quotas.store import (
+    FOREVER,
+    Block,
+    Charge,
+    Count,
+    Demand,
+    QuotaStore,
+    Reply,
+    Standing,
+)
 from otel_limits.quotas.windows import shown_time
 
 if TYPE_CHECKING:
@@ -196,6 +205,8 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     this = need.amount if reply.status == "refused" else 0
     total = standing.used + standing.reserved + this
     quota, window = need.quota, demand.count.window
+    if standing.block is not None:
+        return _blocked(need, standing, standing.block, window.end, reply.now)
     whose = f" for {need.key.shown}" if quota.key.text else ""
     wait = max(0, math.ceil(window.end - reply.now))
     note = (
@@ -206,6 +217,18 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     )
     refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
     return _breach(need, standing.limit, total, note, refusal)
+
+
+def _blocked(
+    need: QuotaNeed, standing: Standing, block: Block, resets_at: float, now: float
+) -> Breach:
+    """Say that an operator has blocked the key."""
+    until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
+    reason = f": {block.reason}" if block.reason else ""
+    note = f"quota {need.quota.name} is blocked for {need.key.shown} until {until}{reason}"
+    wait = math.ceil(block.until - now)
+    refusal = _refusal(need, standing, resets_at=resets_at, retry_after=wait)
+    return _breach(need, standing.limit, standing.used, note, refusal)
 
 
 def unanswered(need: QuotaNeed, demand: Demand, known: Standing | None, retry: float) -> Breach:

@@ -345,6 +345,81 @@ def test_a_store_that_does_not_answer_is_said_to(
     assert err.startswith("otel-limits: The quota store does not answer (")
 
 
+# --- revoke, block, unblock -----------------------------------------------------------------------
+
+
+def test_what_was_granted_is_taken_back(used: Any, run: Run) -> None:
+    """The quota permits what its policy says again."""
+    run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
+    assert used("go").stop_reason == "end_turn"
+    status, out, _ = run("quotas", "revoke", "daily")
+    assert (status, out) == (0, "Quota 'daily': 1 grant is taken back from (all).\n")
+    assert used("go").stop_reason == "quota_exceeded"
+    status, _, said = run("quotas", "revoke", "daily")
+    assert status == 2
+    assert said == "otel-limits: Nothing is granted to (all) of quota 'daily' now.\n"
+
+
+def test_a_grant_to_a_key_that_was_never_used_is_listed(used: Any, run: Run) -> None:
+    """And how much it permits."""
+    run("quotas", "grant", "tenants", "writer/globex", "500", "--until", "2999-01-01")
+    rows = json.loads(run("quotas", "--format", "json")[1])
+    assert [each["used"] for each in rows if each["limit"] == 1500] == [0]
+
+
+def test_a_blocked_key_stops_with_the_reason(used: Any, run: Run) -> None:
+    """Nobody else is stopped, and unblocking it is enough for it to go on."""
+    arguments = ("tenants", "writer/acme")
+    status, out, _ = run("quotas", "block", *arguments, "--reason", "unpaid, = since 1 October")
+    assert status == 0
+    assert "acme" not in out
+    run("quotas", "reset", "daily")
+    with carrying(tenant__id="acme"):
+        result = used("go")
+    assert result.stop_reason == "quota_exceeded"
+    assert "until it is unblocked: unpaid, = since 1 October" in str(result)
+    assert used("go").stop_reason == "end_turn"
+    rows = json.loads(run("quotas", "--format", "json")[1])
+    assert [each["remaining"] for each in rows if each["blocked"] is not None] == [0]
+    assert "(blocked: unpaid" in " ".join(run("quotas")[1].split())
+    assert run("quotas", "unblock", *arguments)[0] == 0
+    with carrying(tenant__id="acme"):
+        assert used("go").stop_reason == "end_turn"
+    assert run("quotas", "unblock", *arguments)[0] == 2
+
+
+def test_a_block_ends_by_itself(used: Any, run: Run, server: Server) -> None:
+    """At the time that it was given, by the server's clock."""
+    run("quotas", "reset", "daily")
+    run("quotas", "block", "daily", "--until", "2999-01-01")
+    stop = otel_limits.stop_of(used("go"))
+    assert stop is not None
+    assert stop.quota is not None
+    assert stop.quota.retry_after_seconds > 10**9
+    (grants,) = server.client.keys("*:daily:*:grants")
+    (member,) = server.client.zrange(grants, 0, -1)
+    server.client.zadd(grants, {member: 1})
+    assert used("go").stop_reason == "end_turn"
+
+
+def test_every_change_is_in_the_ledger(
+    used: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who did what, and why."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
+    run("quotas", "block", "daily", "--until", "2999-01-01", "--reason", "abuse")
+    run("quotas", "unblock", "daily")
+    run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
+    run("quotas", "revoke", "daily")
+    answer = json.loads(run("audit", "grants", "--format", "json")[1])
+    assert [(each["change"], each["reason"]) for each in answer["grants"]] == [
+        ("block", "abuse"),
+        ("unblock", None),
+        ("grant", None),
+        ("revoke", None),
+    ]
+
+
 # --- kill -----------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 -- What every script begins with. Times are milliseconds of the server's clock.
 -- bucket: hash of one count: used, reserved, doubtful, and `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation ids by the time at which their lease expires.
--- grants: sorted set of "AMOUNT:ID" by the time until which they hold.
+-- grants: sorted set of "AMOUNT:ID" and "block:ID:REASON" by the time until which they hold.
 -- expired: sorted set of operation ids by the time at which their lease was found expired. Whoever
 --       has the settlement of one in its ledger sends it; none can be sent after an hour.
 
@@ -57,10 +57,25 @@ local function restore(bucket, known, expires)
   end
 end
 
+-- How much more is permitted; and, where the key is blocked, "UNTIL:REASON".
 local function granted(grants, now)
-  local sum = 0
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf')) do
-    sum = sum + string.match(member, '^(%d+):')
+  local sum, block = 0, nil
+  local held = redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf', 'WITHSCORES')
+  for n = 1, #held, 2 do
+    local amount, reason = string.match(held[n], '^(%d+):'), string.match(held[n], '^block:%x+:(.*)$')
+    if amount then
+      sum = sum + amount
+    elseif reason then
+      block = held[n + 1] .. ':' .. reason
+    end
   end
-  return sum
+  return sum, block
+end
+
+-- Let a key live until then, unless it is to live longer.
+local function keep(key, at, now)
+  local left = redis.call('PTTL', key)
+  if left < 0 or now + left < tonumber(at) then
+    redis.call('PEXPIREAT', key, at)
+  end
 end

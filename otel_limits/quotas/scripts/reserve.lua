@@ -37,12 +37,14 @@ for n, demand in ipairs(demands) do
   end
   demand.used = field(demand.bucket, 'used')
   demand.reserved = field(demand.bucket, 'reserved')
-  demand.limit = demand.limit + granted(demand.grants, now)
+  local more, block = granted(demand.grants, now)
+  demand.limit = demand.limit + more
   -- An estimate that is more than the whole limit could never be met: then one call at a time.
   local lone = demand.alone and demand.amount > demand.limit and demand.reserved == 0
     and demand.used < demand.limit
-  if not lone and demand.used + demand.reserved + demand.amount > demand.limit then
-    table.insert(lacking, n - 1)
+  local fits = lone or demand.used + demand.reserved + demand.amount <= demand.limit
+  if block or not fits then
+    table.insert(lacking, block and (n - 1) .. '=' .. block or n - 1)
     refused = refused or demand.enforced
   end
 end
@@ -60,9 +62,9 @@ for _, demand in ipairs(demands) do
     redis.call('ZADD', demand.leases, whole(now + lease_ms), operation)
     redis.call('PEXPIREAT', demand.bucket, demand.expires)
     redis.call('PEXPIREAT', demand.leases, demand.expires)
-    redis.call('ZADD', demand.index, whole(demand.finish), demand.member)
+    redis.call('ZADD', demand.index, 'GT', whole(demand.finish), demand.member)
     redis.call('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
-    redis.call('PEXPIREAT', demand.index, demand.expires)
+    keep(demand.index, demand.expires, now)
   end
   table.insert(reply, whole(demand.used))
   table.insert(reply, whole(demand.reserved))
