@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.check import shown
 from otel_limits.core.limits import LIMITS, STOP_REASONS
+from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
@@ -58,10 +59,31 @@ def metrics() -> str:
     return table(("metric", "labels", "meaning"), rows)
 
 
+def conventions() -> str:
+    """Lay out every metric of OpenTelemetry's conventions that is emitted where it is asked for."""
+    rows = (
+        (
+            f"`{spec.convention}`",
+            f"`{spec.name}`",
+            ", ".join(f"`{label}`" for label in spec.labels),
+            bounds(spec.buckets),
+        )
+        for spec in CONVENTIONAL
+    )
+    return table(("metric", "in Prometheus", "attributes", "buckets"), rows)
+
+
+def bounds(buckets: Sequence[float]) -> str:
+    """Say where a row of powers begins, how it goes on, and where it ends."""
+    factor = round(buckets[1] / buckets[0])
+    return f"{buckets[0]:g} to {buckets[-1]:.10g}, each {factor} times the one before"
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings,
     "reasons": reasons,
     "metrics": metrics,
+    "conventions": conventions,
 }
 """What is laid out from the code alone."""
 

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from otel_limits.bindings import known
 from otel_limits.core.facts import (
+    ActionTaken,
     Cycle,
     Dropped,
     Enforcing,
@@ -42,6 +43,7 @@ from otel_limits.core.usage import Usage
 from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
+from otel_limits.observers.service import Service, service_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,11 +75,14 @@ class Way:
 
 
 def read(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
-    """Yield every sample of ours, with the bounds of buckets as numbers."""
+    """Yield every sample of ours, with the bounds of buckets as numbers.
+
+    An empty label is no label, to Prometheus.
+    """
     text = generate_latest(registry).decode()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = dict(sample.labels)
+            labels = {name: text for name, text in sample.labels.items() if text}
             if "le" in labels:
                 labels["le"] = repr(float(labels["le"]))
             yield (sample.name, frozenset(labels.items())), sample.value
@@ -198,6 +203,18 @@ def test_names_labels_and_values_are_identical_both_ways() -> None:
     assert scraped.samples() == sent.samples()
 
 
+def test_the_service_is_told_both_ways(way: Way) -> None:
+    """By today's name of the environment or the one before, and nothing where nobody says it."""
+    said = {"service.version": "7", "deployment.environment": "prod", "service.name": "x"}
+    way.observer.info("1.2.3", service_of(said))
+    labels = {"version": "1.2.3", "service_version": "7", "deployment_environment": "prod"}
+
+    assert way.value("otel_limits_build_info", **labels) == 1
+    assert service_of({"deployment.environment.name": "a", "deployment.environment": "b"}) == (
+        Service(environment="a")
+    )
+
+
 def test_every_metric_of_the_table_arrives(way: Way) -> None:
     """No metric is only a name."""
     way.observer.info("1.2.3")
@@ -314,17 +331,82 @@ def test_what_observers_lose_and_how_long_they_take_is_told(way: Way) -> None:
     assert way.value("otel_limits_internal_errors_total", component="clock") == 1
 
 
-def test_every_reason_is_there_at_0_when_an_agent_is_first_seen(way: Way) -> None:
-    """A counter that is born at 1 has no increase, and the first alert would be missed."""
-    way.tell(STARTED)
-    reasons = {
-        dict(labels)["reason"]: value
-        for (name, labels), value in way.samples().items()
-        if name == "otel_limits_stops_total"
+def stops(way: Way, name: str = "otel_limits_stops_total") -> dict[tuple[str, str], float]:
+    """What a counter says, by reason and action."""
+    return {
+        (dict(labels)["reason"], dict(labels).get("action", "")): value
+        for (sample, labels), value in way.samples().items()
+        if sample == name
     }
 
-    assert {"max_turns", "max_iterations", "loop_detected", "end_turn", "error"} <= set(reasons)
-    assert set(reasons.values()) == {0}
+
+def halts(way: Way) -> set[tuple[str, str]]:
+    """Halts that there are series of, which are all at 0."""
+    found = stops(way)
+    assert set(found.values()) == {0}
+    return {key for key in found if key[1] != "none"}
+
+
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ({}, {"max_turns", "max_token_budget", "max_cost_usd", "killed"}),
+        ({"limits": Limits()}, {"killed"}),
+        ({"limits": Limits(max_identical_tool_calls=0, max_turns=2)}, {"max_turns", "killed"}),
+        ({"limits": Limits(max_calls_per_tool={"a": 1})}, {"max_tool_calls", "killed"}),
+        ({"limits": Limits(max_repeated_tool_cycles=3)}, {"loop_detected", "killed"}),
+        ({"limits": Limits(), "tree": {"tree_max_model_calls": 9}}, {"max_model_calls", "killed"}),
+        (
+            {"limits": Limits(), "has_quotas": True},
+            {"quota_exceeded", "quota_unavailable", "killed"},
+        ),
+    ],
+    ids=["limits", "none", "switched off", "one tool", "loops", "tree", "quotas"],
+)
+def test_only_possible_halts_are_there_at_0(
+    way: Way, started: dict[str, Any], expected: set[str]
+) -> None:
+    """A counter that is born at 1 has no increase; one that stays 0 for ever is only in the way."""
+    way.tell(replace(STARTED, **started))
+
+    assert halts(way) == {(reason, "halted") for reason in expected}
+    assert {reason for reason, _ in stops(way, "otel_limits_synthetic_messages_total")} == expected
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("observed", {("max_turns", "observed"), ("killed", "halted")}),
+        ("raised", {("max_turns", "raised"), ("killed", "raised")}),
+        (
+            "wrapped_up",
+            {("max_turns", "wrapped_up"), ("max_turns", "halted"), ("killed", "halted")},
+        ),
+    ],
+)
+def test_halts_are_there_by_what_would_be_done(
+    way: Way, action: ActionTaken, expected: set[tuple[str, str]]
+) -> None:
+    """Somebody's kill is never only observed, and a last answer is not always possible."""
+    way.tell(replace(STARTED, limits=Limits(max_turns=2), action=action))
+
+    assert halts(way) == expected
+
+
+def test_how_frameworks_end_is_there_at_0(way: Way) -> None:
+    """Shares are of all invocations, however they ended."""
+    way.tell(STARTED)
+
+    assert {("end_turn", "none"), ("error", "none"), ("aborted", "none")} <= set(stops(way))
+
+
+def test_a_new_policy_makes_new_halts_possible(way: Way) -> None:
+    """The next invocation begins with zeros for them."""
+    way.tell(replace(STARTED, limits=Limits(max_turns=2)))
+    again = replace(INVOCATION, id="i2")
+    way.tell(replace(STARTED, invocation=again, limits=Limits(max_tool_calls=5)))
+
+    assert ("max_tool_calls", "halted") in halts(way)
 
 
 def test_an_invocation_is_in_progress_until_it_ends(way: Way) -> None:

@@ -255,8 +255,10 @@ BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
     "max_tool_calls": MaxToolCallsReachedError,
     "max_cost_usd": MaxCostReachedError,
     "max_duration": MaxDurationReachedError,
+    "loop_detected": LoopDetectedError,
     "quota_exceeded": QuotaExceededError,
     "quota_unavailable": QuotaUnavailableError,
+    "killed": KilledError,
 }
 
 

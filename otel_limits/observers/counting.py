@@ -13,17 +13,29 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.core import facts
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names, clean
-from otel_limits.core.limits import LIMITS, NO_LIMITS, STOP_REASONS, TREE_PREFIX, Limits
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LIMITS,
+    NO_LIMITS,
+    QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
+    TREE_PREFIX,
+    Limits,
+)
 from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
+from otel_limits.observers.conventions import Conventions
 from otel_limits.observers.label_values import MetricLabels, framework_reasons
 from otel_limits.observers.protocol import OwnObserver
 from otel_limits.observers.quota_keys import MAX_EVER, QuotaKeys
+from otel_limits.observers.service import NO_SERVICE, Service
 
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
 
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
+WITH_MESSAGE: Final = ("halted", "raised")
+"""Halts that leave a synthetic message; a model wrote the last words of one that was wrapped up."""
 
 QUOTA_GAUGES: Final = (
     table.QUOTA_USED,
@@ -40,10 +52,15 @@ class CountingObserver(OwnObserver, ABC):
         max_agents: Distinct names of agents, and of models, beside those that the policy file
             gives; further ones are counted as `_other`. Five times as many tools are told apart.
         named: Returns the names that the policy file gives without a glob.
+        conventions: Count in the metrics of OpenTelemetry's conventions as well.
     """
 
     def __init__(
-        self, max_agents: int = MAX_AGENTS, named: Callable[[], Names] = lambda: NO_NAMES
+        self,
+        max_agents: int = MAX_AGENTS,
+        named: Callable[[], Names] = lambda: NO_NAMES,
+        *,
+        conventions: bool = False,
     ) -> None:
         """Begin with no series."""
         self._series: dict[tuple[str, ...], Series] = {}
@@ -53,6 +70,9 @@ class CountingObserver(OwnObserver, ABC):
         """What is permitted to each agent, as the metrics say it now."""
         self._live: dict[str, Exemplar | None] = {}
         """Invocations that have begun and not ended."""
+        self._seen: set[str] = set()
+        """Agents whose series are there."""
+        self._conventions = Conventions(self.series, self._labels, _exemplar)
         self.subscribes_to = {
             facts.Started: self._started,
             facts.Cycle: self._cycle,
@@ -70,6 +90,8 @@ class CountingObserver(OwnObserver, ABC):
             facts.QuotaDecision: self._quota_decision,
             facts.QuotaUse: self._quota_use,
         }
+        if conventions:
+            self.subscribes_to |= self._conventions.beside(self.subscribes_to)
 
     @property
     def can_drop(self) -> bool:
@@ -97,16 +119,24 @@ class CountingObserver(OwnObserver, ABC):
 
     def after_fork(self) -> None:
         """Leave the live invocations to the parent."""
-        self._live.clear()
+        self._forget()
 
     def close(self) -> None:
         """Forget the live invocations; a subclass takes its metrics out, where that can be done."""
-        self._live.clear()
+        self._forget()
 
-    def info(self, version: str) -> None:
-        """Publish the version, and that no policy file was refused so far."""
-        self.series(table.BUILD_INFO, version)(1)
+    def _forget(self) -> None:
+        self._live.clear()
+        self._conventions.forget()
+
+    def info(self, version: str, service: Service = NO_SERVICE) -> None:
+        """Publish the version, of which service it is, and that no policy file was refused."""
+        of_service = (service.version, service.namespace, service.environment)
+        self.series(table.BUILD_INFO, version, *map(clean, of_service))(1)
         self.series(table.POLICY_VALID)(1)
+
+    def announce(self) -> None:
+        """An agent was seen for the first time, and its series are there at 0."""
 
     def _fold(self, label: str) -> None:
         self.series(table.FOLDED_NAMES, label)(1)
@@ -118,6 +148,9 @@ class CountingObserver(OwnObserver, ABC):
         self._live[fact.invocation.id] = _exemplar(fact.invocation)
         self._prepare(agent, fact)
         self._show_limits(agent, fact.limits)
+        if agent not in self._seen:
+            self._seen.add(agent)
+            self.announce()
         self.series(table.IN_PROGRESS, agent)(1)
         if fact.unsampled:
             self.series(table.BLIND_INVOCATIONS, agent)(1)
@@ -129,8 +162,10 @@ class CountingObserver(OwnObserver, ABC):
             self.series(spec, agent)
         for reason in framework_reasons():
             self.series(table.STOPS, agent, reason, "none")
-        for reason in STOP_REASONS:
-            self.series(table.STOPS, agent, reason, fact.action)
+        for reason, action in possible_halts(fact):
+            self.series(table.STOPS, agent, reason, action)
+            if action in WITH_MESSAGE:
+                self.series(table.SYNTHETIC_MESSAGES, agent, reason)
         if fact.model is not None:
             model = self._labels.model(fact.model)
             self.series(table.MODEL_CALLS, agent, model, "measured")
@@ -145,7 +180,6 @@ class CountingObserver(OwnObserver, ABC):
         caps = dict.fromkeys(dict(_numbers(shown)), 0.0) | dict(_numbers(limits))
         for name, cap in caps.items():
             self.series(table.LIMIT, agent, clean(name))(cap)
-            self.series(table.SYNTHETIC_MESSAGES, agent, LIMITS[name].reason)
 
     def _cycle(self, fact: facts.Cycle) -> None:
         self.series(table.CYCLES, self._labels.agent(fact.invocation.agent))(1)
@@ -187,13 +221,12 @@ class CountingObserver(OwnObserver, ABC):
         warnings(1, _exemplar(fact.invocation))
 
     def _halt(self, fact: facts.Halt) -> None:
-        # The other actions leave no message of ours: what ends the conversation a model wrote.
-        if fact.action in ("halted", "raised"):
-            agent, reason = (
-                self._labels.agent(fact.invocation.agent),
-                self._labels.reason(fact.reason),
+        if fact.action in WITH_MESSAGE:
+            agent = self._labels.agent(fact.invocation.agent)
+            messages = self.series(
+                table.SYNTHETIC_MESSAGES, agent, self._labels.reason(fact.reason)
             )
-            self.series(table.SYNTHETIC_MESSAGES, agent, reason)(1, _exemplar(fact.invocation))
+            messages(1, _exemplar(fact.invocation))
 
     def _stop(self, fact: facts.Stop) -> None:
         agent = self._labels.agent(fact.agent)
@@ -264,6 +297,22 @@ class CountingObserver(OwnObserver, ABC):
             return
         series(0)  # where it stays, it says that its window is over
         self.drop_series(spec, labels)
+
+
+def possible_halts(fact: facts.Started) -> Iterator[tuple[str, str]]:
+    """Reason and action of each halt that what applies to an invocation makes possible."""
+    caps = (*fact.limits.items(), *fact.tree.items())
+    limits = (LIMITS.get(name.removeprefix(TREE_PREFIX)) for name, cap in caps if cap)
+    reasons = dict.fromkeys(limit.reason for limit in limits if limit is not None)
+    if fact.has_quotas:
+        reasons |= dict.fromkeys((QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON))
+    # Where nothing is left for a last answer, there is none.
+    actions = ("wrapped_up", "halted") if fact.action == "wrapped_up" else (fact.action,)
+    for reason in reasons:
+        for action in actions:
+            yield reason, action
+    # Whatever the policy says, somebody can press the button, and that is never only observed.
+    yield KILLED_STOP_REASON, "raised" if fact.action == "raised" else "halted"
 
 
 def is_of_tokens(limit: str) -> bool:

@@ -31,6 +31,7 @@ class MetricSpec:
     name: str
     """Its name in Prometheus, whichever way it got there."""
     labels: tuple[str, ...]
+    """Its attributes in OpenTelemetry. Where a value is empty there is no such attribute."""
     help: str
     unit: str = ""
     """UCUM unit for OpenTelemetry; one in braces adds nothing to the name in Prometheus."""
@@ -39,10 +40,19 @@ class MetricSpec:
     """Upper bounds, for a histogram."""
     values: tuple[str, ...] = ()
     """What its last label can say, where that is a short list: all are made with the first."""
+    convention: str = ""
+    """Its name in OpenTelemetry's semantic conventions, for a metric of theirs."""
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Its labels in Prometheus, which takes dots for underscores."""
+        return tuple(label.replace(".", "_") for label in self.labels)
 
     @property
     def otel_name(self) -> str:
         """Its name in OpenTelemetry: what Prometheus adds for kind and unit is not in it."""
+        if self.convention:
+            return self.convention
         name = self.name.removeprefix(PREFIX).removesuffix("_total").removesuffix("_seconds")
         return f"otel_limits.{name}"
 
@@ -225,9 +235,9 @@ FOLDED_NAMES: Final = MetricSpec(
     name="otel_limits_folded_names_total",
     labels=("label",),
     help="Times that a name was counted as _other, because its label (agent, model, tool, reason, "
-    "observer) tells no more names apart.",
+    "provider, observer) tells no more names apart.",
     unit="{name}",
-    values=("agent", "model", "tool", "reason", "observer"),
+    values=("agent", "model", "tool", "reason", "provider", "observer"),
 )
 INTERNAL_ERRORS: Final = MetricSpec(
     name="otel_limits_internal_errors_total",
@@ -266,8 +276,9 @@ ENFORCING: Final = MetricSpec(
 )
 BUILD_INFO: Final = MetricSpec(
     name="otel_limits_build_info",
-    labels=("version",),
-    help="Version of otel-limits, as a label of a constant 1.",
+    labels=("version", "service_version", "service_namespace", "deployment_environment"),
+    help="Version of otel-limits, as a label of a constant 1, with what OTEL_RESOURCE_ATTRIBUTES "
+    "or the program's own provider says of the service.",
     kind="gauge",
 )
 

@@ -47,6 +47,7 @@ class MetricLabels:
         self.model = self._capped("model", max_agents, lambda: named().models)
         self.tool = self._capped("tool", max_agents * TOOLS_PER_AGENT, lambda: named().tools)
         self.reason = self._capped("reason", MAX_FOREIGN, known_reasons)
+        self.provider = self._capped("provider", MAX_FOREIGN, frozenset)
         self.component = self._capped("observer", MAX_FOREIGN, frozenset)
 
     def _capped(self, label: str, limit: int, always: Callable[[], frozenset[str]]) -> LabelValues:

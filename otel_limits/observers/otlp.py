@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.core.faults import never_raises
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.context import context_of
+from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import METRICS, Exemplar, MetricSpec, Series
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
+
+FLUSH_INTERVAL_SECONDS: Final = 1.0
+"""A flood of new agents must not become a flood of exports."""
 
 
 class OtlpObserver(CountingObserver):
@@ -21,6 +28,8 @@ class OtlpObserver(CountingObserver):
         meter: Makes the instruments; without an SDK behind it, they cost next to nothing.
         max_agents: As in `CountingObserver`.
         named: As in `CountingObserver`.
+        conventions: As in `CountingObserver`.
+        flush: Exports what there is now.
     """
 
     component = "otlp"
@@ -30,17 +39,54 @@ class OtlpObserver(CountingObserver):
         meter: Meter,
         max_agents: int = MAX_AGENTS,
         named: Callable[[], Names] = lambda: NO_NAMES,
+        *,
+        conventions: bool = False,
+        flush: Callable[[], object] | None = None,
     ) -> None:
         """Make the instruments."""
-        super().__init__(max_agents, named)
-        self._instruments = {spec.name: make_instrument(meter, spec) for spec in METRICS}
+        super().__init__(max_agents, named, conventions=conventions)
+        specs = (*METRICS, *(CONVENTIONAL if conventions else ()))
+        self._instruments = {spec.name: make_instrument(meter, spec) for spec in specs}
+        self._flush = flush
+        self._flushed_at = -FLUSH_INTERVAL_SECONDS
+        self._is_due = threading.Lock()
+        """Held from when there is something to export until it is."""
+
+    def announce(self) -> None:
+        """Have the zeros exported, at most once a second.
+
+        A series whose first point is 1 already has no increase. By the next export an invocation
+        may be over.
+        """
+        if self._flush is None or not self._is_due.acquire(blocking=False):
+            return
+        # Not in the agent's own thread, which is not to wait for a network.
+        thread = threading.Thread(target=self._export, name="otel-limits-zeros", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is about to end, and exports then
+            self._is_due.release()
+
+    @never_raises("otlp")
+    def _export(self) -> None:
+        time.sleep(max(0.0, self._flushed_at + FLUSH_INTERVAL_SECONDS - time.monotonic()))
+        self._flushed_at = time.monotonic()
+        # Before it is exported: what comes meanwhile is not part of it.
+        self._is_due.release()
+        if self._flush is not None:
+            self._flush()
+
+    def after_fork(self) -> None:
+        """Renew the lock as well: the thread that would release it is not there."""
+        super().after_fork()
+        self._is_due = threading.Lock()
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0 where its kind has a zero."""
         instrument = self._instruments[spec.name]
         take: Any = {"gauge": "set", "minimum": "set", "histogram": "record"}.get(spec.kind, "add")
         take = getattr(instrument, take)
-        attributes = dict(zip(spec.labels, labels, strict=True))
+        attributes = {name: text for name, text in zip(spec.labels, labels, strict=True) if text}
 
         def series(value: float, exemplar: Exemplar | None = None, /) -> None:
             # A truth value becomes a number: one of them would make the exporter drop all metrics.

@@ -18,12 +18,12 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
+from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import ENFORCING, IN_PROGRESS, METRICS, MetricSpec, Series
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
-
 
 SILENCE_SECONDS: Final = 10
 """How long a connection to the endpoint may send nothing."""
@@ -69,6 +69,8 @@ class PrometheusObserver(CountingObserver):
         registry: Where the metrics live; the default registry unless told otherwise.
         max_agents: As in `CountingObserver`.
         named: As in `CountingObserver`.
+        conventions: As in `CountingObserver`.
+        created: Tell of each counter and histogram since when it counts.
     """
 
     component = "prometheus"
@@ -78,16 +80,25 @@ class PrometheusObserver(CountingObserver):
         registry: CollectorRegistry = REGISTRY,
         max_agents: int = MAX_AGENTS,
         named: Callable[[], Names] = lambda: NO_NAMES,
+        *,
+        conventions: bool = False,
+        created: bool = False,
     ) -> None:
         """Register the metrics.
 
         Raises:
             ValueError: The registry has metrics of these names already.
         """
-        super().__init__(max_agents, named)
+        super().__init__(max_agents, named, conventions=conventions)
         self._registry = registry
-        self._metrics = {spec.name: register(spec, registry) for spec in METRICS}
         self._server: Server | None = None
+        self._metrics: dict[str, MetricWrapperBase] = {}
+        try:
+            for spec in (*METRICS, *(CONVENTIONAL if conventions else ())):
+                self._metrics[spec.name] = register(spec, registry, created=created)
+        except ValueError:
+            self.close()  # half of them would stand in the way of the next attempt
+            raise
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""
@@ -118,6 +129,11 @@ class PrometheusObserver(CountingObserver):
         if self._server is None or self._server.address != (host, port):
             self.stop_serving()
             self._server = Server(port, host, served(self._registry))
+
+    @property
+    def unscraped(self) -> tuple[str, int] | None:
+        """Host and port of the endpoint, if there is one that nobody has asked so far."""
+        return None if self._server is None or self._server.was_asked else self._server.address
 
     def stop_serving(self) -> None:
         """Close the endpoint, if there is one."""
@@ -159,16 +175,19 @@ class PrometheusObserver(CountingObserver):
                 value.set(value._value)  # noqa: SLF001
 
 
-def register(spec: MetricSpec, registry: CollectorRegistry) -> MetricWrapperBase:
+def register(spec: MetricSpec, registry: CollectorRegistry, *, created: bool) -> MetricWrapperBase:
     """Make the metric of `spec`."""
+    labels = spec.label_names
     if spec.kind == "counter":
-        return Counter(spec.name, spec.help, spec.labels, registry=registry)
+        counter = prometheus_client.Counter if created else Counter
+        return counter(spec.name, spec.help, labels, registry=registry)
     if spec.kind == "histogram":
-        return Histogram(spec.name, spec.help, spec.labels, registry=registry, buckets=spec.buckets)
+        histogram = prometheus_client.Histogram if created else Histogram
+        return histogram(spec.name, spec.help, labels, registry=registry, buckets=spec.buckets)
     return prometheus_client.Gauge(
         spec.name,
         spec.help,
-        spec.labels,
+        labels,
         registry=registry,
         # `live…`: what a dead worker last said of the present is not true any more.
         multiprocess_mode=OVER_PROCESSES[spec.kind],
@@ -222,6 +241,8 @@ def patient(handler: Any) -> Any:
             """Answer, or close the connection without a word."""
             with contextlib.suppress(TimeoutError):
                 super().handle()
+                # A connection that sends nothing, such as a probe of the port, is no scrape.
+                self.server.was_asked |= bool(self.raw_requestline)
 
     return PatientHandler
 
@@ -232,11 +253,19 @@ class Server:
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
         """Bind and serve in a daemon thread."""
         self.address = (host, port)
+        # Of any type, as it is given an attribute that its class knows nothing of.
+        self._httpd: Any
         self._httpd, self._thread = prometheus_client.start_http_server(
             port, addr=host, registry=registry
         )
+        self._httpd.was_asked = False
         # Nobody has connected yet, but for whom the thread has accepted meanwhile.
         self._httpd.RequestHandlerClass = patient(self._httpd.RequestHandlerClass)
+
+    @property
+    def was_asked(self) -> bool:
+        """True when anybody has asked for anything."""
+        return bool(self._httpd.was_asked)
 
     def close(self) -> None:
         """Stop serving and free the port."""

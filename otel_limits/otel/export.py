@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import importlib
 import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -19,11 +17,11 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from otel_limits.otel.provider import current_provider
+from otel_limits.otel.resource import resource
 
 logger = logging.getLogger("otel_limits")
 
@@ -99,16 +97,6 @@ def flushes() -> list[Callable[[], object]]:
     return [each.force_flush for each in found.values() if hasattr(each, "force_flush")]
 
 
-@functools.cache
-def resource() -> Resource:
-    """Describe the process, with an id: it becomes Prometheus' label `instance`."""
-    described = Resource.create()
-    # Whoever names the instance, in OTEL_RESOURCE_ATTRIBUTES or by a detector, is believed.
-    if SERVICE_INSTANCE_ID in described.attributes:
-        return described
-    return described.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
-
-
 def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvider:
     """Make a tracer provider, one that exports when an OTLP protocol is given."""
     exporter = otlp_exporter("traces", protocol)
@@ -145,6 +133,14 @@ def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvi
     provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
     AT_EXIT.add(provider, timeout_seconds)
     return provider
+
+
+def flush_metrics(own: Any) -> None:
+    """Export metrics now: those of our own provider, or of the one that the process has set."""
+    provider = own or get_meter_provider()
+    # What the API returns where nobody has set one exports nothing.
+    if hasattr(provider, "force_flush"):
+        provider.force_flush()
 
 
 def otlp_exporter(signal: str, protocol: str | None) -> Any | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import signal
@@ -15,7 +16,7 @@ from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
-from otel_limits.runtime.leaving import flush_on_sigterm
+from otel_limits.runtime.leaving import flush_on_sigterm, say_if_unscraped
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
@@ -116,6 +117,7 @@ def enable_for_run() -> None:
     """Enable in a program that `otel-limits run` started, and provide what it lacks."""
     if not RUNTIME.is_on:
         enable_leniently("run")
+    atexit.register(say_if_unscraped)
     _provide_what_is_missing()
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from otel_limits.core.faults import never_raises
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.variables import otlp_timeout_seconds
+
+UNSCRAPED: Final = (
+    "otel-limits: nobody scraped the metrics on {host} port {port} while this process ran, and now "
+    "they are lost. What ends before it is scraped sends them: set OTEL_EXPORTER_OTLP_ENDPOINT in "
+    "the place of OTEL_LIMITS_PROMETHEUS_PORT.\n"
+)
 
 
 def flush(timeout_seconds: float | None = None) -> bool:
@@ -51,6 +58,15 @@ def _begun(task: Callable[[], object]) -> threading.Thread | None:
     return thread
 
 
+@never_raises("prometheus")
+def say_if_unscraped() -> None:
+    """Say at the end of a program under `run` that its metrics are lost, if they are."""
+    where = RUNTIME.unscraped()
+    if where is not None and RUNTIME.enforcement().source == "run":
+        sys.stderr.write(UNSCRAPED.format(host=where[0], port=where[1]))
+        sys.stderr.flush()
+
+
 def flush_on_sigterm() -> None:
     """Flush on SIGTERM, and then end by it, unless the program uses the signal itself."""
     # Python permits handlers to be set in the main thread alone.
@@ -78,6 +94,7 @@ def _end(number: int, _frame: Any) -> None:
 
 def _flush_and_raise(number: int) -> None:
     try:
+        say_if_unscraped()
         flush()
     finally:
         # To the process and not to this thread; by now it has its default action again.

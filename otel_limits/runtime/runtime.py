@@ -204,6 +204,12 @@ class Runtime:
         """Return what keeps the end of the process from losing what was told."""
         return self._wiring.flushes()
 
+    def unscraped(self) -> tuple[str, int] | None:
+        """Return where metrics are lost at the end of the process, as nobody has scraped them."""
+        if self._settings is None or self._settings.quiet or not self.runs.has_begun:
+            return None
+        return self._wiring.unscraped()
+
     def _hold_quotas(self) -> None:
         with self._lock:
             self._wiring.hold_quotas()

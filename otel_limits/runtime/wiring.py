@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.otlp import OtlpObserver
     from otel_limits.observers.prometheus import PrometheusObserver
     from otel_limits.observers.protocol import OwnObserver
+    from otel_limits.observers.service import Service
     from otel_limits.observers.toollog import ToolLog
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
@@ -55,6 +56,11 @@ PORT_IS_TAKEN: Final = (
 NO_SUCH_ADDRESS: Final = (
     "Set OTEL_LIMITS_PROMETHEUS_HOST to an address of this machine, and "
     "OTEL_LIMITS_PROMETHEUS_PORT to a port that this user may serve."
+)
+
+SOMEBODY_ELSE_S: Final = (
+    "otel-limits leaves the metrics of OTEL_LIMITS_GENAI_METRICS out (%s): another instrumentation "
+    "has registered them in prometheus_client. Switch those off there, or this variable."
 )
 
 
@@ -101,14 +107,34 @@ def own_version() -> str:
         return "unknown"
 
 
+def own_service() -> Service:
+    """Return which service this process is, as far as anybody says."""
+    from otel_limits.observers.service import service_of
+    from otel_limits.otel.resource import service_attributes
+
+    return service_of(service_attributes())
+
+
 def _make_prometheus(
     settings: Settings, _: OtlpProviders, named: Named
 ) -> PrometheusObserver | None:
     from otel_limits.observers.prometheus import PrometheusObserver
 
+    make = functools.partial(
+        PrometheusObserver,
+        max_agents=settings.metrics_max_agents,
+        named=named,
+        created=settings.metrics_created,
+    )
     try:
-        observer = PrometheusObserver(max_agents=settings.metrics_max_agents, named=named)
-        observer.info(own_version())
+        try:
+            observer = make(conventions=settings.genai_metrics)
+        except ValueError as error:
+            if not settings.genai_metrics:
+                raise
+            logger.error(SOMEBODY_ELSE_S, error)  # noqa: TRY400  the sentence says it all
+            observer = make()
+        observer.info(own_version(), own_service())
     except (OSError, ValueError) as error:  # what limits an agent does not depend on metrics
         logger.error(  # noqa: TRY400  the sentence says it all
             "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
@@ -123,10 +149,16 @@ def _make_otlp(settings: Settings, providers: OtlpProviders, named: Named) -> Ot
     from opentelemetry.metrics import get_meter
 
     from otel_limits.observers.otlp import OtlpObserver
+    from otel_limits.otel.export import flush_metrics
 
-    meter = get_meter("otel_limits", own_version(), providers.meter)
-    observer = OtlpObserver(meter, settings.metrics_max_agents, named)
-    observer.info(own_version())
+    observer = OtlpObserver(
+        get_meter("otel_limits", own_version(), providers.meter),
+        settings.metrics_max_agents,
+        named,
+        conventions=settings.genai_metrics,
+        flush=functools.partial(flush_metrics, providers.meter),
+    )
+    observer.info(own_version(), own_service())
     return observer
 
 
@@ -169,9 +201,18 @@ OBSERVERS: Final = (
         is_lazy=False,
     ),
     ObserverEntry(
-        "prometheus", lambda settings, _: "prometheus" in settings.metrics, _make_prometheus
+        "prometheus",
+        lambda settings, _: (
+            "prometheus" in settings.metrics
+            and ("prometheus", settings.genai_metrics, settings.metrics_created)
+        ),
+        _make_prometheus,
     ),
-    ObserverEntry("otlp", lambda settings, otlp: "otlp" in settings.metrics and otlp, _make_otlp),
+    ObserverEntry(
+        "otlp",
+        lambda settings, otlp: "otlp" in settings.metrics and (otlp, settings.genai_metrics),
+        _make_otlp,
+    ),
     ObserverEntry("events", lambda _, otlp: otlp, _make_events),
     ObserverEntry(
         "ledger",
@@ -255,6 +296,13 @@ class Wiring:
         Without the lock: a signal handler may have interrupted whoever holds it.
         """
         return [observer.flush for _, observer in list(self._open.values())]
+
+    def unscraped(self) -> tuple[str, int] | None:
+        """Return where we serve metrics that nobody has scraped and that leave by no other way."""
+        metrics = self.opened("prometheus")
+        if metrics is None or metrics.made is None or "otlp" in self._settings.metrics:
+            return None
+        return metrics.made.unscraped  # type: ignore[no-any-return]
 
     def opened(self, name: str) -> Any:
         """Return the observer of the table that has this name, or `None` where there is none."""

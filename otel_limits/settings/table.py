@@ -67,6 +67,8 @@ class Settings:
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
     metrics_max_agents: int = MAX_AGENTS
+    metrics_created: bool = False
+    genai_metrics: bool = False
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
     ledger: Address | None = None
@@ -233,6 +235,19 @@ SETTINGS: Final = (
         kind=WHOLE_NUMBER,
         help="Names of agents, and of models, that metrics tell apart beside those that the policy "
         "file gives; the rest is counted as _other. Five times as many tools are told apart.",
+    ),
+    Setting(
+        name="metrics_created",
+        kind=BOOLEAN,
+        help="Tell in OpenMetrics since when each counter counts (its _created series), for a "
+        "Prometheus 3 with --enable-feature=created-timestamp-zero-ingestion. Any other one keeps "
+        "them as series of their own, twice as many as before.",
+    ),
+    Setting(
+        name="genai_metrics",
+        kind=BOOLEAN,
+        help="Emit the metrics of OpenTelemetry's GenAI conventions for agents as well "
+        "(gen_ai.client.token.usage and others), where no other instrumentation does.",
     ),
     Setting(
         name="prometheus_port",

@@ -1,6 +1,10 @@
-"""An application that knows nothing of otel-limits: an agent that would loop for ever."""
+"""An application that knows nothing of otel-limits: an agent that would loop for ever.
+
+With `--wait` its tool waits for a line of standard input.
+"""
 
 import atexit
+import sys
 import time
 
 from strands import Agent, tool
@@ -19,6 +23,8 @@ def tell_delay() -> None:
 @tool
 def search(query: str = "") -> str:
     """Search for a query."""
+    if "--wait" in sys.argv:
+        sys.stdin.readline()
     return f"nothing about {query!r}"
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dashboards.servers import free_port
+from tests.dashboards.servers import free_port, until
 from tests.otlp.receiver import Received, grpc_receiver, http_receiver
+from tests.processes import bounded
 
 if TYPE_CHECKING:
     from tests.otlp.receiver import Behaviour
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 APP = Path(__file__).with_name("app.py")
 PROGRAM = str(Path(sys.executable).with_name("otel-limits"))
 CAP = 3
+LIMITED = (PROGRAM, "run", "--max-turns", str(CAP), "--", sys.executable, str(APP))
 
 RECEIVERS = {"grpc": grpc_receiver, "http/protobuf": http_receiver}
 
@@ -38,7 +40,7 @@ class Ended:
 def execute(**environ: str) -> Ended:
     """Run the application under `otel-limits run`, with nothing but these variables."""
     done = subprocess.run(
-        [PROGRAM, "run", "--max-turns", str(CAP), "--", sys.executable, str(APP)],
+        LIMITED,
         env={"PATH": "/usr/bin:/bin", **environ},
         capture_output=True,
         text=True,
@@ -142,6 +144,51 @@ def test_the_process_has_an_id(received: Received) -> None:
     """Prometheus makes the label `instance` of it, by which dashboards select."""
     assert {attributes(each)["service.instance.id"] for each in received.resources}
     assert len({str(attributes(each)) for each in received.resources}) == 1
+
+
+def test_zeros_arrive_before_anything_is_counted() -> None:
+    """While the first tool runs, long before the next export: what comes then is an increase."""
+    received = Received()
+    with http_receiver(received) as endpoint:
+        process = subprocess.Popen(
+            [*LIMITED, "--wait"],
+            env={"PATH": "/usr/bin:/bin", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with bounded(process):
+            assert until(lambda: "otel_limits.stops" in received.metrics, "zeros arrive")
+            points = received.metrics["otel_limits.stops"].sum.data_points
+            first = {attributes(each)["reason"]: each.as_int or each.as_double for each in points}
+            process.communicate("\n" * CAP)
+        points = received.metrics["otel_limits.stops"].sum.data_points
+        last = {attributes(each)["reason"]: each.as_int or each.as_double for each in points}
+    assert (first["max_turns"], first["end_turn"], set(first.values())) == (0, 0, {0})
+    assert last["max_turns"] == 1
+
+
+def test_the_resource_says_which_service_it_is() -> None:
+    """As Prometheus' `target_info`, and on `otel_limits_build_info`, where it is scraped too."""
+    received = Received()
+    said = "deployment.environment=prod,service.version=7,service.namespace=shop"
+    with http_receiver(received) as endpoint:
+        execute(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_RESOURCE_ATTRIBUTES=said)
+    (point,) = received.metrics["otel_limits.build_info"].gauge.data_points
+
+    assert all(
+        attributes(each).items() >= dict(pair.split("=") for pair in said.split(",")).items()
+        for each in received.resources
+    )
+    assert (
+        attributes(point).items()
+        >= {
+            "deployment_environment": "prod",
+            "service_version": "7",
+            "service_namespace": "shop",
+        }.items()
+    )
 
 
 # --- endpoints that take nothing ------------------------------------------------------------------
