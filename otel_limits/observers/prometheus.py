@@ -241,7 +241,7 @@ def patient(handler: Any) -> Any:
             """Answer, or close the connection without a word."""
             with contextlib.suppress(TimeoutError):
                 super().handle()
-                # A connection that sends nothing, such as a probe of the port, is no scrape.
+                # A connection that sends nothing, such as a probe of the port, is not a scrape.
                 self.server.was_asked |= bool(self.raw_requestline)
 
     return PatientHandler

@@ -34,8 +34,8 @@ class Received:
         self.behaviour = behaviour
         self.let_go = threading.Event()
         """Set when the requests that hang may end."""
-        self.asked = threading.Event()
-        """Set when the first request has come."""
+        self.sent_spans = threading.Event()
+        """Set when a request with spans has come, whatever becomes of it."""
         self.spans: list[Any] = []
         self.metrics: dict[str, Any] = {}
         """The last state of each metric, by name."""
@@ -44,7 +44,8 @@ class Received:
 
     def take(self, request: Any) -> None:
         """Keep what a request carries, or behave badly."""
-        self.asked.set()
+        if getattr(request, "resource_spans", ()):
+            self.sent_spans.set()
         if self.behaviour == "hanging":
             self.let_go.wait(60)
         if self.behaviour != "taking":

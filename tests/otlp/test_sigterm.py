@@ -154,7 +154,7 @@ def test_a_second_signal_is_heeded_at_once() -> None:
         halted(*BY_RUN, **export_to(endpoint), OTEL_EXPORTER_OTLP_TIMEOUT="30") as process,
     ):
         process.send_signal(signal.SIGTERM)
-        assert received.asked.wait(20)
+        assert received.sent_spans.wait(20)
         process.send_signal(signal.SIGTERM)
         begin = time.monotonic()
         assert process.wait() == -signal.SIGTERM
