@@ -241,8 +241,11 @@ def patient(handler: Any) -> Any:
             """Answer, or close the connection without a word."""
             with contextlib.suppress(TimeoutError):
                 super().handle()
-                # A connection that sends nothing, such as a probe of the port, is not a scrape.
-                self.server.was_asked |= bool(self.raw_requestline)
+
+        def parse_request(self) -> bool:
+            """Note that somebody asks: a connection that sends nothing is not a scrape."""
+            self.server.was_asked = True
+            return bool(super().parse_request())
 
     return PatientHandler
 
