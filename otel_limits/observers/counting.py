@@ -6,7 +6,6 @@ Series that an alert or a rate needs are created at 0 when an agent is first see
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -26,12 +25,12 @@ from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
 from otel_limits.observers.conventions import Conventions
 from otel_limits.observers.label_values import MetricLabels, framework_reasons
-from otel_limits.observers.protocol import OwnObserver
 from otel_limits.observers.quota_keys import MAX_EVER, QuotaKeys
+from otel_limits.observers.series import SeriesKeeper
 from otel_limits.observers.service import NO_SERVICE, Service
 
 if TYPE_CHECKING:
-    from otel_limits.observers.instruments import Exemplar, MetricSpec, Series
+    from otel_limits.observers.instruments import Exemplar
 
 ENFORCED: Final = ("halted", "wrapped_up", "raised")
 WITH_MESSAGE: Final = ("halted", "raised")
@@ -45,7 +44,7 @@ QUOTA_GAUGES: Final = (
 )
 
 
-class CountingObserver(OwnObserver, ABC):
+class CountingObserver(SeriesKeeper):
     """Counts facts.
 
     Args:
@@ -63,7 +62,7 @@ class CountingObserver(OwnObserver, ABC):
         conventions: bool = False,
     ) -> None:
         """Begin with no series."""
-        self._series: dict[tuple[str, ...], Series] = {}
+        super().__init__()
         self._labels = MetricLabels(max_agents, named, self._fold)
         self._quota_keys = QuotaKeys(ever=None if self.can_drop else MAX_EVER)
         self._shown: dict[str, Limits] = {}
@@ -92,30 +91,6 @@ class CountingObserver(OwnObserver, ABC):
         }
         if conventions:
             self.subscribes_to |= self._conventions.beside(self.subscribes_to)
-
-    @property
-    def can_drop(self) -> bool:
-        """True where a series can be taken back."""
-        return False
-
-    @abstractmethod
-    def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
-        """Create one series, at 0 where its kind has a zero."""
-
-    def drop_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> None:
-        """Take one series of a gauge back, where that can be done."""
-
-    def series(self, spec: MetricSpec, *labels: str) -> Series:
-        """Return one series, created when it is new."""
-        return self._series.get((spec.name, *labels)) or self._create(spec, labels)
-
-    def _create(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
-        """Create a series, and those of the same list, at 0: a first failure must have a rate."""
-        # Prometheus sees no increase in a series whose first sample is 1 already.
-        for each in (labels, *((*labels[:-1], value) for value in spec.values)):
-            if (spec.name, *each) not in self._series:
-                self._series[(spec.name, *each)] = self.make_series(spec, each)
-        return self._series[(spec.name, *labels)]
 
     def after_fork(self) -> None:
         """Leave the live invocations to the parent."""
@@ -284,19 +259,12 @@ class CountingObserver(OwnObserver, ABC):
         is_shown, dropped = self._quota_keys.admit(fact, time.time())
         if dropped is not None:
             for spec in QUOTA_GAUGES:
-                self._drop(spec, clean(fact.quota), clean(dropped))
+                self.drop(spec, clean(fact.quota), clean(dropped))
         if not is_shown:
             return
         values = (fact.used, fact.reserved, fact.limit, fact.resets)
         for spec, value in zip(QUOTA_GAUGES, values, strict=True):
             self.series(spec, clean(fact.quota), clean(fact.key))(float(value))
-
-    def _drop(self, spec: MetricSpec, *labels: str) -> None:
-        series = self._series.pop((spec.name, *labels), None)
-        if series is None:
-            return
-        series(0)  # where it stays, it says that its window is over
-        self.drop_series(spec, labels)
 
 
 def possible_halts(fact: facts.Started) -> Iterator[tuple[str, str]]:
