@@ -12,6 +12,7 @@ from typing import Final
 from otel_limits.audit.anomalies import ANOMALIES
 from otel_limits.audit.backtest import BACKTEST
 from otel_limits.audit.grants import GRANTS
+from otel_limits.audit.loops import LOOPS_QUESTION
 from otel_limits.audit.reconcile import RECONCILE
 from otel_limits.audit.show import SHOW
 from otel_limits.audit.spend import SPEND
@@ -19,4 +20,15 @@ from otel_limits.audit.stops import STOPS
 from otel_limits.audit.suggest import SUGGEST
 from otel_limits.audit.verify import VERIFY
 
-QUESTIONS: Final = (SPEND, STOPS, SHOW, RECONCILE, BACKTEST, SUGGEST, ANOMALIES, GRANTS, VERIFY)
+QUESTIONS: Final = (
+    SPEND,
+    STOPS,
+    SHOW,
+    LOOPS_QUESTION,
+    RECONCILE,
+    BACKTEST,
+    SUGGEST,
+    ANOMALIES,
+    GRANTS,
+    VERIFY,
+)

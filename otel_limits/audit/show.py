@@ -8,10 +8,21 @@ from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
-from otel_limits.audit.formatting import UNFINISHED
+from otel_limits.audit.formatting import UNFINISHED, written
 from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.repeats import Alike, alike
 from otel_limits.audit.sums import Sums
+from otel_limits.audit.turns import (
+    TOOLS,
+    TURNS,
+    Tools,
+    in_words,
+    tool_calls,
+    tools_table,
+    turns_table,
+)
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.limits import LOOP_LIMITS
 from otel_limits.ledger.rows import MICROSECONDS
 
 HALTS: Final[Mapping[str, str]] = {
@@ -48,7 +59,7 @@ class Branch:
     own: Sums = field(default_factory=Sums)
     whole: Sums = field(default_factory=Sums)
     side_calls: int = 0
-    tools: list[str] = field(default_factory=list)
+    tools: str = ""
     children: list[Branch] = field(default_factory=list)
 
 
@@ -64,33 +75,36 @@ def show(inquiry: Inquiry, identity: str) -> Answer:
     if not invocations:
         raise LedgerError(f"The {inquiry.about} has no invocation with the trace or id {identity}.")
     ids = [row.id for row in invocations]
+    tools = tool_calls(inquiry, ids)
     tops = grow(
         invocations,
         queries.calls_of(inquiry.connection, ids),
-        queries.tools_of(inquiry.connection, ids),
+        tools,
         queries.side_calls_of(inquiry.connection, ids),
     )
+    branches = [branch for top in tops for _, branch in walk(top)]
+    runs = [branch.row for branch in branches]
     return Answer(
         question="show",
         title=f"Budget tree of {identity}",
         about=inquiry.about,
-        tables=[tree_table(tops)],
+        tables=[tree_table(tops), turns_table(inquiry, runs, tools), tools_table(runs, tools)],
+        summary=summary(branches, tools),
     )
 
 
 def grow(
     invocations: Sequence[Any],
     calls: Iterable[Any],
-    tools: Iterable[Any],
+    tools: Tools,
     side_calls: Iterable[Any],
 ) -> list[Branch]:
     """Build the trees; an invocation whose parent is not recorded stands at the top."""
     branches = {row.id: Branch(row) for row in invocations}
     for invocation_id, _model, *sums in calls:
         branches[invocation_id].own.add(sums)
-    for row in tools:
-        failed = "" if row.status == "success" else f" {row.status}"
-        branches[row.invocation_id].tools.append(f"{row.calls} {row.tool}{failed}")
+    for identity, rows in tools.items():
+        branches[identity].tools = in_words(rows)
     for row in side_calls:
         branches[row.invocation_id].side_calls = row.calls
     tops: list[Branch] = []
@@ -142,6 +156,52 @@ def halt_of(row: Any) -> str | None:
     return f"{taken} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
 
 
+def summary(branches: Sequence[Branch], tools: Tools) -> str:
+    """Say where a tree was halted, and by what, in one sentence."""
+    halted = [branch for branch in branches if branch.row.action in HALTS]
+    if not halted:
+        return _unhalted(branches[0])
+    first = halted[0]
+    row = first.row
+    was = "" if row.action == "observed" else "was "
+    by = f"by {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
+    if row.breach_limit is None:
+        by = f"with {row.reason}"
+    said = f"{row.agent} {was}{HALTS[row.action]} after {_turns(row)} {by}"
+    if row.breach_limit in LOOP_LIMITS:
+        said += _repeated(alike(tools.get(row.id, ())))
+    said += f". It had used {_spent(first)}"
+    others = len(halted) - 1
+    were = "was" if others == 1 else "were"
+    return said + (f"; {others:,} more of the tree {were} halted." if others else ".")
+
+
+def _unhalted(branch: Branch) -> str:
+    row = branch.row
+    if row.ended_us is None:
+        return f"{row.agent} has no recorded end; it has used {_spent(branch)} so far."
+    ended = f"{row.agent} ended with {row.reason} after {_turns(row)}"
+    return f"{ended}, and no limit halted anything. It used {_spent(branch)}."
+
+
+def _turns(row: Any) -> str:
+    return f"{row.turns or 0:,} turn{'' if row.turns == 1 else 's'}"
+
+
+def _spent(branch: Branch) -> str:
+    tokens = f"{branch.whole.tokens:,} tokens"
+    cost = branch.whole.cost
+    return tokens if cost is None else f"{tokens} and {written(cost, 'money')}"
+
+
+def _repeated(groups: Sequence[Alike]) -> str:
+    """What it repeated, where that was recorded."""
+    if not groups or not groups[0].repeats:
+        return ""
+    most = groups[0]
+    return f", as {most.tool} was called {most.calls:,} times with equal arguments and results"
+
+
 def _row(branch: Branch) -> tuple[Any, ...]:
     row = branch.row
     ended = row.ended_us is not None
@@ -156,7 +216,7 @@ def _row(branch: Branch) -> tuple[Any, ...]:
         branch.whole.tokens,
         branch.whole.cost,
         branch.whole.unpriced_tokens,
-        ", ".join(branch.tools),
+        branch.tools,
         (row.ended_us - row.started_us) / MICROSECONDS if ended else None,
         row.started_us,
         row.id,
@@ -168,7 +228,7 @@ SHOW: Final = Question(
     name="show",
     help="One budget tree, with tokens and money per branch, and where it was halted.",
     answer=show,
-    tables={"tree": COLUMNS},
+    tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS},
     options=(
         Option(
             "identity",

@@ -13,7 +13,7 @@ from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.reading import asking
 from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, QUOTA_CHANGE_TABLE
-from otel_limits.ledger.selection import CALLS, RUNS, TOOLS, Selection, Source
+from otel_limits.ledger.selection import CALLS, RUNS, Selection, Source
 from otel_limits.ledger.spending import SUMS, columns_for
 
 if TYPE_CHECKING:
@@ -131,16 +131,9 @@ def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
     yield from connection.execute(statement)
 
 
-def tools_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Tool calls of some invocations, by invocation, tool and status."""
-    keys = (TOOLS.invocation_id, TOOLS.tool, TOOLS.status)
-    statement = (
-        sa.select(*keys, sa.func.count().label("calls"))
-        .where(TOOLS.invocation_id.in_(ids))
-        .group_by(*keys)
-        .order_by(*keys)
-    )
-    yield from connection.execute(statement)
+def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Some invocations by their ids."""
+    yield from connection.execute(sa.select(INVOCATION_TABLE).where(RUNS.id.in_(ids)))
 
 
 # --- backtest and suggest -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from otel_limits.core.limits import Breach
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 from tests.ledger.conftest import LedgerFile
 
+TOOLS = ["search_the_archive_of_quarterly_filings=1", "fetch"]
 WIDTHS = (60, 80, 100, 120, 200)
 every_width = pytest.mark.parametrize("width", WIDTHS)
 
@@ -56,7 +57,8 @@ def on_terminal(ledger: LedgerFile, width: int, *arguments: str) -> list[str]:
 @pytest.fixture(scope="module")
 def wide_ledger(tmp_path_factory: pytest.TempPathFactory) -> LedgerFile:
     """Long names and large numbers: $21,789.63 of 123,456,789 tokens."""
-    calls = [Call(input=123_000_000, output=456_789, price="21789.63", model=MODEL)]
+    calls = [Call(input=123_000_000, output=456_789, price="21789.63", model=MODEL, tools=TOOLS)]
+    calls += [Call(input=0, output=0, price="21789.63", model=MODEL, tools=TOOLS)] * 2
     breach = Breach("max_turns", 1, 1, "max_turns", "turns")
     entries = [
         Entry(agent=AGENT, calls=calls, reason="max_turns", action="halted", breach=breach),
@@ -72,6 +74,7 @@ ASKED = {
     "stops": ["stops"],
     "show": ["show", "00000001"],
     "verify": ["verify"],
+    "loops": ["loops"],
     "tools": ["spend", "--by", "tool,agent"],
     "changes": ["spend", "--by", "agent", "--since", "2025-10-10", "--compare", "1d"],
 }

@@ -1,0 +1,121 @@
+"""What the invocations of a budget tree did: turn by turn, and tool by tool."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.repeats import Alike, alike
+from otel_limits.ledger.rows import known_cost
+
+if TYPE_CHECKING:
+    from otel_limits.audit.question import Inquiry
+
+TURNS: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("turn", "Turn", "count", is_key=True),
+    Column("model", "Model"),
+    Column("model_calls", "Calls", "count"),
+    Column("tokens", "Tokens", "count", is_key=True),
+    Column("cost_usd", "Cost", "money"),
+    Column("tools", "Tools asked for", "sentence", is_key=True),
+    Column("at", "Answered", "time"),
+    Column("invocation_id", "Invocation", "id"),
+)
+
+TOOLS: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("tool", "Tool", is_key=True),
+    Column("calls", "Calls alike", "count", is_key=True),
+    Column("errors", "Errors", "count"),
+    Column("seconds", "Time", "seconds"),
+    Column("turns", "In turns", "sentence"),
+    Column("fingerprint", "Fingerprint", "id"),
+    Column("invocation_id", "Invocation", "id"),
+)
+
+Tools = Mapping[str, Sequence[Any]]
+"""Tool calls by invocation."""
+
+
+def tool_calls(inquiry: Inquiry, ids: Sequence[str]) -> Tools:
+    """Read the tool calls of some invocations."""
+    from otel_limits.ledger import tooling
+
+    rows = tooling.tool_calls_of(inquiry.connection, ids)
+    grouped = itertools.groupby(rows, operator.attrgetter("invocation_id"))
+    return {identity: list(group) for identity, group in grouped}
+
+
+def turns_table(inquiry: Inquiry, runs: Iterable[Any], tools: Tools) -> Table:
+    """One row per turn of every invocation, in the order of the tree."""
+    from otel_limits.ledger import tooling
+
+    runs = list(runs)
+    turns: dict[str, list[Any]] = {}
+    for row in tooling.turns_of(inquiry.connection, [run.id for run in runs]):
+        turns.setdefault(row.invocation_id, []).append(row)
+    return Table(
+        name="turns",
+        title="Turns",
+        columns=TURNS,
+        rows=[
+            (
+                run.agent,
+                row.turn,
+                row.model,
+                row.calls,
+                int(row.tokens),
+                known_cost(row.price_pico, row.unpriced),
+                in_words(each for each in tools.get(run.id, ()) if each.turn == row.turn),
+                row.at_us,
+                run.id,
+            )
+            for run in runs
+            for row in turns.get(run.id, ())
+        ],
+        note="The model calls of a turn are its answer and what had to be tried again; side calls "
+        "are in the tree alone.",
+    )
+
+
+def in_words(rows: Iterable[Any]) -> str:
+    """Tool calls, such as `2 search, fetch error`."""
+    counts: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key = (row.tool, "" if row.status == "success" else f" {row.status}")
+        counts[key] = counts.get(key, 0) + 1
+    return ", ".join(
+        f"{count} {tool}{status}" if count > 1 else tool + status
+        for (tool, status), count in counts.items()
+    )
+
+
+def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
+    """One row per call that is not equal to another of its invocation, the most repeated first."""
+    rows = [(run, each) for run in runs for each in alike(tools.get(run.id, ()))]
+    rows.sort(key=lambda pair: -pair[1].repeats)
+    return Table(
+        name="tools",
+        title="Tools",
+        columns=TOOLS,
+        rows=[_row(run, each) for run, each in rows],
+        note="Calls are alike when arguments and result have the same fingerprint, a hash from "
+        "which neither can be read.",
+    )
+
+
+def _row(run: Any, each: Alike) -> tuple[Any, ...]:
+    named = (run.agent, each.tool)
+    return (
+        *named,
+        each.calls,
+        each.errors,
+        each.seconds,
+        each.in_turns,
+        each.fingerprint,
+        run.id,
+    )
