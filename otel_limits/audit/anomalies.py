@@ -15,8 +15,11 @@ from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Kind, Table
+from otel_limits.audit.by_tool import TOOL
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.sums import fold, property_of
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.rows import dollars
 
 OUTSIDE: Final = 3.5
@@ -50,6 +53,12 @@ COLUMNS: Final = {"cost": _columns("money"), "tokens": _columns("count"),
 def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
     """Answer when spend or turns were not as usual."""
     inquiry.require_known(by)
+    dates = [name for name in by if name in PERIODS]
+    if dates or TOOL in by:
+        raise LedgerError(
+            f"anomalies compares the days of a group, which cannot be made of {[*dates, TOOL][0]}. "
+            f"Name an agent, a model or an audit key."
+        )
     cost, tokens = _spend(inquiry, by)
     today = f"{datetime.fromtimestamp(time.time(), inquiry.selection.zone):%Y-%m-%d}"
     titles = {"cost": "Cost of a day", "tokens": "Tokens of a day without a price",
@@ -61,7 +70,7 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
         Table(
             name=name,
             title=f"{titles[name]}, by {', '.join(by)}",
-            columns=(*(Column(each, each, is_key=True) for each in by), *COLUMNS[name]),
+            columns=(*inquiry.key_columns(by, COLUMNS[name]), *COLUMNS[name]),
             rows=[_written(name, row) for row in _found(series, enough, today)],
             note=f"Groups with fewer than {enough} days are left out; today can only be too high.",
         )

@@ -167,7 +167,7 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
         for row in queries.totals_by_agent(connection, selection)
     }
     for row in queries.invocations(connection, selection, totals):
-        cut = cuts.get(row.id)
+        cut = cuts.get(row.id) or _at_its_end(row, checks)
         if cut is not None:
             judge(outcomes[row.agent], row, cut)
     described = ", ".join(f"{check.limit}={caps[check.limit]}" for check in checks)
@@ -215,6 +215,18 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | Non
             made += 1
             sent, received, spent = sent + more_sent, received + more_received, spent + (pico or 0)
     return None if first is None else Cut(*first, saved_tokens, saved_pico, unpriced)
+
+
+def _at_its_end(row: Any, checks: Sequence[Check]) -> Cut | None:
+    """Tell whether the caps would have halted an invocation just where a limit did.
+
+    It wanted to go on there; what it had used in its last leg is not known.
+    """
+    if row.action not in HALTED:
+        return None
+    used = (0, row.turns, row.model_calls, row.input_tokens + row.output_tokens)
+    limit = first_reached(checks, (*used, row.input_tokens, row.output_tokens, row.price_pico))
+    return None if limit is None else Cut(limit, row.turns, 0, 0, 0)
 
 
 def first_reached(checks: Sequence[Check], used: Sequence[int]) -> str | None:
@@ -318,6 +330,7 @@ def cuts_table(outcomes: dict[str, Outcome]) -> Table:
                 known_cost(cut.pico, cut.unpriced),
             )
             for row, cut in cuts
+            if cut.tokens or cut.pico
         ],
     )
 

@@ -167,6 +167,7 @@ def invocations(
         RUNS.reason,
         RUNS.action,
         RUNS.turns,
+        RUNS.model_calls,
         RUNS.input_tokens,
         RUNS.output_tokens,
         RUNS.price_pico,

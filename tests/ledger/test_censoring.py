@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_limits.audit.suggest import Needs, policy_file
 from otel_limits.audit.survival import curve, interval, percentile
 from otel_limits.cli import main
 from otel_limits.core.limits import Breach
@@ -51,6 +52,30 @@ def test_a_cap_that_was_too_low_suggests_nothing(ledger: LedgerFile, capsys: Out
     assert agents == {}
     assert "18 of 40 invocations were halted" in text
     assert "more than 5 turns or 600 tokens" in text
+
+
+def test_half_of_a_thousand_halted_at_fifteen_turns() -> None:
+    """459 of 1,000 were halted there: nobody knows what 99 % need, and it is not 15 and some."""
+    ended = [1 + n % 15 for n in range(541)]
+    known = percentile(ended, [15] * 459, 0.99)
+    assert (known.value, known.low, known.high) == (None, None, None)
+    text = policy_file(
+        {"a": Needs(ended, ended, [15] * 459, [15] * 459)},
+        share=0.99, head_room=0.2, enough=20, about="x",
+    )  # fmt: skip
+    assert yaml.safe_load(text)["agents"] == {}
+    assert "459 of 1,000 invocations were halted" in text
+
+
+def test_the_cap_that_was_in_force_would_halt_the_same_again(
+    ledger: LedgerFile, capsys: Output
+) -> None:
+    """They were halted as they wanted to go on: that is known, and nothing is saved by it."""
+    write(ledger.address, *entries([3] * 20, halted=10))
+    for cap in ("--max-turns=5", "--max-model-calls=5", "--max-token-budget=600"):
+        assert main(["audit", "backtest", cap, "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)["backtest"][0]
+        assert (found["halted"], found["unknown"], found["saved_tokens"]) == (10, 0, 0)
 
 
 def test_what_came_further_tells_what_the_halted_needed(ledger: LedgerFile, capsys: Output) -> None:

@@ -156,7 +156,16 @@ def test_every_question_has_the_same_answer(
     entries = [
         Entry(
             agent=f"agent-{n % 3}",
-            calls=[Call(input=n, price="0.000000000001" if n % 2 else None)] * (n % 7 + 1),
+            calls=[
+                Call(
+                    input=n,
+                    cached=n // 2,
+                    price="0.000000000001" if n % 2 else None,
+                    saved="-0.5" if n % 2 else None,
+                    tools=("search=a", "search!=b", f"fetch={n}"),
+                )
+            ]
+            * (n % 7 + 1),
             attributes={"tenant.id": "acme" if n % 2 else "%other"},
             at=NINE + n * DAY / 3,
             tools=["search"],
@@ -190,6 +199,9 @@ QUESTIONS = (
     ("audit", "spend", "--by", "day,agent", "--time-zone", "Asia/Kathmandu", "--format", "json"),
     ("audit", "stops", "--where", "month=2025-10", "--format", "json"),
     ("audit", "anomalies", "--by", "agent", "--enough", "5", "--format", "json"),
+    ("audit", "spend", "--by", "agent,tool", "--top", "4", "--format", "json"),
+    ("audit", "spend", "--where", "week=2025-W42", "--compare", "previous", "--format", "json"),
+    ("audit", "loops", "--format", "json"),
     ("audit", "stops", "--format", "json"),
     ("audit", "show", f"{2:032x}", "--format", "json"),
     ("audit", "backtest", "--max-turns", "2", "--max-token-budget", "90", "--format", "json"),

@@ -58,7 +58,7 @@ def on_terminal(ledger: LedgerFile, width: int, *arguments: str) -> list[str]:
 def wide_ledger(tmp_path_factory: pytest.TempPathFactory) -> LedgerFile:
     """Long names and large numbers: $21,789.63 of 123,456,789 tokens."""
     calls = [Call(input=123_000_000, output=456_789, price="21789.63", model=MODEL, tools=TOOLS)]
-    calls += [Call(input=0, output=0, price="21789.63", model=MODEL, tools=TOOLS)] * 2
+    calls += [Call(input=0, output=0, price="0", model=MODEL, tools=TOOLS)] * 2
     breach = Breach("max_turns", 1, 1, "max_turns", "turns")
     entries = [
         Entry(agent=AGENT, calls=calls, reason="max_turns", action="halted", breach=breach),
