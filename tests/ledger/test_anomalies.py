@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,3 +86,20 @@ def test_today_can_only_be_too_high() -> None:
     same = {f"d{n}": 100.0 for n in range(10)}
     assert list(outliers({**same, "now": 1.0}, today="now")) == []
     assert len(list(outliers({**same, "now": 500.0}, today="now"))) == 1
+
+
+@pytest.mark.parametrize("key", ["value", "score", "day", "level"])
+def test_an_audit_key_hides_no_figure(ledger: LedgerFile, capsys: Output, key: str) -> None:
+    """Its column has a prefix where another column has its name."""
+    entries = days(*USUAL, "5.0")
+    write(ledger.address, *(replace(each, attributes={key: "acme"}) for each in entries))
+    (found,) = answer(capsys, "--by", f"key:{key}")["cost"]
+    assert (found[f"key:{key}"], found["value"]) == ("acme", "5.000000000000")
+
+
+@pytest.mark.parametrize("name", ["day", "month", "tool"])
+def test_days_have_no_days(ledger: LedgerFile, capsys: Output, name: str) -> None:
+    """What has no days of its own, or cannot be asked so, is a sentence."""
+    write(ledger.address, Entry())
+    assert main(["audit", "anomalies", "--by", name]) == 2
+    assert f"cannot be made of {name}" in capsys.readouterr().err
