@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from otel_limits.core.faults import never_raises
-from otel_limits.quotas.store import Kill, SharedStore, StoreError
+from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.quotas.store import DeafError, Kill, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
 
 logger = logging.getLogger("otel_limits")
 
 RETRY_SECONDS: Final = 0.5
 """How long a listener waits before it connects again."""
+
+LOOK_SECONDS: Final = 1.0
+"""How often a process that may not listen looks for kills."""
 
 MAX_SEEN: Final = 1000
 
@@ -26,12 +30,13 @@ class KillListener(StoreThread):
 
     Args:
         store: Where they are sent.
-        kill: Ends the agents whose name fits a pattern in this process, and returns how many.
+        kill: Ends the agents whose name fits a pattern and that began before a time, in monotonic
+            seconds; returns how many.
     """
 
     name = "otel-limits-kill"
 
-    def __init__(self, store: SharedStore, kill: Callable[[str], int]) -> None:
+    def __init__(self, store: SharedStore, kill: Callable[[str, float], int]) -> None:
         """Begin to listen."""
         self._kill = kill
         super().__init__(store)
@@ -39,34 +44,57 @@ class KillListener(StoreThread):
     def work(self, closing: threading.Event) -> None:
         """Listen, and connect again where the connection is lost."""
         # Here, as a child has heard nothing yet of what its parent has.
-        self._since: float | None = None
-        # More than are sent in the minute for which kills are noted.
+        self._began = time.monotonic()
+        self._clock_offset = 0.0
+        self._is_deaf = False
+        # More than are sent in the hour for which kills are noted.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():
             self._hear(closing)
-            closing.wait(RETRY_SECONDS)
+            closing.wait(LOOK_SECONDS if self._is_deaf else RETRY_SECONDS)
 
     @never_raises("kill")
     def _hear(self, closing: threading.Event) -> None:
         """Obey kills until the connection is lost."""
         with contextlib.suppress(StoreError):
-            if self._since is None:
-                # The store's time and not ours, and only once: after a reconnection what was missed
-                # counts as well.
-                self._since = self._store.now()
-            for kill in self._store.kills(self._since, closing):
-                # What arrives after `close()` is meant for those who still listen.
-                if not closing.is_set():
-                    self._obey(kill)
+            # Before the question and not after it: at worst an invocation that began while it was
+            # under way is taken for a later one.
+            asked = time.monotonic()
+            self._clock_offset = self._store.now() - asked
+            # Of what was sent before this thread began, everything that is live is unconcerned.
+            since = self._began + self._clock_offset
+            try:
+                for kill in self._kills(since, closing):
+                    # What arrives after `close()` is meant for those who still listen.
+                    if not closing.is_set():
+                        self._obey(kill)
+            except DeafError as error:
+                self._be_deaf(error)
+
+    def _kills(self, since: float, closing: threading.Event) -> Iterable[Kill]:
+        if self._is_deaf:
+            return self._store.noted_kills(since)
+        return self._store.kills(since, closing)
+
+    def _be_deaf(self, error: DeafError) -> None:
+        """Say once that kills are looked for instead of being heard."""
+        self._is_deaf = True
+        FAULTS.publish("kill")
+        logger.warning(
+            "otel-limits: this process may not listen for kills (%s), and looks for them every "
+            "%g s. Give its user the right to subscribe to the channels of otel-limits.",
+            error,
+            LOOK_SECONDS,
+        )
 
     def _obey(self, kill: Kill) -> None:
-        """End what is live now."""
-        # After reconnecting, those of the last minute are heard again.
+        """End what was live when it was sent."""
+        # After reconnecting, those of the last hour are heard again.
         if kill.id in self._seen:
             return
         # Before it is obeyed: one that fails half-way is not begun again at every reconnection.
         self._seen.append(kill.id)
-        ended = self._kill(kill.pattern)
+        ended = self._kill(kill.pattern, kill.at - self._clock_offset)
         logger.warning(
             "otel-limits: told to end agents named %r: %d invocations end.", kill.pattern, ended
         )

@@ -17,6 +17,7 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Block,
     Count,
+    Kill,
     Look,
     Operation,
     Reply,
@@ -129,6 +130,12 @@ def index_key(quota: str) -> str:
 def expires(count: Count) -> int:
     """Return when a count may be forgotten, in milliseconds since the epoch."""
     return (count.window.end + RETENTION_SECONDS) * 1000
+
+
+def kill_of(order: str) -> Kill:
+    """Read the order to end agents."""
+    identity, pattern = order.split(" ", 1)
+    return Kill(identity, pattern, float(identity.partition("@")[2]) / 1000)
 
 
 def block_member(identity: str, block: Block) -> str:

@@ -13,6 +13,8 @@ from operator import methodcaller
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from redis import exceptions
+
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.redis_asker import FAILURES, Link, RedisAsker
@@ -23,6 +25,7 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Block,
     Count,
+    DeafError,
     Kill,
     Look,
     Operation,
@@ -31,8 +34,8 @@ from otel_limits.quotas.store import (
     StoreError,
 )
 
-KILL_NOTED_SECONDS: Final = 60
-"""How long a kill is noted for processes that were not connected when it was sent."""
+KILL_NOTED_SECONDS: Final = 3600
+"""How long a kill is noted for processes that did not hear it when it was sent."""
 
 
 class RedisStore:
@@ -207,7 +210,8 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        arguments = [f"{uuid.uuid4().hex} {pattern}", self._channel, str(KILL_NOTED_SECONDS * 1000)]
+        noted = str(KILL_NOTED_SECONDS * 1000)
+        arguments = [uuid.uuid4().hex, pattern, self._channel, noted]
         return int(self._server.evaluate(ScriptCall("kill", [KILLS_KEY], arguments)))
 
     def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
@@ -218,6 +222,7 @@ class RedisStore:
             closing: Ends the waiting within a second.
 
         Raises:
+            DeafError: The user of this process may not subscribe.
             StoreError: The connection was lost.
         """
         try:
@@ -226,16 +231,27 @@ class RedisStore:
                 subscription.subscribe(self._channel)
                 subscription.get_message(timeout=1.0)
                 # Only now, being subscribed: otherwise a kill between the two would be missed.
-                noted = client.zrangebyscore(KILLS_KEY, f"({int(since * 1000)}", "+inf")
-                yield from (Kill(*text.split(" ", 1)) for text in noted)
+                yield from self.noted_kills(since)
                 while not closing.is_set():
                     message = subscription.get_message(timeout=1.0)
                     if message:
-                        yield Kill(*message["data"].split(" ", 1))
+                        yield scripts.kill_of(message["data"])
+        except exceptions.NoPermissionError as error:
+            raise DeafError(str(error)) from error
         except FAILURES as error:
             raise StoreError(str(error)) from error
         finally:
             self._server.link.close()
+
+    def noted_kills(self, since: float) -> list[Kill]:
+        """Return the kills of the last hour that were given after a time.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        first = f"({int(since * 1000)}"
+        orders = self._server.ask(lambda client: client.zrangebyscore(KILLS_KEY, first, "+inf"))
+        return [scripts.kill_of(order) for order in orders]
 
     def after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever."""

@@ -51,7 +51,9 @@ class Quotas:
             carrier = Courier(open_shared_store(url, timeout))
             listening = open_shared_store(url, timeout, HEALTH_INTERVAL_SECONDS)
             self._threads = [
-                KillListener(listening, lambda pattern: runs.kill(agent=pattern)),
+                KillListener(
+                    listening, lambda agent, before: runs.kill(agent=agent, before=before)
+                ),
                 Recovery(open_shared_store(url, timeout), find),
             ]
         else:

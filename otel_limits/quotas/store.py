@@ -40,6 +40,10 @@ class StoreError(Exception):
     """The store did not answer in time, or answered that it cannot do what it was asked."""
 
 
+class DeafError(StoreError):
+    """The store does not let this process listen for kills."""
+
+
 class StoreLostError(StoreError):
     """The store is known not to answer, so that nothing was sent."""
 
@@ -165,6 +169,8 @@ class Kill:
     id: str
     pattern: str
     """Name of the agents; `*` and `?` stand for any characters."""
+    at: float
+    """The store's time at which it was given: what begins later is not meant."""
 
 
 class QuotaStore(Protocol):
@@ -253,5 +259,13 @@ class SharedStore(QuotaStore, Protocol):
             closing: Ends the waiting within a second.
 
         Raises:
+            DeafError: Listening is not permitted here.
             StoreError: The connection was lost.
+        """
+
+    def noted_kills(self, since: float) -> list[Kill]:
+        """Return the kills of the last hour that were given after `since`, the store's time.
+
+        Raises:
+            StoreError: The store does not answer.
         """

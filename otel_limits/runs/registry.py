@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 import threading
 import time
@@ -131,6 +132,7 @@ class Runs:
         agent: str | None = None,
         trace_id: str | None = None,
         all: bool = False,  # noqa: A002  the word that says it
+        before: float = math.inf,
     ) -> int:
         """End live invocations at once; returns how many.
 
@@ -141,6 +143,7 @@ class Runs:
             agent: Name of the agents, `*` and `?` stand for any characters.
             trace_id: Trace whose invocations are ended.
             all: End every one.
+            before: Only what began before this time, in monotonic seconds.
         """
         # A list of the values is made in one step under the GIL, so that other threads may begin
         # invocations.
@@ -148,6 +151,7 @@ class Runs:
             run
             for run in list(self._live.values())
             if not run.is_direct
+            and run.started < before
             and (
                 all
                 or (agent is not None and fnmatch.fnmatchcase(run.invocation.agent, agent))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_limits.core.facts import Fact
-    from tests.conftest import MakeAgent
+    from tests.conftest import MakeAgent, Metric
     from tests.quotas.conftest import Hold, Server
 
 QUOTAS: dict[str, dict[str, Any]] = {
@@ -494,7 +494,7 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
     """And once."""
     heard: list[str] = []
 
-    def kill(*, agent: str) -> int:
+    def kill(*, agent: str, before: float) -> int:
         heard.append(agent)
         return 0
 
@@ -511,6 +511,61 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
     eventually(lambda: heard == ["research-*", "another"])
 
 
+def test_a_kill_that_is_heard_late_leaves_alone_what_began_after_it(
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that was cut off meanwhile ends what was live when the kill was given, only."""
+    hold({}, server.url)
+    eventually(listening(server))
+
+    async def invoke() -> list[str]:
+        models = [Endless(), Endless()]
+        agents = [make_agent(model, name=f"research-{n}") for n, model in enumerate(models)]
+        first = asyncio.create_task(agents[0].invoke_async("go"))
+        await models[0].began.wait()
+        server.client.client_kill_filter(_type="pubsub")
+        run("kill", "--agent", "research-*")
+        second = asyncio.create_task(agents[1].invoke_async("go"))
+        await models[1].began.wait()
+        reasons = [(await first).stop_reason]
+        await asyncio.to_thread(eventually, lambda: "1 invocations end" in caplog.text)
+        otel_limits.kill(agent="research-1")
+        return [*reasons, (await second).stop_reason]
+
+    assert asyncio.run(invoke()) == ["killed", "killed"]
+    assert "told to end agents named 'research-*': 1 invocations end." in caplog.text
+
+
+def test_a_process_that_may_not_listen_looks_for_kills(
+    hold: Hold,
+    make_agent: MakeAgent,
+    own_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    metric: Metric,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is ended all the same, and says once that it is deaf."""
+    rights = ("on", ">hunter2", "~*", "resetchannels", "+@all")
+    own_server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
+    faults = ("otel_limits_internal_errors_total", {"component": "kill"})
+    before = metric(faults[0], **faults[1])
+    hold({}, own_server.url.replace("redis://", "redis://deaf:hunter2@"))
+    eventually(lambda: "may not listen for kills" in caplog.text)
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", own_server.url)
+
+    async def invoke() -> str:
+        model = Endless()
+        task = asyncio.create_task(make_agent(model, name="research").invoke_async("go"))
+        await model.began.wait()
+        await asyncio.to_thread(cli.main, ["kill", "--agent", "research"])
+        return (await task).stop_reason
+
+    assert asyncio.run(invoke()) == "killed"
+    assert metric(faults[0], **faults[1]) == before + 1
+    assert caplog.text.count("may not listen for kills") == 1
+    assert "hunter2" not in caplog.text
+
+
 @pytest.mark.usefixtures("faulty")
 def test_a_fault_does_not_end_the_listening(
     hold: Hold, server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
@@ -518,7 +573,7 @@ def test_a_fault_does_not_end_the_listening(
     """The next kill is heard."""
     heard: list[str] = []
 
-    def kill(*, agent: str) -> int:
+    def kill(*, agent: str, before: float) -> int:
         heard.append(agent)
         if len(heard) == 1:
             raise RuntimeError("fault")
@@ -537,7 +592,7 @@ def hear_one_kill(end: int) -> NoReturn:
     """Tell the parent that it may kill, then of the first kill that is heard, and end."""
     heard = threading.Event()
 
-    def kill(*, agent: str) -> int:
+    def kill(*, agent: str, before: float) -> int:
         os.write(end, agent.encode())
         heard.set()
         return 0

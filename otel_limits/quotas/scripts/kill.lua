@@ -1,8 +1,10 @@
--- Tell every listening process which agents to end, and note it for those that reconnect.
--- KEYS: kills. ARGV: "ID PATTERN", channel, how long to note it.
+-- Tell every listening process which agents to end, and note it for those that do not hear it.
+-- KEYS: kills. ARGV: ID, pattern, channel, how long to note it.
 
 local now = now_ms()
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - ARGV[3]))
-redis.call('ZADD', KEYS[1], whole(now), ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return redis.call('PUBLISH', ARGV[2], ARGV[1])
+-- With the server's time: what begins later is not meant, however late the order is heard.
+local order = ARGV[1] .. '@' .. whole(now) .. ' ' .. ARGV[2]
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - ARGV[4]))
+redis.call('ZADD', KEYS[1], whole(now), order)
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return redis.call('PUBLISH', ARGV[3], order)
