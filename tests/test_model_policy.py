@@ -67,13 +67,24 @@ def test_a_file_can_say_all_of_a_price() -> None:
             ".price.tiers[0].per_request is not known.",
         ),
         (
+            "{price: {input: 1, output: 1, tiers: [{above: 9}]}}",
+            ".price.tiers[0] needs a price, such as input.",
+        ),
+        (
+            "{price: {input: 1, output: 1, tiers: [{above: 9, input: 2}, {above: 9, input: 3}]}}",
+            ".price.tiers[1].above is 9 in another tier, too.",
+        ),
+        ("{provider: '', local: true}", ".provider must be who sells, got ''."),
+        ("{provider: 5, price: {input: 1, output: 1}}", ".provider must be text, got 5."),
+        ("{price: {input: 1, output: 1, cache_read: x}}", ".price.cache_read must be USD per"),
+        (
             "{price: {input: 1, output: 1, per_request: -1}}",
             ".price.per_request must be USD for each, 0 or more, such as 0.01, got -1.",
         ),
     ],
 )
 def test_a_mistake_is_a_sentence(written: str, sentence: str) -> None:
-    """With the key that it is in."""
+    """With the key that it is in, and no half of it becomes a price."""
     document, mistakes = parse(f"models: {{m: {written}}}", "limits.yaml")
     assert any(sentence in mistake for mistake in mistakes), mistakes
     assert not document.prices

@@ -295,6 +295,8 @@ def test_what_runs_locally_costs_nothing() -> None:
     assert [(each.price, each.source) for each in local] == [(0, "local")] * 3
     cloud = Sale(model="x", provider="ollama", seller="ollama-cloud", usage=usage)
     assert prices.quote(cloud).price is None
+    for model, provider in (("gpt-oss:120b-cloud", "ollama"), ("ollama/gemma4:cloud", "litellm")):
+        assert prices.quote(Sale(model=model, provider=provider, usage=usage)).price is None
     assert prices.quote(Sale(model="paid", provider="ollama", usage=usage)).price == 2
 
 
@@ -313,18 +315,25 @@ def test_an_endpoint_of_sagemaker_is_named() -> None:
 
 def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
     """The same model of another one costs what the list says, or nobody knows."""
-    prices = Prices({"m*": Offer(price=FLAT, provider="azure"), "mine": Offer()})
+    prices = Prices(
+        {
+            "m*": Offer(price=FLAT, provider="Azure"),
+            "azure/m*": Offer(price=FLAT, provider="azure"),
+            "mine": Offer(),
+        }
+    )
     usage = Usage(input=MILLION)
     found = [
         prices.quote(Sale(model=model, provider=provider, usage=usage)).source
         for model, provider in (
             ("mx", "azure"),
             ("mx", "azure.ai.openai"),
+            ("azure/mx", "litellm"),
             ("mx", "openai"),
             ("mine", "openai"),
         )
     ]
-    assert found == ["policy", "policy", None, "local"]
+    assert found == ["policy", "policy", "policy", None, "local"]
 
 
 @pytest.mark.parametrize(

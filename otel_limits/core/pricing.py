@@ -14,7 +14,7 @@ from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import OF_NO_CALL, Price, Quote
-from otel_limits.core.sellers import LOCAL, canonical, is_local
+from otel_limits.core.sellers import LOCAL, canonical, is_local, seller_of
 from otel_limits.core.terms import AUTOMATIC, STANDARD, Sale
 from otel_limits.core.usage import NO_COST, Usage
 
@@ -34,9 +34,11 @@ class Offer:
     provider: str | None = None
     """It holds where the models are bought here only; everywhere where it is unset."""
 
-    def holds_for(self, seller: str, provider: str) -> bool:
-        """Tell whether it is about what a seller sells."""
-        return self.provider in (None, provider) or canonical(self.provider or "") == seller
+    def holds_for(self, *names: str) -> bool:
+        """Tell whether it is about what somebody sells who has these names."""
+        if self.provider is None or self.provider in names:
+            return True
+        return canonical(self.provider).lower() in names
 
 
 MISSING: Final = (
@@ -141,7 +143,8 @@ class Prices:
         return _quote_of(price, sale, PACKAGE, self._catalogue.version)
 
     def _find_offer(self, model: str, seller: str, provider: str) -> Offer | None:
-        held = [glob for glob, each in self._offers.items() if each.holds_for(seller, provider)]
+        names = (provider, seller, seller_of(model, seller))
+        held = [glob for glob, each in self._offers.items() if each.holds_for(*names)]
         glob = best_match(held, model)
         return None if glob is None else self._offers[glob]
 

@@ -27,6 +27,10 @@ https://ai.google.dev/api/models, https://google.aip.dev/122."""
 LOCAL: Final = "local"
 """The seller of what runs on a machine of one's own."""
 
+OFFLOADED: Final = "cloud"
+"""How the tags of the models end that Ollama asks its own service for, such as `:120b-cloud`:
+https://docs.ollama.com/cloud."""
+
 SELLERS: Final[Mapping[str, str]] = {
     # by the conventions, and the names before version 1.37
     "aws.bedrock": "aws",
@@ -143,6 +147,17 @@ def canonical(provider: str) -> str:
     return SELLERS.get(provider, SELLERS.get(provider.lower(), provider))
 
 
+def seller_of(model: str, provider: str) -> str:
+    """Return who sells: a gateway is told by what is before the slash of the id.
+
+    Args:
+        model: The id as it was sent.
+        provider: Who was asked, by its canonical name.
+    """
+    prefix, slash, _ = model.partition("/")
+    return canonical(prefix) if slash and provider in GATEWAYS else provider
+
+
 def is_local(model: str, provider: str) -> bool:
     """Tell whether a model runs on a machine of one's own, so that nobody is paid for its tokens.
 
@@ -150,8 +165,8 @@ def is_local(model: str, provider: str) -> bool:
         model: The id as it was sent.
         provider: Who was asked, by its canonical name.
     """
-    prefix, slash, _ = model.partition("/")
-    return LOCAL in (provider, canonical(prefix) if slash and provider in GATEWAYS else None)
+    is_offloaded = model.rpartition(":")[2].endswith(OFFLOADED)
+    return LOCAL in (provider, seller_of(model, provider)) and not is_offloaded
 
 
 def article_of(model: str, provider: str, *, known: bool) -> Article | None:

@@ -112,6 +112,7 @@ class _Reader:
     def _models(self, node: Node) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         for glob, key, model in self._named(node, "models"):
+            before = len(self.mistakes)
             parts = dict(self._known(model, key, MODEL_KEYS))
             said: dict[str, Entry] = {}
             for name, kind in (("provider", TEXT), ("local", BOOLEAN)):
@@ -122,7 +123,10 @@ class _Reader:
             # Both would contradict each other, and neither would leave the entry without a meaning.
             if is_local == ("price" in parts):
                 self._refuse(model, f"{key} needs either price or local: true.")
-            elif is_local or price is not None:
+            if "provider" in said and not said["provider"].value:
+                self._refuse(parts["provider"], f"{key}.provider must be who sells, got ''.")
+            # Half an entry would be another price than the one that was meant.
+            if len(self.mistakes) == before:
                 provider = said["provider"].value if "provider" in said else None
                 line = parts["local" if is_local else "price"].line
                 entries[glob] = Entry(Offer(price=price, provider=provider), line)
@@ -145,6 +149,7 @@ class _Reader:
         if not isinstance(node.value, tuple):
             self._refuse(node, f"{key} must be a list, got {node.shown}.")
             return
+        seen: set[int] = set()
         for number, item in enumerate(node.value):
             where = f"{key}[{number}]"
             written = dict(self._known(item, where, (ABOVE, *TIERED_PRICES)))
@@ -153,7 +158,12 @@ class _Reader:
                 continue
             above = self._entry(ABOVE, WHOLE_NUMBER, f"{where}.{ABOVE}", written.pop(ABOVE))
             amounts = self._amounts(where, written)
-            if above:
+            if not written:
+                self._refuse(item, f"{where} needs a price, such as input.")
+            elif above and above[ABOVE].value in seen:
+                self._refuse(item, f"{where}.{ABOVE} is {above[ABOVE].value} in another tier, too.")
+            elif above:
+                seen.add(above[ABOVE].value)
                 yield PriceTier(above=above[ABOVE].value, **amounts)
 
     def _amounts(self, key: str, written: Mapping[str, Node]) -> dict[str, Any]:
