@@ -152,11 +152,7 @@ class Runs:
             for run in list(self._live.values())
             if not run.is_direct
             and run.started < before
-            and (
-                all
-                or (agent is not None and fnmatch.fnmatchcase(run.invocation.agent, agent))
-                or (trace_id is not None and run.invocation.trace_id == trace_id)
-            )
+            and (all or is_named(run.invocation, agent, trace_id))
         ]
         killed = []
         with self.lock:
@@ -329,6 +325,13 @@ def _caps_of_trees(run: Run) -> dict[str, Number]:
 
 LIVE: Final = Runs()
 """The runs of this process."""
+
+
+def is_named(invocation: Invocation, agent: str | None, trace_id: str | None) -> bool:
+    """Tell whether an invocation is of an agent or of a trace, each where one is given."""
+    return (agent is not None and fnmatch.fnmatchcase(invocation.agent, agent)) or (
+        trace_id is not None and invocation.trace_id == trace_id
+    )
 
 
 def kill(
