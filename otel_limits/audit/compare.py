@@ -94,6 +94,8 @@ def _paired(
     if against.period:
         begin, end = span(against.period, against.text, zone)
     else:
+        # As long as the present one, up to the same point of it: half a month is not set against a
+        # whole one.
         begin = since - (against.microseconds or until - since)
         end = begin + until - since
         if against.text == PREVIOUS and named:
@@ -119,6 +121,7 @@ def _present(against: Against, until: int, zone: tzinfo) -> int:
 def _previous(since: int, until: int, name: str, value: str, zone: tzinfo) -> tuple[int, int]:
     """The period of the calendar before one, or as much of it as is asked of that one."""
     begin, end = span(name, value, zone)
+    # By way of the calendar, as months, and days when clocks change, are not of one length.
     day_before = datetime.fromtimestamp(begin / MICROSECONDS - 1, zone)
     first, last = span(name, label(name, day_before), zone)
     return first + since - begin, last if until == end else min(last, first + until - begin)

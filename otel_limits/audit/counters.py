@@ -78,6 +78,7 @@ class ScrapeTarget:
         if not self.scrapes or self.scrapes[-1] >= until:
             return None
         last = self.scrapes[-1]
+        # A process that missed two scrapes is taken for dead: it will not be asked again.
         interval = last - self.scrapes[-2] if len(self.scrapes) > 1 else STALE_SECONDS
         return last if until - last <= min(2 * interval, STALE_SECONDS) else None
 
@@ -103,6 +104,7 @@ class Counters:
         for labels, samples in self._samples(_of_jobs(BEGINNINGS, jobs)):
             target = self._targets.get(_place(labels))
             if target is not None:
+                # Several processes behind one address, such as workers, have one start each.
                 target.starts = sorted({*target.starts, *(value for _, value in samples)})
 
     @property

@@ -130,6 +130,7 @@ def _outlook(name: str, days: Days, spent: Mapping[int, int], *, is_money: bool)
     zone: tzinfo = days.now.tzinfo or timezone.utc
     until = datetime.fromtimestamp(end // MICROSECONDS, zone)
     today, others = days.now.date(), days.ahead(until)
+    # Today is predicted from the rest of other days alone, as its own part is known by now.
     parts = [predicted(days.rests, [today]), *([predicted(days.wholes, others)] if others else [])]
     mean = sum(part.mean for part in parts)
     half = student(min(part.freedom for part in parts)) * math.sqrt(
@@ -157,6 +158,7 @@ class Prediction:
 
 def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
     """Predict the sum of some days from those that were seen."""
+    # Each weekday takes a mean of its own, for which a few weeks have to have told something.
     by_weekday = len(seen) >= BY_WEEKDAY
 
     def group(day: date) -> int:
@@ -166,6 +168,7 @@ def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
     for day, amount in seen.items():
         groups.setdefault(group(day), []).append(amount)
     means = {each: math.fsum(amounts) / len(amounts) for each, amounts in groups.items()}
+    # One spread for all weekdays: seven from three or four days each would be guesses.
     freedom = len(seen) - len(groups)
     spread = math.fsum((amount - means[group(day)]) ** 2 for day, amount in seen.items()) / freedom
     counts: dict[int, int] = {}

@@ -141,6 +141,7 @@ def compared(
 
     def both(read: Any) -> tuple[Counts, Counts]:
         spans = ((since_us, until_us), (max(since_us, scraped_us), until_us))
+        # What was counted after the last scrape Prometheus cannot know yet.
         whole, late = (_summed(read(inquiry.connection, *span)) for span in spans)
         return whole, late
 
@@ -215,6 +216,7 @@ def comparison(
             continue  # a series that is there at 0, so that its first event is an increase
         difference = min(0, most - have) or max(0, least - have)
         share = abs(difference) / have if have else float(bool(difference))
+        # Money is a float in Prometheus, and its sums differ in the last digits by the order alone.
         is_near = share <= tolerance + (FLOATS if measure is COST else 0)
         yield pair, have, least, most, difference, share, grown.restarts, "yes" if is_near else "no"
 
@@ -225,6 +227,8 @@ def as_labels(ledger: Counts, figure: str, series: Mapping[Pair, Growth]) -> dic
     for recorded, figures in ledger.items():
         first, second = map(clean, recorded)
         pair = (first, second)
+        # Which names were folded is known to the process that folded them, and to nobody else: the
+        # series that there are tell.
         if pair not in series:
             others = ((first, OTHER), (OTHER, second), (OTHER, OTHER))
             pair = next((each for each in others if each in series), pair)

@@ -84,6 +84,7 @@ def ask(question: Question, arguments: Namespace) -> int:
         answer = _ask(question, arguments)
     except LedgerMovedError:
         answer = _ask(question, arguments)  # by the way for a ledger that is in use
+    # On standard error: standard output is one table that another program reads.
     if arguments.format == "csv":
         for line in beside(answer):
             sys.stderr.write(f"{line}\n")
@@ -100,6 +101,7 @@ def ask(question: Question, arguments: Namespace) -> int:
 def _ask(question: Question, arguments: Namespace) -> Answer:
     values = {option.name: getattr(arguments, option.name) for option in question.options}
     with inquiring(arguments) as inquiry:
+        # Within the ledger, as an answer may still read rows while it is put together.
         return exactly(inquiry, lambda: _answered(question, inquiry, values))
 
 

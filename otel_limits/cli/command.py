@@ -23,6 +23,7 @@ class Parser(ArgumentParser):
         """Refuse what is unknown here, as only the command itself knows its options."""
         self._typed = list(sys.argv[1:] if args is None else args)
         options, unknown = super().parse_known_args(args, namespace)
+        # argparse would have the uppermost parser refuse it, which knows no option of the command.
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
@@ -39,6 +40,8 @@ class Parser(ArgumentParser):
             name = word.partition("=")[0]
             # There is no public list of a parser's options.
             if name.startswith("-") and name not in self._option_string_actions:
+                # Behind a `--` stands a program with options of its own, which is none of our
+                # business.
                 return None if name == "--" else meant(name, self._option_string_actions)
         return None
 

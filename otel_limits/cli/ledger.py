@@ -83,6 +83,7 @@ def export(arguments: Namespace) -> int:
     """Write rows to a file."""
     from otel_limits.ledger.export import Export, write
 
+    # It ends with its table of contents, and is of no use on a terminal.
     if arguments.format == "parquet" and arguments.output is None:
         raise LedgerError("parquet needs a file. Name one with --output.")
     with inquiring(arguments) as inquiry:
@@ -110,6 +111,7 @@ def upgrade(arguments: Namespace) -> int:
     from otel_limits.ledger.upgrades import CURRENT
 
     with opened(arguments) as database, working("Upgrading"):
+        # To open it is what upgrades it.
         database.engine()
         sys.stdout.write(f"{database.address} has schema version {CURRENT}.\n")
     return 0
@@ -124,6 +126,7 @@ def adopt(arguments: Namespace) -> int:
         raise LedgerError(f"{path} is not a spill file. otel-limits audit verify lists them.")
     with opened(arguments) as database, working("Adopting") as work:
         moved = sum(work.through(taking(database, path)))
+        # It is deleted with its last row, unless somebody holds it and may still append to it.
         if path.exists():
             raise LedgerError(f"{path} is in use by the process that writes it.")
         sys.stdout.write(f"{moved:,} rows of {path} are in {database.address} now.\n")
@@ -138,6 +141,7 @@ def salvage(arguments: Namespace) -> int:
     damaged, output = Path(arguments.damaged), Path(arguments.output)
     if not damaged.is_file():
         raise LedgerError(f"There is no file {damaged}.")
+    # Never into one that is there: what was read of a damaged file must not mix with good rows.
     if output.exists():
         raise LedgerError(f"{output} is there already. Name a new file with --output.")
     arguments.ledger = str(output)
@@ -145,4 +149,5 @@ def salvage(arguments: Namespace) -> int:
         with working("Salvaging"):
             done = read(damaged, database)
         sys.stdout.write(f"{done} They are in {output}.\n")
+    # A script that salvages has to know that some of it is gone.
     return int(bool(done.ranges_lost or done.tables_lost))

@@ -204,6 +204,7 @@ def grant_more(options: Namespace) -> None:
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     unit = unit_name(quota.unit)
+    # Read as the policy file has it, so that 5.50 are dollars and 5.5 tokens are refused.
     given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit})", options.amount)
     amount = parts_in(quota.unit, given)
     until = end_of(store, options.until)
@@ -298,6 +299,7 @@ def record(address: Address | None, fact: QuotaGrant) -> None:
         from otel_limits.observers.ledger import LedgerObserver
 
         ledger = LedgerObserver(address)
+        # Through the observer that every process has, so that there is one way to write the row.
         ledger(fact)
         ledger.close()
 
@@ -372,6 +374,7 @@ def watch(read: Callable[[], Uses], form: str) -> None:
     """Print every second: over itself on a terminal, one JSON document per line otherwise."""
     if form == "json":
         while True:
+            # On one line each time: whoever reads a pipe can take it document by document.
             sys.stdout.write(json.dumps([as_json(row) for row in read().rows]) + "\n")
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
