@@ -73,6 +73,7 @@ class BotFramework(Listener):
 
     name = "bots"
     module = "tests.second_framework"
+    parts: Collection[str] = ()
     spans = SpanNames(scope="bots", agent="bot", cycle="step")
     stop_reasons: Collection[str] = ("done",)
     successes: Collection[str] = ("done",)
@@ -84,6 +85,10 @@ class BotFramework(Listener):
         return False
 
     def gaps(self) -> Sequence[Gap]:
+        """Miss nothing."""
+        return ()
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has none
         """Miss nothing."""
         return ()
 

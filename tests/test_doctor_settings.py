@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits.cli.doctor.collector import examine_collectors
 from otel_limits.cli.doctor.finding import Finding
 from otel_limits.cli.doctor.settings import examine_settings
 from tests.test_run import free_port
@@ -195,44 +194,3 @@ def test_a_store_that_does_not_answer_is_a_failure_without_its_password() -> Non
     finding = only("quota store", QUOTA_STORE=f"redis://user:hunter2@127.0.0.1:{free_port()}/0")
     assert finding.status == "FAIL"
     assert "hunter2" not in finding.text + finding.advice
-
-
-# --- OTLP -----------------------------------------------------------------------------------------
-
-
-def endpoints(**variables: str) -> list[Finding]:
-    """Return what is found about endpoints."""
-    return list(
-        examine_collectors({f"OTEL_EXPORTER_OTLP_{name}": text for name, text in variables.items()})
-    )
-
-
-def test_without_an_endpoint_there_is_nothing_to_say() -> None:
-    """The default of opentelemetry-instrument is not ours to ask."""
-    assert [each.status for each in endpoints()] == ["-"]
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_an_endpoint_that_answers_is_named_once(taken: int, protocol: str) -> None:
-    """For all its signals."""
-    (finding,) = endpoints(ENDPOINT=f"http://127.0.0.1:{taken}", PROTOCOL=protocol)
-    assert finding.status == "ok"
-    assert finding.text == f"127.0.0.1 port {taken} (traces, metrics, logs) answers."
-
-
-def test_each_endpoint_is_looked_at(taken: int) -> None:
-    """A signal may have one of its own."""
-    other = free_port()
-    first, second = endpoints(
-        ENDPOINT=f"http://127.0.0.1:{taken}", LOGS_ENDPOINT=f"http://127.0.0.1:{other}/v1/logs"
-    )
-    assert (first.status, second.status) == ("ok", "FAIL")
-    assert f"127.0.0.1 port {other} (logs) does not answer" in second.text
-
-
-@pytest.mark.parametrize("url", ["http://[", "http://:99999", "//", "http://u:hunter2@/"])
-def test_an_endpoint_that_is_not_a_url_is_a_failure(url: str) -> None:
-    """Without a traceback, and without what it may hold."""
-    findings = endpoints(ENDPOINT=url)
-    assert {each.status for each in findings} == {"FAIL"}
-    assert "hunter2" not in str(findings)

@@ -147,6 +147,51 @@ def test_strict_ends_a_process_that_cannot_enforce(
     assert "No limit is in force: " in done.stderr
 
 
+GROUP = """
+import json, sys
+import otel_limits
+otel_limits.enable(tree=otel_limits.Limits(max_turns=3))
+import strands
+from strands.multiagent import GraphBuilder
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import ScriptedModel, says, uses
+
+@strands.tool
+def search() -> str:
+    "Search for nothing."
+    return "nothing found"
+
+def agent(name):
+    model = ScriptedModel([uses("search")] * 12 + [says("done")])
+    return strands.Agent(model=model, tools=[search], name=name, callback_handler=None)
+
+first, second = agent("first"), agent("second")
+builder = GraphBuilder()
+for each in (first, second):
+    builder.add_node(each, each.name)
+builder.add_edge("first", "second")
+builder.build()("go")
+json.dump([first.model.calls, second.model.calls, RUNTIME.enforcement().in_force], sys.stdout)
+"""
+
+
+def test_a_group_that_cannot_be_followed_is_told(
+    renamed: Callable[[str], dict[str, str]],
+) -> None:
+    """Each agent has the limits of a tree of its own, and the log says that they share none."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", GROUP],
+        env=renamed("stream_async"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert json.loads(done.stdout) == [3, 3, False], done.stderr
+    assert "has no strands.multiagent.graph.Graph.stream_async. Without it the" in done.stderr
+    assert "has no strands.multiagent.swarm.Swarm.stream_async. Without it the" in done.stderr
+
+
 def test_check_finds_what_keeps_limits_from_being_in_force(
     renamed: Callable[[str], dict[str, str]],
 ) -> None:

@@ -94,3 +94,11 @@ def test_whoever_has_the_port_answers_for_all(tmp_path: Path) -> None:
     samples = parsed(page)
     for agent in ("first", "second"):
         assert value(samples, "stops_total", agent=agent, reason="end_turn", action="none") == 1
+
+
+def test_one_worker_that_cannot_enforce_shows(tmp_path: Path) -> None:
+    """The least of all live workers is what an alert sees; one that is gone does not count."""
+    both, one, _ = run("guarded.py", tmp_path).split("\f")
+
+    key = ("otel_limits_enforcing", frozenset({("source", "code")}))
+    assert (parsed(both)[key], parsed(one)[key]) == (0, 1)

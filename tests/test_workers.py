@@ -123,6 +123,16 @@ def test_the_cap_holds_in_workers_of_servers(
         assert [ask(port) for _ in range(3)] == [HALTED] * 3
 
 
+@pytest.mark.parametrize("way", ["run, instrument", "autoload"])
+def test_the_cap_holds_in_workers_of_celery(way: str, environment: Environment) -> None:
+    """In the processes that it forks."""
+    words = ("-m", "celery", "--workdir", str(PROGRAMS), "-A", "queued", "-q", "worker")
+    front = command(way, environment)
+    ended = execute(*front, *words, "--pool=prefork", "--concurrency=1", **CAP, **NO_EXPORT)
+    (told,) = (line for line in ended.output.splitlines() if line.startswith("{"))
+    assert json.loads(told) == HALTED
+
+
 def test_a_console_script_of_a_server_is_limited_too() -> None:
     """As most would start it."""
     port = free_port()

@@ -44,6 +44,8 @@ class Gap:
     """What that means, as a sentence."""
     is_vital: bool
     """True where no limit can be in force without it; otherwise there is a fallback."""
+    spares_agents: bool = False
+    """True where it is vital, and each agent by itself is limited all the same."""
 
 
 class Host(Protocol):
@@ -85,6 +87,8 @@ class Framework(Protocol):
     """Such as `strands`."""
     module: str
     """The module whose import shows that a program has agents."""
+    parts: Collection[str]
+    """Modules of it that a program may import besides, and that are looked at only then."""
     spans: SpanNames
     stop_reasons: Collection[str]
     """How its invocations end without us."""
@@ -99,6 +103,13 @@ class Framework(Protocol):
 
     def gaps(self) -> Sequence[Gap]:
         """Import the framework, and look for everything of it that is used.
+
+        Raises:
+            ImportError: It is not installed.
+        """
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:
+        """Import one of the parts, and look for everything of it that is used.
 
         Raises:
             ImportError: It is not installed.

@@ -32,7 +32,8 @@ def masked(text: str) -> str:
     the last `@` belongs to user and password. Rather too much is hidden than too little.
     """
     scheme, separator, rest = text.partition("://")
-    if not separator:
+    if not separator or "@" in scheme:
+        separator = ""
         scheme, rest = "", text
     credentials, at, place = rest.rpartition("@")
     # Without a scheme, what stands before an `@` may be a name like any other; with a colon in it,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, never_raises
+from otel_limits.core.secrets import masked
 from otel_limits.core.values import WHOLE_NUMBER
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class ToolLog:
         logger.warning(
             "otel-limits: the tool log could not be written to %s: %s. The agent goes on without "
             "it; %d entries are lost so far.",
-            self._directory,
+            masked(str(self._directory)),
             error.strerror,
             self.failed,
         )

@@ -16,7 +16,7 @@ from opentelemetry.metrics import get_meter_provider
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -143,20 +143,48 @@ def flush_metrics(own: Any) -> None:
         provider.force_flush()
 
 
+def make_exporter(signal: str, protocol: str, **options: Any) -> Any:
+    """Make the exporter for `grpc` or `http/protobuf`.
+
+    Args:
+        signal: `traces`, `metrics` or `logs`.
+        protocol: Anything but `grpc` is taken for `http/protobuf`.
+        options: What it is not to read in OTEL_EXPORTER_OTLP_* by itself.
+
+    Raises:
+        ImportError: It is not installed.
+        Exception: Whatever a variable leads to that it cannot read.
+    """
+    module, name, _ = EXPORTERS[signal]
+    transport = "grpc" if protocol == "grpc" else "http"
+    found = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{transport}.{module}")
+    return getattr(found, name)(**options)
+
+
+def send_nothing(signal: str, protocol: str, **options: Any) -> bool:
+    """Have an exporter send a request without any telemetry; tell whether it was taken.
+
+    Raises:
+        Exception: What `make_exporter` raises.
+    """
+    exporter = make_exporter(signal, protocol, **options)
+    try:
+        result = exporter.export(MetricsData([]) if signal == "metrics" else [])
+    finally:
+        exporter.shutdown()
+    return bool(result.name == "SUCCESS")
+
+
 def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
-    """Make the exporter for `grpc` or `http/protobuf`; it reads OTEL_EXPORTER_OTLP_* itself.
+    """Make an exporter that reads OTEL_EXPORTER_OTLP_* by itself, if a protocol is given.
 
     Without one the process goes on: a mistake in where telemetry goes must not cost a limit.
     """
     if protocol is None:
         return None
-    module, name, exported = EXPORTERS[signal]
-    transport = "grpc" if protocol == "grpc" else "http"
+    exported = EXPORTERS[signal][2]
     try:
-        found = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{transport}.{module}")
-        # Without arguments: the exporter reads endpoint, headers and timeout by the
-        # rules of OpenTelemetry.
-        return getattr(found, name)()
+        return make_exporter(signal, protocol)
     except ImportError:
         logger.error(  # noqa: TRY400  the traceback would not help
             "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "

@@ -55,7 +55,7 @@ class Guard:
         self._publish = publish
         self._source: Source | None = None
         self._strict = False
-        self._probed: set[str] = set()
+        self._probed: set[tuple[str, str | None]] = set()
         self._obstacles: list[str] = []
         self._weakened: list[str] = []
 
@@ -82,19 +82,19 @@ class Guard:
         self._source = None
 
     @never_raises("guard")
-    def probe(self, framework: Framework) -> None:
-        """Look at a framework that has just been imported, once, and tell how it stands."""
+    def probe(self, framework: Framework, part: str | None = None) -> None:
+        """Look at what was just imported of a framework, once, and tell how it stands."""
         if self._source is None:
             return
-        if framework.name not in self._probed:
-            self._probed.add(framework.name)
-            gaps = framework.gaps()
+        if (framework.name, part) not in self._probed:
+            self._probed.add((framework.name, part))
+            gaps = framework.gaps() if part is None else framework.gaps_of(part)
             for sentence in weaknesses(gaps):
                 self._weakened.append(sentence)
                 logger.warning("otel-limits: %s Every limit stays in force.", sentence)
             for sentence in obstacles(gaps):
                 self._obstruct(sentence)
-            if obstacles(gaps):
+            if any(gap.is_vital and not gap.spares_agents for gap in gaps):
                 framework.release()  # an agent must not feel a binding that is only half there
         if self._obstacles and self._strict:
             end_process(_in_full(self._obstacles))
@@ -125,6 +125,8 @@ def probed(frameworks: Iterable[Framework]) -> Enforcement:
     for framework in frameworks:
         with contextlib.suppress(ImportError):  # not installed: it has no agents to be limited
             gaps += framework.gaps()
+            for part in framework.parts:
+                gaps += framework.gaps_of(part)
     return Enforcement(obstacles=tuple(obstacles(gaps)), weakened=tuple(weaknesses(gaps)))
 
 

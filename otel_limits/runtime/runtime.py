@@ -132,9 +132,12 @@ class Runtime:
         for framework in self._frameworks:
             probe = functools.partial(self._probe, framework)
             wrapt.register_post_import_hook(probe, framework.module)
+            for part in framework.parts:
+                probe = functools.partial(self._probe, framework, part=part)
+                wrapt.register_post_import_hook(probe, part)
 
-    def _probe(self, framework: Framework, _module: object) -> None:
-        self._guard.probe(framework)
+    def _probe(self, framework: Framework, _module: object, part: str | None = None) -> None:
+        self._guard.probe(framework, part)
 
     def unfollowed(self, agent: str) -> None:
         """An invocation of an agent cannot be followed, so that nothing limits it."""

@@ -24,6 +24,7 @@ class StrandsFramework:
 
     name = "strands"
     module = "strands.agent.agent"
+    parts: Collection[str] = ("strands.multiagent.graph", "strands.multiagent.swarm")
     spans = SpanNames(
         scope="strands.telemetry.tracer", agent="invoke_agent", cycle="execute_event_loop_cycle"
     )
@@ -64,6 +65,16 @@ class StrandsFramework:
         from otel_limits.bindings.strands.probe import gaps
 
         return gaps()
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:
+        """Import a module about groups of agents, and look for what of it is used.
+
+        Raises:
+            ImportError: It is not installed.
+        """
+        from otel_limits.bindings.strands.probe import gaps_of_group
+
+        return gaps_of_group(part)
 
     def watch(self) -> None:
         """Follow every invocation from now on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +21,16 @@ CANCEL: Final = "Agent.cancel"
 
 STREAM: Final = "Agent.stream_async"
 
+DIRECT: Final = "Agent.structured_output_async"
+
+MODEL: Final = "strands.models.model"
+
+GROUPS: Final = {
+    "strands.multiagent.graph": "Graph.stream_async",
+    "strands.multiagent.swarm": "Swarm.stream_async",
+}
+"""Where the agents of a group begin to share limits."""
+
 UNFOLLOWED: Final = "Without it no agent can be followed or stopped."
 
 
@@ -30,7 +42,7 @@ def gaps() -> tuple[Gap, ...]:
     """
     import strands.agent.agent  # noqa: F401  the whole of it, before any part is looked for
 
-    return (*_private_gaps(), *_public_gaps())
+    return (*_private_gaps(), *_public_gaps(), *_gaps_of_models())
 
 
 def _private_gaps() -> Iterator[Gap]:
@@ -48,12 +60,42 @@ def _public_gaps() -> Iterator[Gap]:
     if found(AGENT, CANCEL) is None:
         without = "Deadlines and kills take effect before the next model call only."
         yield _gap(f"{AGENT}.{CANCEL}", without, is_vital=False)
+    if found(AGENT, DIRECT) is None:
+        without = "Nothing follows agent.structured_output(), which other releases have."
+        yield _gap(f"{AGENT}.{DIRECT}", without, is_vital=False)
     try:
         # The binding imports every other name, so that one that is gone shows here.
         import otel_limits.bindings.strands.calls
         import otel_limits.bindings.strands.patches  # noqa: F401
     except ImportError as error:
         yield _gap(_name_in(error), UNFOLLOWED, is_vital=True)
+
+
+def _gaps_of_models() -> Iterator[Gap]:
+    if found(MODEL, "Model.stream") is None:
+        without = "Without it no call of a model can be counted."
+        yield _gap(f"{MODEL}.Model.stream", without, is_vital=True)
+    if found(MODEL, "Model.structured_output") is None:
+        without = "Nothing follows model.structured_output(), which other releases have."
+        yield _gap(f"{MODEL}.Model.structured_output", without, is_vital=False)
+
+
+def gaps_of_group(module: str) -> tuple[Gap, ...]:
+    """Return what a kind of groups lacks.
+
+    Raises:
+        ImportError: There is no such kind.
+    """
+    import_module(module)
+    name = GROUPS[module]
+    if found(module, name) is not None:
+        return ()
+    without = (
+        "Without it the agents of a group cannot be limited together; each of them is limited by "
+        "itself."
+    )
+    gap = _gap(f"{module}.{name}", without, is_vital=True)
+    return (dataclasses.replace(gap, spares_agents=True),)
 
 
 def _name_in(error: ImportError) -> str:

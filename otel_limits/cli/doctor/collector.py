@@ -1,15 +1,26 @@
-"""Whether the OTLP endpoints that the environment names take what would be exported to them."""
+"""Whether the OTLP endpoints that are configured take what would be exported to them."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
+import re
 import socket
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.core.secrets import masked
+from otel_limits.otel.export import send_nothing
+from otel_limits.settings.declared import (
+    DeclarationError,
+    Declared,
+    declared_exporters,
+    named_file,
+)
 from otel_limits.settings.variables import OTLP_PREFIX, otlp_protocol
 
 PATIENCE_SECONDS: Final = 3.0
@@ -20,21 +31,33 @@ PORTS: Final[Mapping[str, int]] = {"grpc": 4317, "http/protobuf": 4318}
 """By protocol, where no endpoint is named.
 <https://opentelemetry.io/docs/specs/otel/protocol/exporter/>"""
 
+ANSWER: Final = re.compile(
+    r"code: (?:StatusCode\.)?(\w+), (?:reason|error details): (.*)", re.DOTALL
+)
+"""How the exporters log what they were answered: over HTTP, and over gRPC."""
+
+LONGEST_REASON: Final = 200
+
 
 def examine_collectors(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Connect to each endpoint that something would be exported to, once."""
+    """Send an empty request to each endpoint that something would be exported to, once.
+
+    Args:
+        environ: The variables of this process, which exporters read by themselves as well.
+    """
     protocols = {signal: otlp_protocol(environ, signal) for signal in SIGNALS}
-    wanted = {signal: protocol for signal, protocol in protocols.items() if protocol}
-    if not wanted:
+    wanted = [Declared(signal, protocol) for signal, protocol in protocols.items() if protocol]
+    try:
+        wanted += declared_exporters(environ)
+    except DeclarationError as error:
+        yield fail("otlp", str(error), "OpenTelemetry does not start with it.")
+    if not wanted and named_file(environ) is None:
         yield nothing("otlp", "OTEL_EXPORTER_OTLP_* is not set.")
-    for package in sorted({_package(protocol) for protocol in wanted.values()}):
+    for package in sorted({_package(each.protocol) for each in wanted}):
         if not _is_installed(package):
             yield fail("otlp", f"{package} is not installed.", "pip install 'otel-limits[otlp]'")
-    places: dict[tuple[str, int], list[str]] = {}
-    for signal, protocol in wanted.items():
-        places.setdefault(_place(environ, signal, protocol), []).append(signal)
-    for place, signals in places.items():
-        yield _connect(place, ", ".join(signals))
+    for place, exporters in _by_place(environ, wanted).items():
+        yield _ask(place, exporters)
 
 
 def _package(protocol: str) -> str:
@@ -48,12 +71,24 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _place(environ: Mapping[str, str], signal: str, protocol: str) -> tuple[str, int]:
-    """Return host and port of the endpoint for a signal."""
-    named = environ.get(f"{OTLP_PREFIX}{signal.upper()}_ENDPOINT") or environ.get(
-        f"{OTLP_PREFIX}ENDPOINT"
+def _by_place(
+    environ: Mapping[str, str], wanted: Sequence[Declared]
+) -> dict[tuple[str, int], list[Declared]]:
+    """Put together what goes to one host and port."""
+    places: dict[tuple[str, int], list[Declared]] = {}
+    for each in wanted:
+        places.setdefault(_place(environ, each), []).append(each)
+    return places
+
+
+def _place(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
+    """Return host and port of an exporter."""
+    named = (
+        exporter.endpoint
+        or environ.get(f"{OTLP_PREFIX}{exporter.signal.upper()}_ENDPOINT")
+        or environ.get(f"{OTLP_PREFIX}ENDPOINT")
     )
-    default = PORTS.get(protocol, PORTS["http/protobuf"])
+    default = PORTS.get(exporter.protocol, PORTS["http/protobuf"])
     if not named:
         return "localhost", default
     try:
@@ -61,20 +96,93 @@ def _place(environ: Mapping[str, str], signal: str, protocol: str) -> tuple[str,
         port = parts.port
     except ValueError:
         return "", 0
-    if port is None and protocol != "grpc":
+    if port is None and exporter.protocol != "grpc":
         port = {"http": 80, "https": 443}.get(parts.scheme)
     return parts.hostname or "", port or default
 
 
-def _connect(place: tuple[str, int], signals: str) -> Finding:
+def _ask(place: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
     host, port = place
-    advice = "Start the collector, or set OTEL_EXPORTER_OTLP_ENDPOINT."
+    signals = ", ".join(dict.fromkeys(each.signal for each in exporters))
     shown = f"{masked(host)} port {port} ({signals})"
+    advice = "Start the collector, or set OTEL_EXPORTER_OTLP_ENDPOINT."
     if not host:
         return fail("otlp", f"The endpoint for {signals} is not a URL.", advice)
     try:
+        # First without the exporters: they don't say why nobody is there, and try again.
         socket.create_connection(place, PATIENCE_SECONDS).close()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         return fail("otlp", f"{shown} does not answer: {reason}.", advice)
-    return ok("otlp", f"{shown} answers.")
+    for each in exporters:
+        refusal = _refusal_of(each) if _is_installed(_package(each.protocol)) else None
+        if refusal is not None:
+            advice = "Check protocol, path, headers and certificates of OTEL_EXPORTER_OTLP_*."
+            return fail("otlp", f"{shown} does not take {each.signal}: {refusal}.", advice)
+    return ok("otlp", f"{shown} answers, and takes them.")
+
+
+# --- one request ----------------------------------------------------------------------------------
+
+
+def _refusal_of(declared: Declared) -> str | None:
+    """Let an exporter send a request without any telemetry; say why it failed, if it did.
+
+    A collector takes such a request: <https://opentelemetry.io/docs/specs/otlp/>, "the server
+    SHOULD respond with success".
+    """
+    with _heard() as said:
+        try:
+            taken = send_nothing(declared.signal, declared.protocol, **_options(declared))
+        except Exception as error:  # noqa: BLE001  whatever a setting of OpenTelemetry leads to
+            return f"its exporter cannot be used ({type(error).__name__})"
+    return None if taken else _reason(said)
+
+
+def _options(declared: Declared) -> dict[str, Any]:
+    """Say what the exporter does not read in the environment by itself."""
+    options: dict[str, Any] = {"timeout": PATIENCE_SECONDS}
+    if declared.endpoint:
+        options["endpoint"] = declared.endpoint
+    if declared.headers:
+        options["headers"] = dict(declared.headers)
+    files = [declared.tls.get(name) for name in ("ca_file", "key_file", "cert_file")]
+    if declared.protocol != "grpc":
+        names = ("certificate_file", "client_key_file", "client_certificate_file")
+        return options | {name: path for name, path in zip(names, files, strict=True) if path}
+    if "insecure" in declared.tls:
+        options["insecure"] = str(declared.tls["insecure"]).lower() == "true"
+    if any(files):
+        import grpc
+
+        contents = [Path(path).read_bytes() if path else None for path in files]
+        options["credentials"] = grpc.ssl_channel_credentials(*contents)
+    return options
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Listen to what exporters log, which is all that they say, and keep it from the terminal."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("opentelemetry.exporter")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+def _reason(said: Sequence[str]) -> str:
+    """Say what was answered, without paths and headers, which may hold a token."""
+    text = said[-1] if said else ""
+    answer = ANSWER.search(text)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "its certificate is not trusted"
+    if answer is None or answer[1] == "None":
+        return "an empty request was not answered as the protocol says"
+    details = " ".join(masked(answer[2]).split()).rstrip(".")
+    return f"it answered {answer[1]} {details}"[:LONGEST_REASON].rstrip()

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
+from otel_limits.settings.declared import harmless_copy
 from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import OTLP_PREFIX
 
@@ -79,14 +80,14 @@ def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, st
         for name, text in environ.items()
         if not name.startswith(PREFIX) and name not in DROPPED
     }
-    exported = [name for name in kept if name.startswith(OTLP_PREFIX)]
-    for name in exported:
+    for name in [name for name in kept if name.startswith(OTLP_PREFIX)]:
         if name.endswith(("_ENDPOINT", "_HEADERS", "_CERTIFICATE", "_CLIENT_KEY", "_INSECURE")):
             del kept[name]
-    if exported:  # where nothing is configured, exporters keep what they have by default
-        kept[OTLP_PREFIX + "ENDPOINT"] = url
     return {
         **kept,
+        **harmless_copy(kept, place, url),
+        # Also where none is named: a collector may be where exporters look for it by default.
+        OTLP_PREFIX + "ENDPOINT": url,
         **HELD_BACK,
         **FORCED,
         "DD_TRACE_AGENT_URL": url,
