@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.store import Charge, Count, Settle, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.quotas.windows import Window
@@ -59,15 +59,34 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
     Raises:
         StoreError: The store does not answer.
     """
-    # The store says which, and not the ledger: most calls of a ledger were settled long ago.
-    expired = store.expired(MOST)
-    found = [from_text(*each) for each in find(expired)] if expired else []
-    if found:
-        # Done before they are noted as done: a worker that dies between the two sends them once
-        # more, which changes nothing.
-        store.run(found)
-        store.done([each.id for each in found])
-    return len(found)
+    settled = unknown = 0
+    # The store says which, and not the ledger: most calls of a ledger were settled long ago. Page
+    # by page, since those that no ledger knows stay where they are.
+    while expired := store.expired(unknown, MOST):
+        found = [from_text(*each) for each in find(expired)]
+        if found:
+            # Done before they are noted as done: a worker that dies between the two sends them
+            # once more, which changes nothing.
+            store.run(found)
+            store.done([each.id for each in found])
+        settled += len(found)
+        unknown += len(set(expired) - {each.id for each in found})
+    return settled
+
+
+def forget_expired(store: SharedStore) -> None:
+    """Drop what nobody settled in time, and say how many there were.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    forgotten = store.forget_expired()
+    if forgotten:
+        sentence = (
+            f"{forgotten} model calls of workers that were killed were never settled, as no ledger "
+            "that is looked into has them: quotas do not count them"
+        )
+        FAULTS.report("quotas", StoreError(sentence), sentence)
 
 
 class Recovery(StoreThread):
@@ -94,3 +113,4 @@ class Recovery(StoreThread):
     def _look(self) -> None:
         with contextlib.suppress(StoreError):  # the courier logs outages
             settle_expired(self._store, self._find)
+            forget_expired(self._store)

@@ -184,7 +184,7 @@ class RedisStore:
         """
         return self._take_back(count, "^block:")
 
-    def expired(self, most: int) -> list[str]:
+    def expired(self, first: int, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first.
 
         Raises:
@@ -192,9 +192,21 @@ class RedisStore:
         """
         since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
         found: list[str] = self._server.ask(
-            lambda client: client.zrevrangebyscore(EXPIRED_KEY, "+inf", since, 0, most)
+            lambda client: client.zrevrangebyscore(EXPIRED_KEY, "+inf", since, first, most)
         )
         return found
+
+    def forget_expired(self) -> int:
+        """Drop reservations that are too old to be settled; returns how many there were.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        until = int((self.now() - RECOVERABLE_SECONDS) * 1000) - 1
+        # Each is counted by one process only, however many look.
+        return int(
+            self._server.ask(lambda client: client.zremrangebyscore(EXPIRED_KEY, "-inf", until))
+        )
 
     def done(self, ids: Sequence[str]) -> None:
         """Note that these reservations have been settled after all.

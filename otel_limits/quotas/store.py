@@ -232,8 +232,16 @@ class QuotaStore(Protocol):
 class SharedStore(QuotaStore, Protocol):
     """A place where a whole fleet counts, which can outlive whoever reserved there."""
 
-    def expired(self, most: int) -> list[str]:
-        """Return ids of reservations that nobody settled in time, the latest first."""
+    def expired(self, first: int, most: int) -> list[str]:
+        """Return ids of reservations that nobody settled in time, the latest first.
+
+        Args:
+            first: How many of them to leave out.
+            most: How many to return at most.
+        """
+
+    def forget_expired(self) -> int:
+        """Drop reservations that are too old to be settled; returns how many there were."""
 
     def revoke(self, count: Count) -> int:
         """Take back what was granted to a key; returns how many grants were in force."""

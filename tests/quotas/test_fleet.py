@@ -25,9 +25,9 @@ from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recovery import settle_expired
+from otel_limits.quotas.recovery import as_text, forget_expired, settle_expired
 from otel_limits.quotas.redis_scripts import EXPIRED_KEY
-from otel_limits.quotas.store import RECOVERABLE_SECONDS, Count, Demand, Reserve, Standing
+from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, Demand, Reserve, Standing
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, tokens
@@ -226,7 +226,7 @@ def test_whoever_lives_settles_for_who_was_killed(
         monkeypatch.setenv(name, value)
     otel_limits.enable()
     eventually(lambda: standing(store, 1000) == Standing(200, 0, 1000))
-    eventually(lambda: store.expired(10) == [])
+    eventually(lambda: store.expired(0, 10) == [])
 
 
 def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
@@ -265,7 +265,34 @@ def test_what_expired_long_ago_is_left_alone(server: Server, store: SharedStore)
     long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {"old": long_ago, "new": time.time() * 1000})
-    assert store.expired(10) == ["new"]
+    assert store.expired(0, 10) == ["new"]
+
+
+@pytest.mark.usefixtures("faulty")
+def test_what_is_too_old_is_dropped_and_said(
+    server: Server, store: SharedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in a fleet: who drops it counts it."""
+    long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
+    with redis.Redis.from_url(server.url) as client:
+        client.zadd(EXPIRED_KEY, {"old": long_ago, "older": long_ago, "new": time.time() * 1000})
+        forget_expired(store)
+        forget_expired(store)
+        assert client.zrange(EXPIRED_KEY, 0, -1) == [b"new"]
+    assert caplog.text.count("2 model calls of workers that were killed were never settled") == 1
+
+
+def test_many_that_no_ledger_knows_hide_nobody(server: Server, store: SharedStore) -> None:
+    """3,000 dead reservations of others, and behind them one that our ledger has."""
+    now = time.time() * 1000
+    with redis.Redis.from_url(server.url) as client:
+        client.zadd(EXPIRED_KEY, {f"of-others-{n}": now for n in range(3_000)})
+        client.zadd(EXPIRED_KEY, {"ours": now - 1_000_000})
+        charges = as_text([Charge(count=this_count(), amount=7)])
+        found = [("ours", charges)]
+        assert settle_expired(store, lambda ids: [each for each in found if each[0] in ids]) == 1
+        assert client.zcard(EXPIRED_KEY) == 3_000
+    assert standing(store, 1000).used == 7
 
 
 def test_what_expired_is_noted_for_an_hour_at_most(server: Server, store: SharedStore) -> None:
