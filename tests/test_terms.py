@@ -125,6 +125,8 @@ def test_an_hour_in_the_cache_costs_more(
         (bedrock(additional_args={"performanceConfig": {"latency": "optimized"}}), "optimized"),
         (asked("openai", params={"service_tier": "priority"}), "priority"),
         (asked("openai", params={"extra_body": {"service_tier": "auto"}}), "auto"),
+        (asked("openai_responses", params={"service_tier": "fast"}), "priority"),
+        (asked("anthropic", params={"speed": "fast"}), "fast"),
         (asked("openai"), "standard"),
         (
             asked("anthropic", params={"service_tier": "standard_only"}),
@@ -366,6 +368,13 @@ def test_what_a_price_depends_on_survives_the_ledger() -> None:
     again = sale_in_ledger("m", "openai", sale.usage, sale.tier, sale.basis)
     assert again == sale
     assert sale_of("m", "openai", Usage(input=1), None, Terms()).basis is None
+
+
+@pytest.mark.parametrize("basis", ["{", "[]", "5", "[" * 99_999])
+def test_what_cannot_be_read_of_a_ledger_leaves_the_price_unknown(basis: str) -> None:
+    """It is not taken for nothing."""
+    sale = sale_in_ledger("m", "openai", Usage(input=1), None, basis)
+    assert Prices({"m": FLAT}).quote(sale).unknown == "what its price depends on cannot be read"
 
 
 def test_why_a_price_is_unknown_is_said_once(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,8 @@ if TYPE_CHECKING:
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
+"""How long a cache lasts where nobody asks for more; writing for an hour costs 2 times the input
+instead of 1.25: https://platform.claude.com/docs/en/build-with-claude/prompt-caching."""
 
 STANDARD: Final = "standard"
 STANDARDS: Final = frozenset({"standard", "standard_only", "default", "on_demand", "none", ""})
@@ -19,7 +20,10 @@ STANDARDS: Final = frozenset({"standard", "standard_only", "default", "on_demand
 PREFIXES: Final = ("on_demand_",)
 """What Gemini puts before the name of a tier: `ON_DEMAND_PRIORITY`."""
 AUTOMATIC: Final = "auto"
-"""The vendor chooses the tier, and says in its answer which one it was."""
+"""The vendor chooses the tier, and says in its answer which one it was: "the response body will
+include the service_tier value based on the processing mode actually used", platform.openai.com, API
+reference, Chat. Not setting it is "auto" there, too, and standard unless the project says
+otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +103,13 @@ def sale_of(
 def sale_in_ledger(
     model: str, provider: str, usage: Usage, tier: str | None, basis: str | None
 ) -> Sale:
-    """Put together again what a ledger has of a call."""
-    said: Mapping[str, Any] = json.loads(basis) if basis else {}
+    """Put together again what a ledger has of a call; anybody may have written to its rows."""
+    try:
+        said: Any = json.loads(basis) if basis else {}
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        said = {"open": ["what its price depends on cannot be read"]}
     parts: dict[str, Any] = {name: said.get(name) for name in BASIS}
     return Sale(
         model=model,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from otel_limits import Limits, enable
+from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.access import refusal_of
@@ -239,6 +239,39 @@ def test_prune_and_import(
     for _ in range(2):
         assert main(["ledger", "import", str(path)]) == 0
         assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
+
+
+def test_calls_are_priced_again(
+    server: Server,
+    database: str,
+    make_agent: MakeAgent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a file: once, with the former price beside the new one, and in the totals."""
+    policy = tmp_path / "limits.yaml"
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    policy.write_text("models: {other: {price: {input: 1, output: 1}}}\n")
+    enable()
+    make_agent(ScriptedModel(endless(uses("search"))), tools=[])("go", limits={"turns": 3})
+    disable()
+    read = (
+        "SELECT price_pico, price_source, former_price_pico, former_price_source "
+        "FROM otel_limits_model_calls"
+    )
+    calls = len(server.ask(database, read))
+    assert calls
+    expected: set[tuple[Any, ...]] = {(None, None, None, None)}
+    for price, every, pico in ((3, [], 45_000_000), (5, ["--all"], 75_000_000)):
+        policy.write_text(f"models: {{scripted: {{price: {{input: {price}, output: {price}}}}}}}\n")
+        assert main(["ledger", "reprice", *every, "--dry-run"]) == 0
+        assert set(server.ask(database, read)) == expected
+        expected = {(pico, "policy", None, "none")}
+        for _ in range(2):
+            assert main(["ledger", "reprice", *every]) == 0
+            assert set(server.ask(database, read)) == expected
+        total = "SELECT price_pico, unpriced_calls FROM otel_limits_invocations"
+        assert server.ask(database, total) == [(calls * pico, 0)]
 
 
 def test_rows_wait_for_a_server_that_is_down(

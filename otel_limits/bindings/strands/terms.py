@@ -21,6 +21,9 @@ TIERS: Final = (
     "inference_geo",  # Anthropic: "us" costs more than "global"
     "speed",  # Anthropic: "fast"
 )
+SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
+"""What OpenAI takes for another tier: "The response will show service_tier=priority regardless",
+platform.openai.com, API reference, Responses. Anthropic's `speed` is a tier of its own."""
 ORDINARY: Final = frozenset({"global"})
 """What costs no more than if nobody had asked for it, beside the standard tier."""
 
@@ -118,7 +121,7 @@ def _tier(settings: Iterable[Said]) -> str:
     for name, value in settings:
         held = value.get("type") if isinstance(value, Mapping) else value
         if name in TIERS and isinstance(held, str):
-            tier = named_tier(held)
+            tier = SAME_TIERS.get((name, held), named_tier(held))
             if tier != STANDARD and tier not in ORDINARY:
                 return tier if name != "inference_geo" else f"{name} {tier}"
     return STANDARD
