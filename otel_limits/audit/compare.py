@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection
 
 DAY_MICROSECONDS: Final = 24 * 3600 * MICROSECONDS
+TOO_EARLY: Final = "--compare needs two periods after 1970: no ledger has anything before."
+
 CHANGES: Final = (
     Column("cost_before_usd", "Cost before", "money"),
     Column("cost_usd", "Cost", "money", is_key=True),
@@ -100,6 +102,8 @@ def _paired(
         end = begin + until - since
         if against.text == PREVIOUS and named:
             begin, end = _previous(since, until, *named[0], zone)
+    if begin < 0:
+        raise LedgerError(TOO_EARLY)
     return Pair(
         before=replace(part, since_us=begin, until_us=end),
         now=replace(part, since_us=since, until_us=until),
@@ -121,6 +125,8 @@ def _present(against: Against, until: int, zone: tzinfo) -> int:
 def _previous(since: int, until: int, name: str, value: str, zone: tzinfo) -> tuple[int, int]:
     """The period of the calendar before one, or as much of it as is asked of that one."""
     begin, end = span(name, value, zone)
+    if begin <= 0:
+        raise LedgerError(TOO_EARLY)
     # By way of the calendar, as months, and days when clocks change, are not of one length.
     day_before = datetime.fromtimestamp(begin / MICROSECONDS - 1, zone)
     first, last = span(name, label(name, day_before), zone)

@@ -231,3 +231,39 @@ def test_the_page_is_readable_on_a_telephone(page: Any) -> None:
         assert page.execute_script("return document.querySelector('#complete').textContent")
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("show", "00000001"),
+        ("loops",),
+        ("spend", "--by", "tool"),
+        ("spend", "--by", "agent", "--since", "2025-10-10", "--compare", "1d"),
+    ],
+    ids=lambda each: each[-1],
+)
+def test_every_answer_is_readable_on_a_telephone(
+    browser: Any, ledger: LedgerFile, capsys: pytest.CaptureFixture[str], question: tuple[str, ...]
+) -> None:
+    """Sentences are wrapped, also where a name in them is long."""
+    tools = ["search_the_archive_of_quarterly_filings=1"]
+    entry = Entry(
+        agent="research-assistant-for-quarterly-filings-of-the-emea-region-" * 2,
+        calls=[Call(price="21789.63", tools=tools)] * 4,
+        reason="loop_detected",
+        action="halted",
+        breach=Breach("max_identical_tool_calls", 4, 4, "loop_detected", "calls"),
+    )
+    write(ledger.address, entry, Entry(at=NINE + DAY))
+    open_page(browser, ledger.path.parent, capsys, *question)
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 420
+        told = browser.execute_script("return document.body.innerText")
+        assert ("was halted after 4 turns" in told) == (question[0] == "show")
+        assert ("No forecast: " in told) == ("tool" in question)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert browser.get_log("browser") == []

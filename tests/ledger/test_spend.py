@@ -310,6 +310,10 @@ def test_few_movers_and_all_others(movers: None, capsys: Output) -> None:
     [
         (("--compare", "previous"), "needs a period"),
         (("--compare", "7d", "--by", "day"), "no day in common"),
+        (("--compare", "800000d"), "two periods after 1970"),
+        (("--compare", "previous", "--since", "0001-01-01"), "two periods after 1970"),
+        (("--compare", "previous", "--where", "day=0001-01-01"), "two periods after 1970"),
+        (("--compare", "previous", "--where", "month=1970-01"), "two periods after 1970"),
         (("--compare", "7d", "--since", "2030-01-01"), "has not begun"),
         (("--compare", "7d", "--where", "day=2026-11-11", "--where", "day=2026-11-12"), "got 2"),
     ],
