@@ -88,6 +88,8 @@ class RedisAsker:
             try:
                 return question(self.link.client())
             except exceptions.TimeoutError:  # nobody waits for a second timeout
+                # But whoever asks next is to find the node that has taken over from one that hangs.
+                self.link.learn()
                 raise
             except (exceptions.ConnectionError, exceptions.MovedError, OSError):
                 self.link.learn()

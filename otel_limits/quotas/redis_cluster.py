@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import redis
-from redis.cluster import RedisCluster
+from redis.cluster import ClusterNode, RedisCluster
 
 from otel_limits.quotas.redis_scripts import TAG
 from otel_limits.quotas.redis_server import client_settings, no_secrets_told, redis_url
 from otel_limits.quotas.redis_store import RedisStore
 
+FURTHER_SEED: Final = re.compile(r",([^,/?@]+):(\d+)(?=[,/?]|$)")
+"""Every host and port but the first."""
+
+Address = tuple[str, int]
+
 
 class ClusterLink:
-    """How the node of a cluster that has our keys is reached."""
+    """How the node of a cluster that has our keys is reached.
 
-    def __init__(self, connect: Callable[[], RedisCluster]) -> None:
+    Args:
+        connect: Makes a client that looks for the cluster at these addresses, among others.
+    """
+
+    def __init__(self, connect: Callable[[Sequence[Address]], RedisCluster]) -> None:
         """Connect on first use: the client of a cluster does so as soon as it is made."""
         self._connect = connect
         self._cluster: RedisCluster | None = None
+        self._known: list[Address] = []
 
     def client(self) -> Any:
         """Return the client of the node."""
         if self._cluster is None:
-            self._cluster = self._connect()
+            self._cluster = self._connect(self._known)
         return self._cluster.get_redis_connection(self._cluster.get_node_from_key(TAG))  # type: ignore[no-untyped-call]
 
     def learn(self) -> None:
         """Look again where our keys are."""
+        # Any node that was there knows the cluster: those that the URL names may be gone for good.
+        if self._cluster is not None:
+            nodes = self._cluster.get_nodes()  # type: ignore[no-untyped-call]
+            self._known = [(node.host, int(node.port)) for node in nodes]
         self.close()
 
     def close(self) -> None:
@@ -43,15 +57,22 @@ def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL."""
     # Its options are not tried: a cluster takes others than a server, and ignores unknown ones.
     with no_secrets_told(name, url):
-        redis.ConnectionPool.from_url(_url_of_node(url))
+        redis.ConnectionPool.from_url(_seeds(url)[0])
 
 
 def open_store(url: str, timeout: float, health_interval: int) -> RedisStore:
     """Make the store on a cluster."""
     settings = client_settings(timeout, health_interval)
-    connect = functools.partial(RedisCluster.from_url, _url_of_node(url), **settings)
+    first, others = _seeds(url)
+
+    def connect(known: Sequence[Address]) -> RedisCluster:
+        nodes = [ClusterNode(*each) for each in dict.fromkeys((*others, *known))]  # type: ignore[no-untyped-call]
+        return RedisCluster.from_url(first, startup_nodes=nodes, **settings)
+
     return RedisStore(url, lambda: ClusterLink(connect))
 
 
-def _url_of_node(url: str) -> str:
-    return redis_url(url).replace("+cluster", "", 1)
+def _seeds(url: str) -> tuple[str, list[Address]]:
+    """Return the URL of the first node, and the addresses of the others."""
+    first = FURTHER_SEED.sub("", redis_url(url).replace("+cluster", "", 1))
+    return first, [(host, int(port)) for host, port in FURTHER_SEED.findall(url)]

@@ -2,32 +2,81 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode
 
+from redis.connection import SSLConnection, parse_url
 from redis.sentinel import Sentinel
 
-from otel_limits.quotas.redis_server import ServerLink, client_settings
+from otel_limits.quotas.redis_server import ServerLink, client_settings, no_secrets_told
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
     import redis
 
+FORM: Final = re.compile(
+    r"\w+\+sentinel://(?P<user>[^@/]*@)?(?P<hosts>[^/@]+)/(?P<service>[^/?]+)(?P<db>/\d+)?"
+    r"(\?(?P<options>.*))?"
+)
+PREFIX: Final = "sentinel_"
+"""Begin of the options with which the sentinels themselves are asked."""
 
-def require_readable(_name: str, _url: str) -> None:
-    """Nothing is left to check: the pattern of these URLs permits no password and no option."""
+
+def require_readable(name: str, url: str) -> None:
+    """Make sure that the client understands a URL and its options."""
+    with no_secrets_told(name, url):
+        _Place(url)
 
 
 def open_store(url: str, timeout: float, health_interval: int) -> RedisStore:
     """Make the store on the master of a service."""
     settings = client_settings(timeout, health_interval)
-    hosts, _, service = url.partition("://")[2].partition("/")
-    sentinels = [
-        (host, int(port)) for host, _, port in (each.partition(":") for each in hosts.split(","))
-    ]
+    place = _Place(url)
+
+    sentinels = settings | place.of_sentinels
 
     def connect() -> ServerLink:
-        watcher = Sentinel(sentinels, sentinel_kwargs=settings, **settings)  # type: ignore[no-untyped-call]
-        client: redis.Redis = watcher.master_for(service)  # type: ignore[no-untyped-call]
+        watcher = Sentinel(  # type: ignore[no-untyped-call]
+            place.sentinels, sentinel_kwargs=sentinels, **settings, **place.of_master
+        )
+        client: redis.Redis = watcher.master_for(place.service)  # type: ignore[no-untyped-call]
         return ServerLink(client)
 
     return RedisStore(url, connect)
+
+
+class _Place:
+    """What a URL says.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+
+    def __init__(self, url: str) -> None:
+        found = FORM.fullmatch(url)
+        if found is None:
+            raise ValueError
+        options = dict(parse_qsl(found["options"] or "", strict_parsing=bool(found["options"])))
+        tls = {"ssl": True} if options.pop("tls", "false") == "true" else {}
+        user = {
+            name.removeprefix(PREFIX): options.pop(name)
+            for name in (PREFIX + "username", PREFIX + "password")
+            if name in options
+        }
+        self.service: str = found["service"]
+        self.sentinels = [
+            (host, int(port))
+            for host, _, port in (each.rpartition(":") for each in found["hosts"].split(","))
+        ]
+        # As the URL of a server, whose user, password, database and options the client can read.
+        begin = f"{'rediss' if tls else 'redis'}://{found['user'] or ''}localhost"
+        server = f"{begin}{found['db'] or ''}?{urlencode(options)}"
+        read: dict[str, Any] = parse_url(server)  # type: ignore[no-untyped-call]
+        for name in ("host", "port", "connection_class"):
+            read.pop(name, None)
+        # Which options a connection takes, making one shows.
+        SSLConnection(**read)
+        self.of_master: dict[str, Any] = read | tls
+        encryption = {name: each for name, each in read.items() if name.startswith("ssl_")}
+        self.of_sentinels: dict[str, Any] = user | tls | encryption

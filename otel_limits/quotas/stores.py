@@ -53,11 +53,14 @@ STORES: Final = (
         "redis",
     ),
     StoreKind(
-        "redis+cluster://host:port", r"(rediss?|valkeys?)\+cluster://.+", "redis_cluster", "redis"
+        "redis+cluster://host:port,host:port",
+        r"(rediss?|valkeys?)\+cluster://.+",
+        "redis_cluster",
+        "redis",
     ),
     StoreKind(
-        "redis+sentinel://host:port,host:port/service (valkey means the same as redis)",
-        r"(redis|valkey)\+sentinel://[^/,:]+:\d+(,[^/,:]+:\d+)*/[^/?]+",
+        "redis+sentinel://host:port,host:port/service/db (valkey means the same as redis)",
+        r"(redis|valkey)\+sentinel://([^@/]*@)?[^/,:@]+:\d+(,[^/,:]+:\d+)*/[^/?]+(/\d+)?(\?.*)?",
         "redis_sentinel",
         "redis",
     ),

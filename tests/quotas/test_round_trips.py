@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import otel_limits
 from otel_limits import ConfigurationError, disable, enable
 from otel_limits.core.facts import QuotaUse
 from otel_limits.quotas.keys import Template
@@ -281,6 +282,31 @@ def sentinel(own_server: Server, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def guarded_sentinel(redis_installed: None, tmp_path: Path, certificate: Path) -> Iterator[str]:
+    """A sentinel and its master, each with a password of its own, by TLS alone, in a database."""
+    tls = ["--tls-auth-clients", "no", "--tls-cert-file", str(certificate)]
+    tls += ["--tls-key-file", str(certificate.with_suffix(".key")), "--tls-replication", "yes"]
+    tls += ["--tls-ca-cert-file", str(certificate)]
+    port, watching = free_port(), free_port()
+    master = Server(tmp_path, *tls, "--tls-port", str(port))
+    master.start()
+    user = ["worker", "on", ">p@ss/word", "~*", "&*", "+@all"]
+    master.client.execute_command("ACL", "SETUSER", *user)
+    settings = tmp_path / "sentinel.conf"
+    settings.write_text(f"sentinel monitor fleet 127.0.0.1 {port} 1\nrequirepass watch\n")
+    command = ["redis-server", str(settings), "--sentinel", "--port", str(free_port())]
+    command += [*tls, "--tls-port", str(watching)]
+    with ExitStack() as stack:
+        watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        stack.callback(watcher.kill)
+        options = f"tls=true&sentinel_password=watch&ssl_ca_certs={certificate}"
+        yield (f"redis+sentinel://worker:p%40ss%2Fword@127.0.0.1:{watching}/fleet/3?{options}")
+        disable()
+        no_listeners()
+        master.stop()
+
+
+@pytest.fixture
 def unix_socket(redis_installed: None, tmp_path: Path) -> Iterator[str]:
     """A server on a socket of the file system."""
     path = tmp_path / "redis.sock"
@@ -328,7 +354,7 @@ def tls(tls_server: str, certificate: Path) -> str:
     return f"{tls_server}?ssl_ca_certs={certificate}"
 
 
-@pytest.fixture(params=["cluster", "sentinel", "tls", "unix_socket", "valkey"])
+@pytest.fixture(params=["cluster", "sentinel", "guarded_sentinel", "tls", "unix_socket", "valkey"])
 def url(request: pytest.FixtureRequest) -> str:
     """Every kind of store that is not just `redis://`."""
     return str(request.getfixturevalue(request.param))
@@ -372,6 +398,49 @@ def test_a_cluster_that_moves_our_keys_is_followed(
     link = gate._client._carrier._store._server.link
     link.client().execute_command("CLIENT KILL TYPE normal SKIPME no")
     assert agent("go").stop_reason == "end_turn"
+
+
+@pytest.fixture
+def nodes(redis_installed: None, tmp_path: Path) -> Iterator[list[Server]]:
+    """A cluster of three masters, the first of which has our keys and a replica, the fourth."""
+    nodes = []
+    for number in range(4):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+        nodes.append(Server(folder, *options, "--cluster-node-timeout", "1000"))
+        nodes[-1].start()
+    first, second, third, replica = nodes
+    for node, slots in ((first, (0, 16000)), (second, (16001, 16100)), (third, (16101, 16383))):
+        node.client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
+        node.client.execute_command("CONFIG SET cluster-announce-ip 127.0.0.1")
+    for node in (second, third, replica):
+        bus = int(node._options[3])
+        first.client.execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+    eventually(lambda: all(len(node.client.cluster("NODES")) == 4 for node in nodes))
+    name = first.client.execute_command("CLUSTER MYID")
+    replica.client.execute_command("CLUSTER REPLICATE", name)
+    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
+    state = "cluster_state"
+    eventually(lambda: all(node.client.cluster("INFO")[state] == "ok" for node in nodes))
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_cluster_goes_on_when_a_node_hangs(
+    hold: Hold, make_agent: MakeAgent, nodes: list[Server]
+) -> None:
+    """Also when it is the first that the URL names, and the one that has our keys."""
+    seeds = ",".join(f"127.0.0.1:{node.port}" for node in nodes[:2])
+    hold({"calls": CALLS}, f"redis+cluster://{seeds}")
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    nodes[0].freeze()
+    eventually(lambda: agent("go").stop_reason == "end_turn")
+    left = otel_limits.remaining("calls")
+    assert left.used >= 1
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster", "redis+sentinel"])
@@ -423,6 +492,8 @@ def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatc
         "redis://localhost?hush=1",
         "redis://localhost?cache_config=hush",
         "rediss://localhost?ssl_cert_reqs=hush",
+        "redis+sentinel://localhost:1/service?hush=1",
+        "redis+sentinel://:hush@localhost:99999/service?hush",
     ],
 )
 def test_a_url_that_the_client_cannot_read_is_a_mistake(
@@ -442,7 +513,9 @@ def test_a_url_that_the_client_cannot_read_is_a_mistake(
         "valkeys://localhost:1",
         "unix://:secret@/nowhere/redis.sock?db=1",
         "redis+cluster://localhost:1?read_from_replicas=true",
+        "redis+cluster://:secret@localhost:1,localhost:2?read_from_replicas=true",
         "redis+sentinel://localhost:1,localhost:2/service",
+        "redis+sentinel://me:secret@localhost:1,localhost:2/service/3?tls=true&sentinel_username=a",
     ],
 )
 def test_a_url_that_the_client_can_read_is_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
