@@ -75,7 +75,7 @@ def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
     """OpenTelemetry loads nobody then, and the advice says what is missing."""
     status, found, _ = examined(*INSTRUMENT, PYTHON, OTEL_TRACES_EXPORTER="nobody_installed_this")
     assert (status, found["runaway"][0]) == (1, "FAIL")
-    assert "loads nobody without a distro and its exporter" in found["switched on by"][1]
+    assert "loads nobody without the exporter of its distro" in found["switched on by"][1]
 
 
 def test_hooks_take_over_where_spans_do_not_arrive() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, SELECTED, execute
+from tests.test_autoload import FIRST, PACKAGES, ROOT, Environment
 
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
 PYTHON = (sys.executable,)
@@ -51,8 +52,10 @@ def test_the_cap_holds_under_run_in_every_order(order: str) -> None:
     assert ended.facts["threads_instrumented"] is ("instrument" in order)
 
 
-@pytest.mark.parametrize("argument", ["", "--own-provider"])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "argument"),
+    [*((order, "--own-provider") for order in ORDERS), ("run, instrument", "")],
+)
 def test_the_cap_holds_under_run_where_opentelemetry_gives_up(order: str, argument: str) -> None:
     """Without its exporter it hides every other `sitecustomize` and loads nobody."""
     ended = execute(*ORDERS[order], *PYTHON, ENDLESS, argument, **CAP, **WITHOUT_EXPORTER)
@@ -79,6 +82,33 @@ def test_who_disables_our_instrumentor_disables_it(disabled: str) -> None:
         **NO_EXPORT,
     )
     assert ended.facts["model_calls"] > 3
+
+
+@pytest.fixture(scope="module")
+def without_distro(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the Python of an environment that has everything but opentelemetry-distro."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    packages = tmp_path_factory.mktemp("packages")
+    for path in PACKAGES.iterdir():
+        # Its entry points are what OpenTelemetry looks for.
+        if not path.name.startswith("opentelemetry_distro"):
+            (packages / path.name).symlink_to(path)
+    (made.site / FIRST).write_text(f"{ROOT}\n{packages}\n")
+    return made.python
+
+
+@pytest.mark.parametrize("order", ["instrument", "run, instrument", "instrument, run"])
+def test_the_cap_holds_without_distro(without_distro: str, order: str) -> None:
+    """OpenTelemetry loads its instrumentors then, and us with them; it only exports nothing."""
+    module = "opentelemetry.instrumentation.auto_instrumentation"  # of opentelemetry-instrument
+    program = f"from {module} import run; run()"
+    words = {
+        "instrument": (without_distro, "-c", program),
+        "run": (without_distro, "-m", "otel_limits.cli", "run", "--"),
+    }
+    front = [word for name in order.split(", ") for word in words[name]]
+    ended = execute(*front, without_distro, ENDLESS, **CAP)
+    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
 
 
 def test_instrument_alone_without_its_exporter_limits_nobody() -> None:

@@ -38,8 +38,8 @@ SWITCH_ON: Final = (
 )
 
 EXPORTERS: Final = (
-    "opentelemetry-instrument loads nobody without a distro and its exporter: pip install "
-    "'otel-limits[otlp]' opentelemetry-distro, or set OTEL_TRACES_EXPORTER=none "
+    "opentelemetry-instrument loads nobody without the exporter of its distro: pip install "
+    "'otel-limits[otlp]', or set OTEL_TRACES_EXPORTER=none "
     "OTEL_METRICS_EXPORTER=none OTEL_LOGS_EXPORTER=none."
 )
 
