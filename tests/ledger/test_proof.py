@@ -365,7 +365,7 @@ def test_a_spreadsheet_finds_no_formula(
     assert sorted(row["agent"][:2] for row in csv.DictReader(io.StringIO(told.out))) == [
         "'+", "'-", "'=", "'@",
     ]  # fmt: skip
-    assert told.err.startswith("Complete: ")
+    assert "\nComplete: " in told.err
     out = tmp_path / "calls.csv"
     main(["ledger", "export", "--format", "csv", "--output", str(out)])
     exported = csv.DictReader(io.StringIO(out.read_text(encoding="utf-8")))

@@ -162,3 +162,13 @@ def test_a_name_is_shortened_in_its_middle() -> None:
     assert shortened("research-emea", 9) == "rese…emea"
     assert shortened("0123456789abcdef", 9, keep_beginning=True) == "01234567…"
     assert cell_len(shortened("摘要摘要摘要", 7)) <= 7
+
+
+@every_width
+@pytest.mark.parametrize("question", ["tools", "changes", "show"])
+def test_money_is_whole_in_every_answer(question: str, width: int, wide_ledger: LedgerFile) -> None:
+    """What a tool costs, what changed, and what a tree has used."""
+    lines = on_terminal(wide_ledger, width, *ASKED[question])
+    assert any("$21,789.63" in line for line in lines)
+    if question == "changes":
+        assert any("-$21,789.63" in line and "emea" in line for line in lines)
