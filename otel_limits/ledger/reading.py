@@ -18,7 +18,7 @@ from otel_limits.ledger import files
 from otel_limits.ledger.database import BUSY_SECONDS, complete, latest, make_engine
 from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, METADATA, TABLES
 from otel_limits.ledger.spill import SpillFiles, rows_in
-from otel_limits.ledger.upgrades import CURRENT, version_of
+from otel_limits.ledger.upgrades import CURRENT, migrate, version_of
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -60,15 +60,36 @@ def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
         LedgerError: There is none, or it is not one of this version.
     """
     with contextlib.ExitStack() as stack:
-        if address.file is None:
-            engine = make_engine(address)
-        else:
-            require_ledger_file(address)
-            engine = _file_engine(address.file, stack)
-        stack.callback(engine.dispose)
-        connection = stack.enter_context(engine.connect())
+        connection = _connection(address, stack)
+        if version_of(connection) == 0 and SpillFiles(address).files():
+            # They say that it is a ledger: its tables could not be made yet.
+            connection = _connected(_empty_engine(), stack)
         require_current(connection, address)
         yield connection, overlay(connection, address)
+
+
+def _connection(address: Address, stack: contextlib.ExitStack) -> sa.Connection:
+    """Open a database that may be a ledger, without writing to it."""
+    file = address.file
+    if file is None:
+        return _connected(make_engine(address), stack)
+    if (not file.exists() or not file.stat().st_size) and SpillFiles(address).files():
+        return _connected(_empty_engine(), stack)  # as where the disk was full from the beginning
+    require_ledger_file(address)
+    return _connected(_file_engine(file, stack), stack)
+
+
+def _connected(engine: sa.Engine, stack: contextlib.ExitStack) -> sa.Connection:
+    stack.callback(engine.dispose)
+    return stack.enter_context(engine.connect())
+
+
+def _empty_engine() -> sa.Engine:
+    """A ledger without a row, in memory."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
+    with engine.begin() as connection:
+        migrate(connection)
+    return engine
 
 
 def require_ledger_file(address: Address) -> None:

@@ -216,6 +216,8 @@ class Writer:
         if self._pending.waiting:  # no spill file took it either: the database may be back
             self._retry_at = 0.0
             self._flush()
+        # What a slow moment left in a file of this process nobody else would take for a while.
+        self._take_back(only_own=True)
 
     def _await_work(self) -> None:
         """Wait for rows, then gather more of them unless somebody waits; or for spill files."""
@@ -271,7 +273,7 @@ class Writer:
         ledger = f"the ledger {self._database.address} cannot be written ({reason_of(error)})"
         FAULTS.report("ledger", error, f"{ledger}; its rows {place}")
 
-    def _take_back(self) -> None:
+    def _take_back(self, *, only_own: bool = False) -> None:
         """Move rows from spill files to the database, new rows first."""
         if time.monotonic() < max(self._take_back_at, self._retry_at):
             return
@@ -279,7 +281,7 @@ class Writer:
         try:
             for _ in self._spill.taking_own(self._database):
                 self._flush()
-            for _ in taking_back(self._database, self._spill):
+            for _ in () if only_own else taking_back(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
             self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS

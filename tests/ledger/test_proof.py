@@ -208,6 +208,23 @@ def test_waiting_rows_are_in_the_answer_and_stay_where_they_are(
     assert ask(capsys, "verify", "--stale", "10s")[0] == 1
 
 
+@pytest.mark.parametrize("made", [None, b"", "WAL"])
+def test_a_ledger_that_could_not_be_made_yet_is_what_waits_for_it(
+    faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str], made: bytes | str | None
+) -> None:
+    """No file, an empty one, or one without tables, as a full disk leaves them: all rows count."""
+    spill(ledger, entry())
+    if made == "WAL":
+        change(ledger, "PRAGMA journal_mode = WAL")
+    elif made is not None:
+        ledger.path.write_bytes(b"")
+    before = sorted(path.name for path in ledger.path.parent.iterdir())
+    status, answer = ask(capsys, "verify")
+    assert (status, states(answer)["Rows that wait in spill files"]) == (0, (3, "waiting"))
+    assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
+    assert sorted(path.name for path in ledger.path.parent.iterdir()) == before
+
+
 def test_a_row_that_waits_and_is_there_counts_once(
     faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
