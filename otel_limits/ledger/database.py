@@ -70,7 +70,7 @@ class Database:
         self.address = address
         self._upgrades = upgrades
         self._engine: sa.Engine | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, ...] | None = None
 
     def write(self, rows: Rows) -> dict[str, int]:
         """Write `rows` in one transaction; one that is there already changes nothing.
@@ -161,16 +161,21 @@ class Database:
         """Tell whether the open file is no longer the one at its path: rows in it would be lost."""
         return self._engine is not None and self._identity != self._file_identity()
 
-    def _file_identity(self) -> tuple[int, int] | None:
+    def _file_identity(self) -> tuple[int, ...] | None:
         if self.address.file is None:
             return None
-        try:
-            # By its inode, as a file that was replaced has the same name.
-            status = os.stat(self.address.file)  # noqa: PTH116  on the path of every commit
-        except OSError:
-            # Like no file there is, so that a file that is gone counts as another one.
-            return (0, 0)
-        return (status.st_dev, status.st_ino)
+        # Its log as well: who deletes a directory may meet a file that was made anew meanwhile,
+        # and its log would be written to without a name.
+        return (*identity(self.address.file), *identity(f"{self.address.file}-wal"))
+
+
+def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Tell a file from every other, also from one that took its name; none is like one gone."""
+    try:
+        status = os.stat(path)  # noqa: PTH116  on the path of every commit
+    except OSError:
+        return (0, 0)
+    return (status.st_dev, status.st_ino)
 
 
 def latest(rows: list[Row]) -> list[Row]:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from otel_limits.ledger import files
 from otel_limits.ledger.address import database_of
-from otel_limits.ledger.database import Database, complete
+from otel_limits.ledger.database import Database, complete, identity
 from otel_limits.ledger.rows import RECOUNTS
 from otel_limits.ledger.schema import METADATA
 
@@ -116,15 +116,20 @@ class SpillFiles:
         self.seal()
 
     def _append_at(self, place: Path, lines: bytes, *, to_disk: bool) -> None:
-        if place not in self._open:
-            self._open[place] = self._create(place)
-        file = self._open[place]
-        try:
-            file.append(lines, to_disk=to_disk)
-        except OSError:
-            if not file.can_go_on():
-                del self._open[place]
-            raise
+        while True:
+            if place not in self._open:
+                self._open[place] = self._create(place)
+            file = self._open[place]
+            try:
+                file.append(lines, to_disk=to_disk)
+            except OSError:
+                if not file.can_go_on():
+                    del self._open[place]
+                raise
+            if file.is_there():
+                break
+            # Deleted or moved, as with its directory: nobody would find what is written to it now.
+            self._open.pop(place).close()
         self.place = place
 
     def _create(self, place: Path) -> SpillFile:
@@ -180,6 +185,11 @@ class SpillFile:
                 self._is_whole = False
             raise
         self._end += len(lines)
+
+    def is_there(self) -> bool:
+        """Tell whether it can still be found by its name, which an open file outlives."""
+        found = os.fstat(self._file.fileno())
+        return identity(self._path) == (found.st_dev, found.st_ino)
 
     def can_go_on(self) -> bool:
         """Tell whether there may be more lines; closes it if not, and deletes it if it has none."""

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -38,6 +39,7 @@ from tests.ledger.conftest import eventually
 if TYPE_CHECKING:
     from strands import Agent
 
+    from otel_limits.ledger.rows import Rows
     from tests.conftest import MakeAgent, Metric
     from tests.ledger.conftest import LedgerFile
 
@@ -507,6 +509,41 @@ def test_a_directory_that_vanishes_is_made_anew(
     (tmp_path / "deep").rename(tmp_path / "gone")
     worker("go")
     assert whole(ledger) == 1
+
+
+def rows_of(name: str) -> Rows:
+    """One small row."""
+    return [("otel_limits_attributes", {"invocation_id": name, "key": "k", "value": "v"})]
+
+
+def test_a_spill_file_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> None:
+    """An open file can be written to when nobody can find it any more: another one is begun."""
+    spill = SpillFiles(ledger.address)
+    for number in range(3):
+        spill.append(rows_of(f"{number}"), to_disk=False)
+        (path,) = spill.files()
+        if number == 0:
+            path.unlink()
+        else:
+            shutil.move(path.parent, path.parent.with_name(f"moved-{number}"))
+        spill.append(rows_of(f"{number} later"), to_disk=False)
+        (path,) = spill.files()
+        assert f"{number} later" in path.read_text(encoding="utf-8")
+    spill.seal()
+
+
+def test_a_log_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> None:
+    """Who deletes a directory may meet files that were made anew meanwhile, and leave some."""
+    database = database_module.Database(ledger.address)
+    for number in range(3):
+        database.write(rows_of(f"{number}"))
+        opened = database.engine()
+        database.write(rows_of(f"{number} again"))
+        assert database.engine() is opened
+        ledger.path.with_name("ledger.db-wal").unlink()
+    database.write(rows_of("last"))
+    database.close()
+    assert ("last", "k") in ledger.attributes()
 
 
 READ_ONLY = """

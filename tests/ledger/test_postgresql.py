@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,8 @@ class Server:
             return cursor.fetchall() if cursor.description else []
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+@contextmanager
+def own_server() -> Iterator[Server]:
     """A running server.
 
     Its directory is not below that of pytest, which nobody but its owner may enter.
@@ -98,6 +99,13 @@ def server() -> Iterator[Server]:
         server.start()
         yield server
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A running server."""
+    with own_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Disasters for a ledger, at full size: `python -m tests.drills`."""

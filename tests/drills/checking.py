@@ -1,0 +1,104 @@
+"""Compares what `otel-limits audit verify` says with what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from otel_limits.cli import main
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
+from otel_limits.ledger.spill import SpillFiles, taking_back
+from tests.drills.load import CALLS, TOKENS, Place
+
+
+@dataclass(frozen=True)
+class Said:
+    """What verification says of a ledger."""
+
+    status: int
+    calls: int
+    tokens: int
+    states: dict[str, tuple[int, str]]
+    """Found and state, by check."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows in spill files."""
+        return self.states["Rows that wait in spill files"][0]
+
+    @property
+    def open(self) -> int:
+        """Invocations without an end."""
+        return self.states["Invocations without an end"][0]
+
+
+def ask(place: Place, *question: str) -> tuple[int, Any]:
+    """Ask the ledger a question."""
+    place.enter()
+    out, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        status = main(["audit", *question, "--format", "json", "--ledger", place.address])
+    assert out.getvalue(), said.getvalue()
+    return status, json.loads(out.getvalue())
+
+
+def verify(place: Place) -> Said:
+    """Verify it."""
+    status, answer = ask(place, "verify")
+    states = {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
+    totals = re.findall(r"([\d,]+) (?:calls|tokens)", answer["verify"][0]["why"])
+    calls, tokens = (int(each.replace(",", "")) for each in totals) if totals else (-1, -1)
+    return Said(status, calls, tokens, states)
+
+
+def prove(place: Place, returned: int) -> Said:
+    """Prove that every invocation that has returned is in the ledger, whole and once.
+
+    What verification says with rows still waiting must be what is there once they are taken back.
+    """
+    before = verify(place)
+    assert before.status == 0, before
+    for question in ("spend", "stops"):
+        _, answer = ask(place, question)
+        assert answer["totals"][question]["tokens"] == before.tokens, (question, answer, before)
+    assert before.calls >= returned * CALLS, (before, returned)
+    with opened(place) as database:
+        for _ in taking_back(database, SpillFiles(database.address)):
+            pass
+        ended, calls, tokens = counted(database)
+    assert (before.calls, before.tokens) == (calls, tokens), (before, calls, tokens)
+    assert tokens == calls * TOKENS
+    assert ended >= returned, f"{returned - ended} invocations that had returned are lost"
+    after = verify(place)
+    assert (after.status, after.waiting, after.calls) == (0, 0, calls), after
+    return before
+
+
+@contextlib.contextmanager
+def opened(place: Place) -> Iterator[Database]:
+    """Open the ledger as the next process does."""
+    place.enter()
+    with closing(Database(parse("drill", place.address, place.data))) as database:
+        yield database
+
+
+def counted(database: Database) -> tuple[int, int, int]:
+    """Invocations with an end and all of their calls; calls; and tokens."""
+    runs, calls = INVOCATION_TABLE.c, MODEL_CALL_TABLE.c
+    own = sa.select(sa.func.count()).where(calls.invocation_id == runs.id).scalar_subquery()
+    is_whole = runs.ended_us.is_not(None) & (runs.model_calls == own) & (own == CALLS)
+    tokens = sa.func.coalesce(sa.func.sum(calls.input_tokens + calls.output_tokens), 0)
+    with database.reading() as connection:
+        ended = connection.execute(sa.select(sa.func.count()).where(is_whole)).scalar_one()
+        found, spent = connection.execute(sa.select(sa.func.count(), tokens)).one()
+    return int(ended), int(found), int(spent)
