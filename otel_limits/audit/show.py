@@ -32,6 +32,14 @@ HALTS: Final[Mapping[str, str]] = {
     "observed": "would have been halted",
 }
 
+SAID: Final[Mapping[str, str]] = {
+    "halted": "was halted",
+    "raised": "was halted and raised",
+    "wrapped_up": "was asked for a last answer and halted",
+    "observed": "would have been halted",
+}
+"""The same within a sentence."""
+
 COLUMNS: Final = (
     Column("agent", "Agent", is_key=True),
     Column("reason", "Ended"),
@@ -163,11 +171,10 @@ def summary(branches: Sequence[Branch], tools: Tools) -> str:
         return _unhalted(branches[0])
     first = halted[0]
     row = first.row
-    was = "" if row.action == "observed" else "was "
     by = f"by {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
     if row.breach_limit is None:
         by = f"with {row.reason}"
-    said = f"{row.agent} {was}{HALTS[row.action]} after {_turns(row)} {by}"
+    said = f"{row.agent} {SAID[row.action]} after {_turns(row)} {by}"
     if row.breach_limit in LOOP_LIMITS:
         said += _repeated(alike(tools.get(row.id, ())))
     said += f". It had used {_spent(first)}"

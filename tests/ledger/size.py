@@ -8,6 +8,7 @@ seconds and memory of each question in a process of its own.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sqlite3
 import subprocess
@@ -110,7 +111,9 @@ def main() -> None:
         for question in QUESTIONS:
             ask = ["-m", "otel_limits.cli", "audit", *question, "--ledger", str(path)]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, *ask], check=True, stdout=subprocess.DEVNULL)
+            # Spill files of other ledgers on this machine are none of its business.
+            home = os.environ | {"XDG_DATA_HOME": directory}
+            subprocess.run([sys.executable, *ask], check=True, stdout=subprocess.DEVNULL, env=home)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             megabytes = after.ru_maxrss / 1024

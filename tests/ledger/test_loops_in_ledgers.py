@@ -134,6 +134,7 @@ def test_show_opens_with_what_halted_it(
     assert (tool["calls"], tool["turns"]) == (3, "1-3")
 
 
+LAST = "worker was asked for a last answer"
 OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
 
 
@@ -149,8 +150,12 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
             Entry(action="observed", breach=OBSERVED),
             "worker would have been halted after 1 turn by max_turns (1 of 1). It had used",
         ),
+        (
+            Entry(action="wrapped_up", breach=OBSERVED),
+            f"{LAST} and halted after 1 turn by max_turns (1 of 1). It had used",
+        ),
     ],
-    ids=["ended", "killed", "observed"],
+    ids=["ended", "killed", "observed", "wrapped up"],
 )
 def test_the_sentence_of_other_ends(
     ledger: LedgerFile, capsys: Output, entry: Entry, said: str
