@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import ssl
 import warnings
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ def server() -> Iterator[Vendor]:
     with pytest.MonkeyPatch.context() as patch, serving() as server:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
+        # Nothing here is encrypted, and each client reads the certificates of all authorities.
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield server
     # Clients leave their sockets to the collector, which would warn of them in a later test.
     with warnings.catch_warnings():
@@ -33,4 +37,5 @@ def vendor(server: Vendor) -> Vendor:
     """The server, which is every vendor and has not been asked anything."""
     server.requests.clear()
     server.replies.clear()
+    server.is_over.clear()
     return server

@@ -75,23 +75,28 @@ class Provider:
         (body,) = formats.lines(self.whole(answer))
         return Reply([body], "application/json")
 
-    def begun(self, usage: Bill, *, parts: int = 1) -> list[Any]:
-        """What it has streamed by the end of so many parts of the answer."""
-        events = self.stream(Answer(usages=(self.usage(usage),)))
+    def begun(self, usage: Bill, *, parts: int = 1, text: str = formats.PARTS[0]) -> list[Any]:
+        """What it has streamed by the end of the first part; of none with `parts=0`."""
+        answer = Answer(usages=(self.usage(usage),), parts=(text, formats.PARTS[1]))
+        events = self.stream(answer)
         if not parts:
             return events[:1] if self.name in BEGIN_EMPTY else []
-        text = formats.PARTS[parts - 1].encode()
-        written = [self.write(event)[0] for event in events]
-        return events[: next(n for n, chunk in enumerate(written) if text in chunk) + 1]
+        written = (self.write(event)[0] for event in events)
+        return events[: next(n for n, chunk in enumerate(written) if text.encode() in chunk) + 1]
 
     def fails(self, usage: Bill, *, parts: int = 1) -> Reply:
         """Make an answer that ends with an error in the stream."""
         return Reply(self.write(*self.begun(usage, parts=parts), self.error), self.content_type)
 
-    def breaks_off(self, usage: Bill, *, parts: int = 1, hangs: bool = False) -> Reply:
-        """Make an answer whose connection breaks, or that does not go on."""
-        chunks = [self.write(event)[0] for event in self.begun(usage, parts=parts)]
-        return Reply(chunks, self.content_type, breaks_off=not hangs, hangs=hangs)
+    def breaks_off(self, usage: Bill) -> Reply:
+        """Make an answer whose connection breaks after its first part."""
+        chunks = [self.write(event)[0] for event in self.begun(usage)]
+        return Reply(chunks, self.content_type, breaks_off=True)
+
+    def hangs(self, usage: Bill, text: str) -> Reply:
+        """Make an answer that does not go on after a text."""
+        chunks = [self.write(event)[0] for event in self.begun(usage, text=text)]
+        return Reply(chunks, self.content_type, hangs=True)
 
 
 XAI = "https://github.com/BerriAI/litellm/blob/main/litellm/llms/xai/chat/transformation.py"

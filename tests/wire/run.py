@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import REGISTRY
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent
 
+from tests.wire import caps
 from tests.wire.cases import CASES, MAX_TURNS, Ask
 from tests.wire.providers import PROVIDERS, Provider
 from tests.wire.server import Vendor, serving
@@ -42,14 +43,11 @@ MODES: Final = ("spans", "hooks", "disabled")
 """With an SDK, without any, and with one that `OTEL_SDK_DISABLED` switches off."""
 
 
-@tool
-def search(query: str = "") -> str:
-    """Search for a query."""
-    return f"nothing found of {query}"
-
+CAPPED: Final = "capped"
+"""Among the results, what happened under exact caps."""
 
 Results = dict[str, dict[str, dict[str, Any]]]
-"""What was counted, by mode, vendor and case."""
+"""What was counted, by mode, vendor and case; under `CAPPED` by vendor and cap."""
 
 
 class Report(BaseModel):
@@ -94,7 +92,10 @@ def main(path: str) -> None:
         failed = [mode for mode, child in children.items() if os.waitpid(child, 0)[1]]
         if failed:
             sys.exit(f"failed: {', '.join(failed)}")
-        found = {mode: json.loads(Path(folder, mode).read_text()) for mode in MODES}
+        found = {
+            name: json.loads(Path(folder, name).read_text(encoding="utf-8"))
+            for name in (*MODES, CAPPED)
+        }
     Path(path).write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -141,6 +142,9 @@ def counted_in(mode: str, folder: Path) -> dict[str, Any]:
     otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.facts.append])
     with serving() as vendor:
         found = asyncio.run(asker.ask_all(vendor))
+        if mode == MODES[0]:  # all of them count alike
+            capped = asyncio.run(caps.ask_all(vendor))
+            (folder / CAPPED).write_text(json.dumps(capped), encoding="utf-8")
     otel_limits.disable()  # which writes what is still to be written
     rows = {each.pop("id"): each for each in ledger_rows(ledger)}
     for of_vendor in found.values():
@@ -232,7 +236,7 @@ class Asker:
         agent = Agent(
             model=model,
             messages=history,
-            tools=[search] if ask.has_tool else [],
+            tools=[caps.search] if ask.has_tool else [],
             name="wire",
             callback_handler=None,
             retry_strategy=None,

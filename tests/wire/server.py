@@ -27,7 +27,7 @@ class Reply:
     breaks_off: bool = False
     """True when the connection is dropped before the body is complete."""
     hangs: bool = False
-    """True when nothing comes after these chunks for as long as the server is there."""
+    """True when nothing comes after these chunks until the test is over with it."""
 
 
 @dataclass
@@ -39,6 +39,7 @@ class Vendor:
     """In order; the last one is repeated."""
     requests: list[bytes] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
+    """Ends the answers that hang."""
 
     def next_reply(self) -> Reply:
         """Take the next answer."""

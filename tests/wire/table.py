@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.wire.cases import CASES, NOTHING, Ask
 from tests.wire.providers import PROVIDERS, Provider
+from tests.wire.run import MODES
 from tests.wire.usages import Bill
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def cells(results: Results) -> Iterator[tuple[Provider, str, set[str]]]:
     for provider in PROVIDERS:
         for name, case in CASES.items():
             ask = case(provider)
-            records = (mode[provider.name].get(name) for mode in results.values())
+            records = (results[mode][provider.name].get(name) for mode in MODES)
             yield provider, name, {cell(ask, record) for record in records}
 
 

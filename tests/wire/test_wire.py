@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.readme import ROOT, written
+from tests.wire.caps import OFFSETS, names_of
 from tests.wire.cases import CASES, MAX_TURNS, STATUSES
 from tests.wire.providers import BY_NAME, PROVIDERS
-from tests.wire.run import MODES, PICO, results
+from tests.wire.run import CAPPED, MODES, PICO, results
 from tests.wire.table import (
     BY_CLIENT,
     ESTIMATED,
@@ -21,7 +22,6 @@ from tests.wire.table import (
     NONE,
     cells,
     counted,
-    is_estimated,
     vendors,
 )
 from tests.wire.usages import Bill
@@ -33,9 +33,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)  # the first one waits for the run: half a minute of one core
 
-ASKS = {(each.name, name): case(each) for each in PROVIDERS for name, case in CASES.items()}
-BILLED = [names for names, ask in ASKS.items() if ask is not None]
-every = pytest.mark.parametrize(("vendor_name", "case"), BILLED)
+BILLED = {
+    (each.name, name): ask
+    for each in PROVIDERS
+    for name, case in CASES.items()
+    if (ask := case(each)) is not None
+}
+every_vendor = pytest.mark.parametrize("vendor_name", BY_NAME)
 
 LITELLM = tuple(each.name for each in PROVIDERS if each.name.startswith("LiteLLM"))
 OTHERWISE = {
@@ -53,40 +57,48 @@ def run() -> Results:
     return results()
 
 
+@pytest.fixture(scope="module")
+def words(run: Results) -> dict[tuple[str, str], set[str]]:
+    """What each cell says, in every mode."""
+    return {(each.name, name): said for each, name, said in cells(run)}
+
+
 def records(run: Results, vendor_name: str, case: str) -> Iterator[dict[str, Any]]:
     """What was counted in one case, in each mode."""
     return (run[mode][vendor_name][case] for mode in MODES)
 
 
-@every
-def test_what_is_counted_is_what_is_billed(run: Results, vendor_name: str, case: str) -> None:
+@pytest.mark.parametrize(("vendor_name", "case"), BILLED)
+def test_what_is_counted_is_what_is_billed(
+    words: dict[tuple[str, str], set[str]], vendor_name: str, case: str
+) -> None:
     """To the token where the vendor tells it and Strands' class hands it on, else by estimate."""
-    ask = ASKS[vendor_name, case]
-    assert ask is not None
+    ask = BILLED[vendor_name, case]
     usual = EXACT if ask.is_known and ask.bill.input else "0" if ask.is_known else ESTIMATED
-    (said,) = (said for each, name, said in cells(run) if (each.name, name) == (vendor_name, case))
-    assert said == {OTHERWISE.get((vendor_name, case), usual)}
+    assert words[vendor_name, case] == {OTHERWISE.get((vendor_name, case), usual)}
 
 
-@every
-def test_all_modes_count_alike(run: Results, vendor_name: str, case: str) -> None:
+@every_vendor
+def test_all_modes_count_alike(run: Results, vendor_name: str) -> None:
     """With spans, with hooks alone and with `OTEL_SDK_DISABLED=true`."""
-    first, *others = (record["calls"] for record in records(run, vendor_name, case))
-    assert first
+    first, *others = (
+        {name: each["calls"] for name, each in run[mode][vendor_name].items()} for mode in MODES
+    )
+    assert all(first.values())
     assert others == [first] * len(others)
 
 
-@every
+@pytest.mark.parametrize(
+    ("vendor_name", "case"), [names for names, ask in BILLED.items() if not ask.is_known]
+)
 def test_an_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str) -> None:
     """What nobody tells is between a half and two times what the vendor must have counted."""
-    ask = ASKS[vendor_name, case]
-    assert ask is not None
+    bill = BILLED[vendor_name, case].bill
     for record in records(run, vendor_name, case):
-        if is_estimated(record):
-            sums = counted(record)
-            assert ask.bill.input / 2 <= sums.input <= ask.bill.input * 2
-            if case not in NOT_HANDED_ON.get(vendor_name, NEVER_HANDED_ON):
-                assert ask.bill.output / 2 <= sums.output <= ask.bill.output * 2
+        sums = counted(record)
+        assert bill.input / 2 <= sums.input <= bill.input * 2
+        if case not in NOT_HANDED_ON.get(vendor_name, NEVER_HANDED_ON):
+            assert bill.output / 2 <= sums.output <= bill.output * 2
 
 
 NEVER_HANDED_ON = ("`structured_output`, unreadable",)
@@ -97,17 +109,18 @@ NOT_HANDED_ON = {
 }
 
 
-@every
-def test_sums_metrics_ledger_and_money_agree(run: Results, vendor_name: str, case: str) -> None:
+@every_vendor
+def test_sums_metrics_ledger_and_money_agree(run: Results, vendor_name: str) -> None:
     """The sums of an invocation, counters, rows and prices are those of its calls."""
-    for record in records(run, vendor_name, case):
-        sums, calls = counted(record), record["calls"]
-        cost = Decimal(0) if BY_NAME[vendor_name].is_local else sums.cost
-        assert sum(Decimal(call["price"]) for call in calls if call["price"]) == cost
-        assert sum(stop["input"] for stop in record["stops"]) == sums.input
-        assert sum(stop["output"] for stop in record["stops"]) == sums.output
-        assert metered(record) == (len(calls), *parts(sums), pytest.approx(cost))
-        assert in_ledger(record) == (len(calls), *parts(sums), cost)
+    for case in run[MODES[0]][vendor_name]:
+        for record in records(run, vendor_name, case):
+            sums, calls = counted(record), record["calls"]
+            cost = Decimal(0) if BY_NAME[vendor_name].is_local else sums.cost
+            assert sum(Decimal(call["price"]) for call in calls if call["price"]) == cost, case
+            told = [sum(stop[name] for stop in record["stops"]) for name in ("input", "output")]
+            assert told == [sums.input, sums.output], case
+            assert metered(record) == (len(calls), *parts(sums), pytest.approx(cost)), case
+            assert in_ledger(record) == (len(calls), *parts(sums), cost), case
 
 
 def parts(bill: Bill) -> tuple[int, ...]:
@@ -139,7 +152,7 @@ def in_ledger(record: dict[str, Any]) -> tuple[Any, ...]:
     return *(sum(row[name] for row in rows) for name in names), Decimal(pico) / PICO
 
 
-@pytest.mark.parametrize("vendor_name", BY_NAME)
+@every_vendor
 def test_a_halted_agent_says_what_was_billed(run: Results, vendor_name: str) -> None:
     """`stop_of(result).usage` is the sum of its calls."""
     for record in records(run, vendor_name, "halted"):
@@ -148,19 +161,28 @@ def test_a_halted_agent_says_what_was_billed(run: Results, vendor_name: str) -> 
         assert (said["usage"]["input"], said["usage"]["output"]) == (360, 72)
 
 
-@pytest.mark.parametrize("vendor_name", BY_NAME)
+@every_vendor
 def test_each_refusal_is_one_failed_call(run: Results, vendor_name: str) -> None:
     """Whatever its status, and whenever the class begins to stream."""
     for record in records(run, vendor_name, "refused"):
         assert [call["kind"] for call in record["calls"]] == ["failed"] * len(STATUSES)
 
 
-@pytest.mark.parametrize("vendor_name", BY_NAME)
+@every_vendor
 def test_an_overflow_is_asked_again(run: Results, vendor_name: str) -> None:
     """The request that was too long costs nothing, and the shortened one its own."""
     again = ["measured"] if BY_NAME[vendor_name].shortens else []
     for record in records(run, vendor_name, "too long, then shortened"):
         assert [call["kind"] for call in record["calls"]] == ["failed", *again]
+
+
+@pytest.mark.parametrize(
+    ("vendor_name", "name"), [(each.name, name) for each in PROVIDERS for name in names_of(each)]
+)
+def test_a_cap_is_exact(run: Results, vendor_name: str, name: str) -> None:
+    """One token, or a billionth of a USD, above two calls lets out a third; cached ones count."""
+    said = {offset: run[CAPPED][vendor_name][f"{name} {offset}"] for offset in OFFSETS}
+    assert said == {offset: [name, calls] for offset, calls in OFFSETS.items()}
 
 
 def test_the_page_says_what_was_counted(run: Results) -> None:

@@ -1,0 +1,141 @@
+"""Answers that end before the vendor has told their usage: what was streamed by then counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent
+
+import otel_limits
+from otel_limits import Limits, ModelCall, Stop, enable
+from tests.wire.providers import BY_NAME
+from tests.wire.usages import Bill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_limits import Fact
+    from tests.wire.server import Vendor
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
+
+SENTENCE = "The ships left the harbour at dawn, and nobody said a word about it. "
+LONG = SENTENCE * 486
+"""33,534 characters: 7,777 tokens, by `o200k_base`."""
+TOKENS = 7_777
+PATIENCE = (0.5, 2.0, 8.0, 32.0)
+"""Seconds after which an answer is cut, of which the first is enough where the machine is idle."""
+
+VENDORS = (
+    "OpenAI Chat",
+    "OpenAI Responses",
+    "Anthropic",
+    "Bedrock",
+    "Gemini",
+    "Mistral",
+    "Ollama",
+    "LiteLLM, xAI",
+    "LiteLLM, Vertex",
+    "Writer",
+    "SageMaker",
+)
+"""All but the class for llama.cpp, which hands on nothing before it has all, and that for the Llama
+API, which blocks its event loop."""
+
+
+class Reader:
+    """Reads an answer, and lets the server go when the invocation is over."""
+
+    def __init__(self, vendor: Vendor, name: str) -> None:
+        self.vendor = vendor
+        self.facts: list[Fact] = []
+        self.has_read = False
+        self.provider = BY_NAME[name]
+        self.on_text: Callable[[], object] = lambda: None
+
+    def follow(self, fact: Fact) -> None:
+        """Take a fact."""
+        self.facts.append(fact)
+        if isinstance(fact, Stop):
+            self.vendor.is_over.set()
+
+    def agent(self) -> Agent:
+        """Make an agent whose vendor says `LONG`, and no more."""
+        self.facts.clear()
+        self.vendor.is_over.clear()
+        self.vendor.replies[:] = [self.provider.hangs(Bill(input=13, output=19), LONG)]
+
+        def take(**event: Any) -> None:
+            if "data" in event and not self.has_read:
+                self.has_read = True
+                self.on_text()
+
+        model = self.provider.make(self.vendor.url)
+        return Agent(model=model, callback_handler=take, retry_strategy=None, name="reader")
+
+    def counted(self) -> ModelCall:
+        """The one call that was counted."""
+        (call,) = (fact for fact in self.facts if isinstance(fact, ModelCall))
+        return call
+
+
+@pytest.fixture(params=VENDORS)
+def reader(request: pytest.FixtureRequest, vendor: Vendor) -> Reader:
+    """A reader of each vendor."""
+    return Reader(vendor, request.param)
+
+
+def check(call: ModelCall) -> None:
+    """What was sent and what was streamed are billed, and neither is told."""
+    assert call.estimated
+    assert call.kind in ("unmeasured", "failed")
+    assert 6 <= call.usage.input <= 26
+    assert 0.8 * TOKENS <= call.usage.output <= 1.6 * TOKENS
+
+
+def test_a_deadline(reader: Reader) -> None:
+    """`max_duration` ends an answer that does not go on."""
+    for seconds in PATIENCE:
+        enable(Limits(max_duration_seconds=seconds), observers=[reader.follow])
+        assert reader.agent()("Tell me of the harbour.").stop_reason == "max_duration"
+        if reader.has_read:
+            break
+    check(reader.counted())
+
+
+def test_a_kill(reader: Reader) -> None:
+    """`kill` ends an answer that has begun."""
+    enable(observers=[reader.follow])
+    reader.on_text = lambda: otel_limits.kill(agent="reader")
+    assert reader.agent()("Tell me of the harbour.").stop_reason == "killed"
+    check(reader.counted())
+
+
+def test_a_reader_that_reads_no_further(reader: Reader) -> None:
+    """An application leaves the stream where it has seen enough."""
+
+    async def read() -> None:
+        stream: Any = reader.agent().stream_async("Tell me of the harbour.")
+        async for event in stream:
+            if "data" in event:
+                break
+        await stream.aclose()
+
+    enable(observers=[reader.follow])
+    asyncio.run(read())
+    check(reader.counted())
+
+
+def test_a_vendor_that_fails(reader: Reader) -> None:
+    """An answer breaks off after it has begun."""
+    enable(observers=[reader.follow])
+    agent = reader.agent()
+    reader.vendor.replies[0].hangs, reader.vendor.replies[0].breaks_off = False, True
+    try:
+        agent("Tell me of the harbour.")
+    except Exception:
+        logging.getLogger(__name__).debug("The call failed", exc_info=True)
+    check(reader.counted())
