@@ -41,6 +41,9 @@ class Books:
         self.retried: dict[Run, int] = {}
         """The tokens of a call of the loop that failed, until it is tried again."""
         self.outputs: dict[tuple[int, str], int] = {}
+        self.late: Counter[int] = Counter()
+        """Side calls that a budget does not hold: they came when nothing was under way in it any
+        more, or were read on after their invocation had ended."""
         self.checked = 0
         self.problems: list[str] = []
 
@@ -59,7 +62,8 @@ class Books:
             self.add(run, "model_calls", 1)
             self.add(run, "tokens", fact.usage.total)
             key = id(run.budgets.all[-1]), fact.model
-            self.outputs[key] = max(self.outputs.get(key, 0), fact.usage.output)
+            if fact.usage.output:  # one that failed is not an answer
+                self.outputs[key] = max(self.outputs.get(key, 0), fact.usage.output)
 
     def add(self, run: Run, name: str, number: int) -> None:
         """Add to every budget of an invocation."""
@@ -79,6 +83,8 @@ class Books:
             self.let_go(run)
         if call.reservation is not None:
             self.hold(run, call)
+            if not turn:
+                self.late.update(id(each) for each in run.budgets if not each.members)
         elif verdict is not None:
             self.check(run, verdict, with_reserved=True)
         has_others = any(each is run for each, _ in self.calls.values())
@@ -164,6 +170,12 @@ class Books:
             original(calls, call)
             self.hold(calls._run, call)
 
+    def _read_on(self, original: Any, calls: Any, call: OpenCall) -> None:
+        with calls._run.runs.lock:
+            if call.is_open and call.reservation is None:
+                self.late.update(id(each) for each in calls._run.budgets)
+            original(calls, call)
+
     def _settle(self, original: Any, calls: Any, call: OpenCall, *record: Any, **how: Any) -> None:
         with calls._run.runs.lock:
             original(calls, call, *record, **how)
@@ -195,8 +207,8 @@ class Books:
 PLACES: Final = (
     (Run, "__init__"),
     (Run, "judge"),
-    *((Calls, each) for each in ("admit", "take", "settle", "turned", "let_go", "release")),
-    (Calls, "settle_all"),
+    *((Calls, each) for each in ("admit", "take", "read_on", "settle", "settle_all")),
+    *((Calls, each) for each in ("turned", "let_go", "release")),
 )
 
 

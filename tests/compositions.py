@@ -54,6 +54,13 @@ MOST_ANSWERS = 60
 """After so many answers all agents of a composition are done: some have no cap."""
 
 
+@tool
+async def look(input: str = "") -> str:  # noqa: A002  every tool here takes it
+    """Look."""
+    await asyncio.sleep(0)
+    return "nothing " + input
+
+
 @dataclass
 class Scene:
     """One composition: how it is made, and what was seen of it."""
@@ -170,13 +177,6 @@ class Scene:
 
     def tools(self, depth: int) -> Iterator[Any]:
         """Give it something that does no more than it says, and something that composes."""
-
-        @tool
-        async def look(input: str = "") -> str:  # noqa: A002  every tool here takes it
-            """Look."""
-            await asyncio.sleep(0)
-            return "nothing " + input
-
         yield look
         if self.chance.random() < 0.2:
             yield self.asking_a_model()
@@ -384,7 +384,7 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
     largest = max((f.usage.total for f in scene.facts if isinstance(f, ModelCall)), default=0)
     for budget in (*(run.budget for run in runs), *trees):
         if budget.policy.action != "observe":
-            yield from over(budget, largest)
+            yield from over(budget, largest, books.late[id(budget)])
         held = budget.reserved
         if (held.turns, held.model_calls, held.tokens, held.cost) != (0, 0, 0, 0):
             yield f"reserved for ever: {held}"
@@ -407,17 +407,23 @@ def reached(breach: Breach) -> bool:
     return breach.observed >= breach.cap and 0 <= breach.reserved <= breach.observed
 
 
-def over(budget: Budget, largest: int) -> Iterator[str]:
-    """Say which caps were passed by more than one last answer, and tokens by more than a call."""
+def over(budget: Budget, largest: int, late: int) -> Iterator[str]:
+    """Say which caps were passed by more than one last answer, and tokens by more than a call.
+
+    Args:
+        budget: What is capped.
+        largest: Tokens of the largest call.
+        late: Side calls that came too late to be held by it.
+    """
     caps, used = dict(budget.policy.limits.items()), budget.tally
     last = int(budget.wrapped_up and budget.policy.action == "wrap_up")
     for name, most in (
-        ("model_calls", caps.get("max_model_calls")),
+        ("model_calls", caps.get("max_model_calls", 10**9) + late),
         ("turns", caps.get("max_turns", 10**9) + last),
-        ("tool_calls", caps.get("max_tool_calls")),
-        ("tokens", caps.get("max_token_budget", 10**9) - 1 + largest * (1 + last)),
+        ("tool_calls", caps.get("max_tool_calls", 10**9)),
+        ("tokens", caps.get("max_token_budget", 10**9) - 1 + largest * (1 + last + late)),
     ):
-        if most is not None and getattr(used, name) > most:
+        if getattr(used, name) > most:
             yield f"{budget.prefix}{name} are {getattr(used, name)}, of {caps} and {last} more"
 
 
