@@ -784,3 +784,31 @@ def test_a_thread_that_a_graph_has_left_behind_stays_in_its_tree(
     asyncio.run(main())
     assert calls_of(*asked, asks) == 4
     assert {stops(facts)[agent.name].reason for agent in asked} == {"max_turns"}
+
+
+# --- how large a tree's cap should be -------------------------------------------------------------
+
+WORK = [*[uses("look")] * 4, says("done")]
+"""What one child does: five turns."""
+
+
+def test_a_cap_of_all_turns_is_large_enough(facts: list[Fact]) -> None:
+    """Ten children of five turns, and two of the parent: 52."""
+    enable(tree=Limits(max_turns=52), observers=[facts.append])
+    children = [agent_of(Metered(list(WORK)), f"child{n}") for n in range(10)]
+    parent = asking(children, then=[says("all done")])
+    assert parent("go").stop_reason == "end_turn"
+    assert {stop.reason for stop in stops(facts).values()} == {"end_turn"}
+    assert calls_of(parent, *children) == 52
+
+
+def test_a_token_budget_needs_room_for_a_call_of_each_that_runs(facts: list[Fact]) -> None:
+    """All the work, and for each agent at once its largest input and the output of its model."""
+    alone = sum(PER_MESSAGE * (2 * turn + 2) for turn in range(5))
+    room = 10 * (PER_MESSAGE * 9 + PER_MESSAGE)
+    of_parent = PER_MESSAGE * (2 + 4)
+    budget = 10 * alone + room + of_parent
+    enable(tree=Limits(max_token_budget=budget), observers=[facts.append])
+    children = [agent_of(Metered(list(WORK)), f"child{n}") for n in range(10)]
+    assert asking(children, then=[says("all done")])("go").stop_reason == "end_turn"
+    assert {stop.reason for stop in stops(facts).values()} == {"end_turn"}
