@@ -25,6 +25,7 @@ from tests.test_ways_out import ByItself, Report, asking, calls, extract, read, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from strands.types.content import Messages
 
@@ -68,6 +69,28 @@ def test_what_a_tool_asks_is_refused_at_the_cap(
     assert (stop.reason, stop.breach.cap) == ("max_model_calls", 4)
     assert (result.stop_reason, stops(facts)["thinker"].model_calls) == ("max_model_calls", 4)
     assert_valid(agent.messages)
+
+
+async def listen(model: Any) -> None:
+    """Ask a model by name of the argument about something spoken."""
+    spoken = {"audio": {"format": "wav", "source": {"bytes": b""}}}
+    async for _ in model.stream(messages=[{"role": "user", "content": [spoken]}]):
+        pass
+
+
+def test_what_is_spoken_is_seen_in_messages_by_name(
+    source: str, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its price depends on it: nobody says how much of the input it was."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("models: {helper: {price: {input: 1, output: 1}}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(observers=[facts.append])
+    helper = ScriptedModel([says("hint")], model_id="helper")
+    asking(lambda: listen(helper))("go")
+    (spoken,) = (call for call in calls(facts) if call.model == "helper")
+    assert spoken.price is None
+    assert "it has audio" in str(spoken.unpriced)
 
 
 def test_a_token_budget_refuses_side_calls(source: str) -> None:
