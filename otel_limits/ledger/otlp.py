@@ -173,7 +173,7 @@ def _identity(text: str, size: int) -> str:
 
 def _attributes(listed: Sequence[Mapping[str, Any]], wanted: frozenset[str]) -> dict[str, Any]:
     return {
-        each["key"]: _scalar(each["value"])
+        each["key"]: _scalar(each.get("value") or {})  # protobuf leaves out what is unset
         for each in listed
         if each["key"] in wanted or is_usage(each["key"])
     }

@@ -53,7 +53,9 @@ def attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def value(each: Any) -> dict[str, Any]:
-    """One typed value."""
+    """One typed value; none of any type for what is unset."""
+    if each is None:
+        return {}
     if isinstance(each, bool):
         return {"boolValue": each}
     if isinstance(each, int):

@@ -146,6 +146,21 @@ def test_a_file_without_a_model_call_says_so(
     assert capsys.readouterr().err.startswith("There is no model call among the 1 spans.")
 
 
+@pytest.mark.parametrize("unset", [{}, {"value": None}, {"value": {}}])
+def test_an_attribute_without_a_value_costs_nothing_else(
+    unset: dict[str, Any], ledger: LedgerFile, tmp_path: Path
+) -> None:
+    """A count that is unset is one that nobody said; the other spans of the line are read."""
+    document = json.loads(spans({"gen_ai.operation.name": "chat", **USED}))
+    (span,) = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    span["attributes"][-1] = {"key": "gen_ai.usage.output_tokens", **unset}
+    file = tmp_path / "spans.jsonl"
+    file.write_text(json.dumps(document))
+    assert main(["ledger", "import", str(file)]) == 0
+    (call,) = ledger.calls()
+    assert (call["input_tokens"], call["output_tokens"], call["state"]) == (10, 0, "unmeasured")
+
+
 def test_a_share_of_cached_tokens_is_never_above_all(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
