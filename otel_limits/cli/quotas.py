@@ -21,7 +21,7 @@ from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.section import FIELDS, parts_in
-from otel_limits.quotas.store import FOREVER, Block, Count, SharedStore, StoreError
+from otel_limits.quotas.store import FOREVER, Block, Count, SharedStore, StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import shown_time
 from otel_limits.runs.registry import LIVE
@@ -339,7 +339,10 @@ def shared_store() -> SharedStore:
             "Quotas are counted in the memory of each process, where nobody else can see them. "
             "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
         )
-    return open_shared_store(reading.settings.quota_store, TIMEOUT_SECONDS)
+    settings = reading.settings
+    return open_shared_store(
+        StorePlace(settings.quota_store, TIMEOUT_SECONDS, settings.quota_namespace)
+    )
 
 
 def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:

@@ -23,6 +23,7 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
+    StorePlace,
 )
 
 Name: TypeAlias = tuple[str, str, int]
@@ -233,7 +234,7 @@ def require_readable(_name: str, _url: str) -> None:
     """There is one URL, and nothing in it to be read."""
 
 
-def open_store(_url: str, _timeout: float, _health_interval: int) -> MemoryStore:
+def open_store(_: StorePlace) -> MemoryStore:
     """Make a store for this process; there is nothing to connect to."""
     return MemoryStore()
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from redis.cluster import ClusterNode, RedisCluster
 
-from otel_limits.quotas.redis_scripts import TAG
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_server import client_settings, no_secrets_told, redis_url
 from otel_limits.quotas.redis_store import RedisStore
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import StorePlace
 
 FURTHER_SEED: Final = re.compile(r",([^,/?@]+):(\d+)(?=[,/?]|$)")
 """Every host and port but the first."""
@@ -24,11 +27,13 @@ class ClusterLink:
 
     Args:
         connect: Makes a client that looks for the cluster at these addresses, among others.
+        tag: Begin of the names of our keys, which all are on one node.
     """
 
-    def __init__(self, connect: Callable[[Sequence[Address]], RedisCluster]) -> None:
+    def __init__(self, connect: Callable[[Sequence[Address]], RedisCluster], tag: str) -> None:
         """Connect on first use: the client of a cluster does so as soon as it is made."""
         self._connect = connect
+        self._tag = tag
         self._cluster: RedisCluster | None = None
         self._known: list[Address] = []
 
@@ -36,7 +41,7 @@ class ClusterLink:
         """Return the client of the node."""
         if self._cluster is None:
             self._cluster = self._connect(self._known)
-        return self._cluster.get_redis_connection(self._cluster.get_node_from_key(TAG))  # type: ignore[no-untyped-call]
+        return self._cluster.get_redis_connection(self._cluster.get_node_from_key(self._tag))  # type: ignore[no-untyped-call]
 
     def learn(self) -> None:
         """Look again where our keys are."""
@@ -60,16 +65,16 @@ def require_readable(name: str, url: str) -> None:
         redis.ConnectionPool.from_url(_seeds(url)[0])
 
 
-def open_store(url: str, timeout: float, health_interval: int) -> RedisStore:
+def open_store(place: StorePlace) -> RedisStore:
     """Make the store on a cluster."""
-    settings = client_settings(timeout, health_interval)
-    first, others = _seeds(url)
+    settings, names = client_settings(place), KeyNames(place.namespace)
+    first, others = _seeds(place.url)
 
     def connect(known: Sequence[Address]) -> RedisCluster:
         nodes = [ClusterNode(*each) for each in dict.fromkeys((*others, *known))]  # type: ignore[no-untyped-call]
         return RedisCluster.from_url(first, startup_nodes=nodes, **settings)
 
-    return RedisStore(url, lambda: ClusterLink(connect))
+    return RedisStore(place.url, lambda: ClusterLink(connect, names.tag), names)
 
 
 def _seeds(url: str) -> tuple[str, list[Address]]:

@@ -1,6 +1,6 @@
 """What is sent to Redis for an operation: the scripts, the names of keys, and how replies are read.
 
-All keys share one hash tag: in a cluster they live on one node, as a script needs it.
+All keys of a namespace share one hash tag: in a cluster they live on one node, as scripts need.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
@@ -26,16 +26,6 @@ from otel_limits.quotas.store import (
     Standing,
     Status,
 )
-
-# In braces, which make it a hash tag: all keys are in one slot of a cluster, where a script can use
-# them together
-# (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags).
-TAG: Final = "{otel_limits}"
-OPERATION_KEY: Final = TAG + ":operation:"
-KILLS_KEY: Final = TAG + ":kills"
-CHECK_KEY: Final = TAG + ":check"
-EXPIRED_KEY: Final = TAG + ":expired"
-
 
 EVERY_CALL: Final = ("reserve", "settle")
 """The scripts that a model call needs."""
@@ -64,67 +54,102 @@ def sha_of(script: str) -> str:
     return hashlib.sha1(source_of(script).encode(), usedforsecurity=False).hexdigest()
 
 
-def call_of(operation: Operation) -> ScriptCall:
-    """Return the call that does an operation."""
-    if isinstance(operation, Reserve):
-        return _reservation(operation)
-    return _settlement(operation) if isinstance(operation, Settle) else _question(operation)
+@dataclass(frozen=True, slots=True)
+class KeyNames:
+    """The names of keys and channels, and the calls of scripts that use them.
 
+    Those of one namespace touch nothing of another on the same server.
+    """
 
-def _reservation(operation: Reserve) -> ScriptCall:
-    # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
-    keys = [OPERATION_KEY + operation.id, EXPIRED_KEY]
-    lease = int(operation.lease_seconds * 1000)
-    arguments: list[object] = [operation.id, lease, REMEMBERED_SECONDS * 1000]
-    for demand in operation.demands:
-        count = demand.count
-        keys += [*bucket_keys(count), grants_key(count), index_key(count.quota)]
-        arguments += [
-            demand.amount,
-            demand.limit,
-            count.window.start * 1000,
-            count.window.end * 1000,
-            expires(count),
-            int(demand.enforced),
-            int(demand.certain),
-            int(demand.alone),
-            demand.known,
-            f"{count.key} {count.shown}",
-        ]
-    # As text: redis-py writes floats in its own way, and refuses booleans.
-    return ScriptCall("reserve", keys, [str(each) for each in arguments])
+    namespace: str = ""
 
+    @property
+    def tag(self) -> str:
+        """Begin of every name."""
+        # In braces, which make it a hash tag: all keys are in one slot of a cluster, where a script
+        # can use them together
+        # (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags).
+        return f"{{otel_limits:{self.namespace}}}" if self.namespace else "{otel_limits}"
 
-def _settlement(operation: Settle) -> ScriptCall:
-    keys = [OPERATION_KEY + operation.id]
-    arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
-    for charge in operation.charges:
-        keys += bucket_keys(charge.count)
-        arguments += [charge.amount, expires(charge.count), charge.known]
-    return ScriptCall("settle", keys, [str(each) for each in arguments])
+    @property
+    def kills(self) -> str:
+        """Orders to end agents, of the last hour."""
+        return self.tag + ":kills"
 
+    @property
+    def check(self) -> str:
+        """What is written to see whether writing works."""
+        return self.tag + ":check"
 
-def _question(operation: Look) -> ScriptCall:
-    keys = [
-        key for count, _ in operation.counts for key in (*bucket_keys(count), grants_key(count))
-    ]
-    return ScriptCall("look", [EXPIRED_KEY, *keys], [str(amount) for _, amount in operation.counts])
+    @property
+    def expired(self) -> str:
+        """Reservations that nobody settled in time."""
+        return self.tag + ":expired"
 
+    def channel(self, database: str) -> str:
+        """Where kills are told; databases of one server share their channels."""
+        return f"{self.tag}:kill:{database}"
 
-def bucket_keys(count: Count) -> tuple[str, str]:
-    """Return the keys of one count and of its leases."""
-    name = f"{TAG}:{count.quota}:{count.key}:{count.window.start}"
-    return name, f"{name}:leases"
+    def buckets(self, count: Count) -> tuple[str, str]:
+        """One count, and its leases."""
+        name = f"{self.tag}:{count.quota}:{count.key}:{count.window.start}"
+        return name, f"{name}:leases"
 
+    def grants(self, count: Count) -> str:
+        """What was granted to one key of a quota."""
+        return f"{self.tag}:{count.quota}:{count.key}:grants"
 
-def grants_key(count: Count) -> str:
-    """Return the key of what was granted to one key of a quota."""
-    return f"{TAG}:{count.quota}:{count.key}:grants"
+    def index(self, quota: str) -> str:
+        """The list of a quota's keys that were used lately."""
+        return f"{self.tag}:{quota}:index"
 
+    def call_of(self, operation: Operation) -> ScriptCall:
+        """Return the call that does an operation."""
+        if isinstance(operation, Reserve):
+            return self._reservation(operation)
+        if isinstance(operation, Settle):
+            return self._settlement(operation)
+        return self._question(operation)
 
-def index_key(quota: str) -> str:
-    """Return the key of the list of a quota's keys that were used lately."""
-    return f"{TAG}:{quota}:index"
+    def _reservation(self, operation: Reserve) -> ScriptCall:
+        # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
+        keys = [self._operation(operation.id), self.expired]
+        lease = int(operation.lease_seconds * 1000)
+        arguments: list[object] = [operation.id, lease, REMEMBERED_SECONDS * 1000]
+        for demand in operation.demands:
+            count = demand.count
+            keys += [*self.buckets(count), self.grants(count), self.index(count.quota)]
+            arguments += [
+                demand.amount,
+                demand.limit,
+                count.window.start * 1000,
+                count.window.end * 1000,
+                expires(count),
+                int(demand.enforced),
+                int(demand.certain),
+                int(demand.alone),
+                demand.known,
+                f"{count.key} {count.shown}",
+            ]
+        # As text: redis-py writes floats in its own way, and refuses booleans.
+        return ScriptCall("reserve", keys, [str(each) for each in arguments])
+
+    def _settlement(self, operation: Settle) -> ScriptCall:
+        keys = [self._operation(operation.id)]
+        arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
+        for charge in operation.charges:
+            keys += self.buckets(charge.count)
+            arguments += [charge.amount, expires(charge.count), charge.known]
+        return ScriptCall("settle", keys, [str(each) for each in arguments])
+
+    def _question(self, operation: Look) -> ScriptCall:
+        keys = [self.expired]
+        for count, _ in operation.counts:
+            keys += [*self.buckets(count), self.grants(count)]
+        return ScriptCall("look", keys, [str(amount) for _, amount in operation.counts])
+
+    def _operation(self, identity: str) -> str:
+        return f"{self.tag}:operation:{identity}"
 
 
 def expires(count: Count) -> int:

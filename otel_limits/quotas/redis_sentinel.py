@@ -9,11 +9,14 @@ from urllib.parse import parse_qsl, urlencode
 from redis.connection import SSLConnection, parse_url
 from redis.sentinel import Sentinel
 
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_server import ServerLink, client_settings, no_secrets_told
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
     import redis
+
+    from otel_limits.quotas.store import StorePlace
 
 FORM: Final = re.compile(
     r"\w+\+sentinel://(?P<user>[^@/]*@)?(?P<hosts>[^/@]+)/(?P<service>[^/?]+)(?P<db>/\d+)?"
@@ -26,27 +29,27 @@ PREFIX: Final = "sentinel_"
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL and its options."""
     with no_secrets_told(name, url):
-        _Place(url)
+        _Service(url)
 
 
-def open_store(url: str, timeout: float, health_interval: int) -> RedisStore:
+def open_store(place: StorePlace) -> RedisStore:
     """Make the store on the master of a service."""
-    settings = client_settings(timeout, health_interval)
-    place = _Place(url)
+    settings = client_settings(place)
+    service = _Service(place.url)
 
-    sentinels = settings | place.of_sentinels
+    sentinels = settings | service.of_sentinels
 
     def connect() -> ServerLink:
         watcher = Sentinel(  # type: ignore[no-untyped-call]
-            place.sentinels, sentinel_kwargs=sentinels, **settings, **place.of_master
+            service.sentinels, sentinel_kwargs=sentinels, **settings, **service.of_master
         )
-        client: redis.Redis = watcher.master_for(place.service)  # type: ignore[no-untyped-call]
+        client: redis.Redis = watcher.master_for(service.name)  # type: ignore[no-untyped-call]
         return ServerLink(client)
 
-    return RedisStore(url, connect)
+    return RedisStore(place.url, connect, KeyNames(place.namespace))
 
 
-class _Place:
+class _Service:
     """What a URL says.
 
     Raises:
@@ -64,7 +67,7 @@ class _Place:
             for name in (PREFIX + "username", PREFIX + "password")
             if name in options
         }
-        self.service: str = found["service"]
+        self.name: str = found["service"]
         self.sentinels = [
             (host, int(port))
             for host, _, port in (each.rpartition(":") for each in found["hosts"].split(","))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.stores import scheme_of
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import StorePlace
 
 CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?]*/[^?]*@")
 """A password with a `/` in it: what stands before that would be taken for the host and its port."""
@@ -46,10 +50,14 @@ def require_readable(name: str, url: str) -> None:
         redis.ConnectionPool.from_url(redis_url(url)).make_connection()
 
 
-def open_store(url: str, timeout: float, health_interval: int) -> RedisStore:
+def open_store(place: StorePlace) -> RedisStore:
     """Make the store on one server."""
-    settings = client_settings(timeout, health_interval)
-    return RedisStore(url, lambda: ServerLink(redis.Redis.from_url(redis_url(url), **settings)))
+    url, settings = redis_url(place.url), client_settings(place)
+    return RedisStore(
+        place.url,
+        lambda: ServerLink(redis.Redis.from_url(url, **settings)),
+        KeyNames(place.namespace),
+    )
 
 
 def redis_url(url: str) -> str:
@@ -57,17 +65,17 @@ def redis_url(url: str) -> str:
     return "redis" + url.removeprefix("valkey") if url.startswith("valkey") else url
 
 
-def client_settings(timeout: float, health_interval: int) -> dict[str, Any]:
+def client_settings(place: StorePlace) -> dict[str, Any]:
     """Return what every client is made with."""
     return {
         # Both, as connecting and answering can hang each by itself.
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
+        "socket_timeout": place.timeout,
+        "socket_connect_timeout": place.timeout,
         # We try again ourselves: the client's own attempts would take longer than an agent waits.
         "retry": Retry(NoBackoff(), 0),
         # Everything of ours is ASCII or UTF-8 text.
         "decode_responses": True,
-        "health_check_interval": health_interval,
+        "health_check_interval": place.health_interval,
     }
 
 

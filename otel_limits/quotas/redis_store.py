@@ -18,7 +18,7 @@ from redis import exceptions
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.redis_asker import FAILURES, Link, RedisAsker
-from otel_limits.quotas.redis_scripts import CHECK_KEY, EXPIRED_KEY, KILLS_KEY, TAG, ScriptCall
+from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
 from otel_limits.quotas.store import (
     LOOKED_AT,
     RECOVERABLE_SECONDS,
@@ -44,13 +44,14 @@ class RedisStore:
     Args:
         url: Where the server is.
         connect: Makes a link to it, without connecting yet.
+        names: How keys are called there.
     """
 
-    def __init__(self, url: str, connect: Callable[[], Link]) -> None:
+    def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
         """Connect on first use."""
         self._server = RedisAsker(connect)
-        # Databases of one server share their channels, so that the name has the database in it.
-        self._channel = f"{TAG}:kill:{urlsplit(url).path.strip('/') or '0'}"
+        self._names = names
+        self._channel = names.channel(urlsplit(url).path.strip("/") or "0")
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Do `operations` in order, in one round trip.
@@ -58,7 +59,7 @@ class RedisStore:
         Raises:
             StoreError: Some may have been done and some not: do all of them again.
         """
-        replies = self._server.replies([scripts.call_of(each) for each in operations])
+        replies = self._server.replies([self._names.call_of(each) for each in operations])
         return [
             Reply("failed", time.time(), error=str(reply))
             if isinstance(reply, Exception)
@@ -88,7 +89,7 @@ class RedisStore:
             StoreError: It cannot.
         """
         # A write, as a replica, or a server whose disk is full, still answers to PING.
-        self._server.ask(lambda client: client.set(CHECK_KEY, "1", px=1000))
+        self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
 
     def now(self) -> float:
         """Return the server's time.
@@ -105,7 +106,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        now, cursor, index = self.now() * 1000, 0, scripts.index_key(quota)
+        now, cursor, index = self.now() * 1000, 0, self._names.index(quota)
         told: set[str] = set()  # a cursor may come by a member twice
         while True:
             look = methodcaller("zscan", index, cursor, count=LOOKED_AT)
@@ -140,7 +141,7 @@ class RedisStore:
         """
 
         def write(client: Any) -> None:
-            bucket, _ = scripts.bucket_keys(count)
+            bucket, _ = self._names.buckets(count)
             # Both or none: a count without its expiry would stay for ever.
             pipe = client.pipeline(transaction=True)
             pipe.hset(bucket, "used", 0)
@@ -192,7 +193,7 @@ class RedisStore:
         """
         since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
         found: list[str] = self._server.ask(
-            lambda client: client.zrevrangebyscore(EXPIRED_KEY, "+inf", since, first, most)
+            lambda client: client.zrevrangebyscore(self._names.expired, "+inf", since, first, most)
         )
         return found
 
@@ -205,7 +206,9 @@ class RedisStore:
         until = int((self.now() - RECOVERABLE_SECONDS) * 1000) - 1
         # Each is counted by one process only, however many look.
         return int(
-            self._server.ask(lambda client: client.zremrangebyscore(EXPIRED_KEY, "-inf", until))
+            self._server.ask(
+                lambda client: client.zremrangebyscore(self._names.expired, "-inf", until)
+            )
         )
 
     def done(self, ids: Sequence[str]) -> None:
@@ -214,7 +217,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        self._server.ask(lambda client: client.zrem(EXPIRED_KEY, *ids))
+        self._server.ask(lambda client: client.zrem(self._names.expired, *ids))
 
     def kill(self, pattern: str) -> int:
         """Tell every listening process to end agents; returns how many heard it.
@@ -224,7 +227,7 @@ class RedisStore:
         """
         noted = str(KILL_NOTED_SECONDS * 1000)
         arguments = [uuid.uuid4().hex, pattern, self._channel, noted]
-        return int(self._server.evaluate(ScriptCall("kill", [KILLS_KEY], arguments)))
+        return int(self._server.evaluate(ScriptCall("kill", [self._names.kills], arguments)))
 
     def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
         """Wait for kills until `closing` is set.
@@ -262,8 +265,8 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         first = f"({int(since * 1000)}"
-        orders = self._server.ask(lambda client: client.zrangebyscore(KILLS_KEY, first, "+inf"))
-        return [scripts.kill_of(order) for order in orders]
+        read = methodcaller("zrangebyscore", self._names.kills, first, "+inf")
+        return [scripts.kill_of(order) for order in self._server.ask(read)]
 
     def after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever."""
@@ -274,12 +277,12 @@ class RedisStore:
         self._server.close()
 
     def _permit(self, count: Count, member: str, until: float) -> None:
-        keys = [scripts.grants_key(count), scripts.index_key(count.quota)]
+        keys = [self._names.grants(count), self._names.index(count.quota)]
         kept = str(RETENTION_SECONDS * 1000)
         arguments = [member, str(int(until * 1000)), kept, f"{count.key} {count.shown}"]
         self._server.evaluate(ScriptCall("grant", keys, arguments))
 
     def _take_back(self, count: Count, pattern: str) -> int:
         return int(
-            self._server.evaluate(ScriptCall("revoke", [scripts.grants_key(count)], [pattern]))
+            self._server.evaluate(ScriptCall("revoke", [self._names.grants(count)], [pattern]))
         )

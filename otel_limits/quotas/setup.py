@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.courier import Carrier, Courier, Direct
@@ -13,6 +14,7 @@ from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store import StorePlace
     from otel_limits.quotas.store_thread import StoreThread
     from otel_limits.runs.registry import Runs
 
@@ -24,46 +26,42 @@ class Quotas:
     """Everything about quotas that is open in a process.
 
     Args:
-        url: Where they are counted.
+        place: Where they are counted.
         quotas: What is to be held now.
         runs: The invocations that are asked about, and ended from afar.
         find: Looks up what killed workers did not settle.
-        timeout: Seconds that a model call waits for the store at most.
     """
 
     def __init__(
         self,
-        url: str,
+        place: StorePlace,
         quotas: Callable[[], Sequence[Quota]],
         runs: Runs,
         find: FindSettlements,
-        *,
-        timeout: float,
     ) -> None:
         """Put them before every model call of `runs`."""
-        self.url = url
-        self.timeout = timeout
+        self.place = place
         self._runs = runs
         self._threads: list[StoreThread] = []
         carrier: Carrier
-        if is_shared(url):
+        if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
-            carrier = Courier(open_shared_store(url, timeout))
-            listening = open_shared_store(url, timeout, HEALTH_INTERVAL_SECONDS)
+            carrier = Courier(open_shared_store(place))
+            listening = open_shared_store(replace(place, health_interval=HEALTH_INTERVAL_SECONDS))
             self._threads = [
                 KillListener(
                     listening, lambda agent, before: runs.kill(agent=agent, before=before)
                 ),
-                Recovery(open_shared_store(url, timeout), find),
+                Recovery(open_shared_store(place), find),
             ]
         else:
-            carrier = Direct(open_store(url, timeout))
+            carrier = Direct(open_store(place))
         self._engine = Engine(
             quotas,
             carrier,
             publish=runs.observers.publish,
             price=runs.price_of_request,
-            timeout=timeout,
+            timeout=place.timeout,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         carrier.start()

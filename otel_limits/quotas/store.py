@@ -36,6 +36,19 @@ LOOKED_AT: Final = 200
 """Counts that are looked at in one step, while every operation of others waits."""
 
 
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Where a store is, and how it is asked."""
+
+    url: str
+    timeout: float
+    """Seconds after which it counts as gone."""
+    namespace: str = ""
+    """What is counted in another one is not touched."""
+    health_interval: int = 0
+    """Seconds after which a silent connection is tried; 0 for never."""
+
+
 class StoreError(Exception):
     """The store did not answer in time, or answered that it cannot do what it was asked."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.store import QuotaStore, SharedStore
+    from otel_limits.quotas.store import QuotaStore, SharedStore, StorePlace
 
 MEMORY_URL: Final = "memory://"
 """Counts in each process by itself."""
@@ -40,7 +40,7 @@ class StoreModule(Protocol):
             ValueError: It cannot; a sentence that begins with `name` and shows no secret.
         """
 
-    def open_store(self, url: str, timeout: float, health_interval: int) -> QuotaStore:
+    def open_store(self, place: StorePlace) -> QuotaStore:
         """Make the store, without connecting; a `SharedStore` where its kind is shared."""
 
 
@@ -90,26 +90,18 @@ def is_shared(url: str) -> bool:
     return _kind_of("url", url).is_shared
 
 
-def open_store(url: str, timeout: float) -> QuotaStore:
-    """Make the store of a URL, without connecting, for one thread.
-
-    Args:
-        url: Where it is.
-        timeout: Seconds after which it counts as gone.
-    """
-    return _module_of(_kind_of("url", url)).open_store(url, timeout, 0)
+def open_store(place: StorePlace) -> QuotaStore:
+    """Make the store of a place, without connecting, for one thread."""
+    return _module_of(_kind_of("url", place.url)).open_store(place)
 
 
-def open_shared_store(url: str, timeout: float, health_interval: int = 0) -> SharedStore:
+def open_shared_store(place: StorePlace) -> SharedStore:
     """Make the store that a fleet shares, without connecting, for one thread.
 
     Args:
-        url: Where it is; `is_shared` is true of it.
-        timeout: Seconds after which it counts as gone.
-        health_interval: Seconds after which a silent connection is tried; 0 for never.
+        place: Where it is; `is_shared` is true of its URL.
     """
-    store = _module_of(_kind_of("url", url)).open_store(url, timeout, health_interval)
-    return cast("SharedStore", store)
+    return cast("SharedStore", open_store(place))
 
 
 def scheme_of(url: str) -> str:

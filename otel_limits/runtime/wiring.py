@@ -399,17 +399,21 @@ class Wiring:
 
     def hold_quotas(self) -> None:
         """Ask quotas before model calls, and hear kills where a store is shared."""
-        url, timeout = self._settings.quota_store, self._settings.quota_store_timeout
-        if self._quotas is not None and (self._quotas.url, self._quotas.timeout) == (url, timeout):
+        # Imported here: a process without quotas does not need them.
+        from otel_limits.quotas.store import StorePlace
+
+        settings = self._settings
+        place = StorePlace(
+            settings.quota_store, settings.quota_store_timeout, settings.quota_namespace
+        )
+        if self._quotas is not None and self._quotas.place == place:
             return
         self.release_quotas()
         # A shared store also without a quota: it is how kills arrive from elsewhere.
-        if url != MEMORY_URL or self._document.quotas:
+        if place.url != MEMORY_URL or self._document.quotas:
             from otel_limits.quotas.setup import Quotas
 
-            self._quotas = Quotas(
-                url, self._current_quotas, self._runs, self._find_charges, timeout=timeout
-            )
+            self._quotas = Quotas(place, self._current_quotas, self._runs, self._find_charges)
 
     def release_quotas(self) -> None:
         """Ask no quota any more."""

@@ -50,6 +50,8 @@ METRICS: Final = ("prometheus", "otlp")
 
 # What baggage and attribute names are made of by custom, and nothing that SQL or a CSV file would
 # have to quote.
+NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
 AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 
@@ -64,6 +66,7 @@ class Settings:
     tool_log_interval: int = 1
     quota_store: str = MEMORY_URL
     quota_store_timeout: float = 2.0
+    quota_namespace: str = ""
     preset: str = "none"
     metrics: tuple[str, ...] = ("prometheus",)
     metrics_max_agents: int = MAX_AGENTS
@@ -130,6 +133,17 @@ def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
             raise UnfitError(f"{masked(key)!r} cannot be a column.")
     return keys
 
+
+def _namespace(text: object) -> str:
+    # Part of the names of keys, within braces that mean something to a cluster.
+    if not isinstance(text, str) or not NAMESPACE.fullmatch(text):
+        raise UnfitError
+    return text
+
+
+NAMESPACES: Final = CheckedKind[str](
+    phrase="up to 64 letters, digits, '.', '-' and '_'", check=_namespace, parse=str
+)
 
 AUDIT_KEYS: Final = CheckedKind[tuple[str, ...]](
     phrase="names such as tenant.id, separated by commas", check=_audit_keys, parse=split_names
@@ -221,6 +235,12 @@ SETTINGS: Final = (
         kind=SECONDS,
         help="Seconds that a model call waits for the quota store at most. "
         "While the store is known to be away, no call waits.",
+    ),
+    Setting(
+        name="quota_namespace",
+        kind=NAMESPACES,
+        help="Keeps fleets on one quota store apart, such as staging and production: counts, "
+        "grants and kills of one are not those of another.",
     ),
     Setting(
         name="metrics",

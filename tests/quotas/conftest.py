@@ -20,6 +20,7 @@ import pytest
 import redis
 
 import otel_limits
+from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def wire(server: Server) -> Iterator[Wire]:
 @pytest.fixture
 def store(server: Server) -> Iterator[SharedStore]:
     """Look at what is counted on the shared server, as the command line does."""
-    store = open_shared_store(server.url, 1.0)
+    store = open_shared_store(StorePlace(server.url, 1.0))
     yield store
     store.close()
 

@@ -26,7 +26,7 @@ from otel_limits.ledger.spill import SpillFiles, taking_back
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import as_text, forget_expired, settle_expired
-from otel_limits.quotas.redis_scripts import EXPIRED_KEY
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, Demand, Reserve, Standing
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 
+EXPIRED_KEY = KeyNames().expired
 WORKER = Path(__file__).parent / "worker.py"
 PROCESSES = 4
 LEASE = 1.0

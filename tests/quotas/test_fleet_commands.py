@@ -181,6 +181,29 @@ def test_watch_shows_it_again_and_again(used: Any, server: Server, tmp_path: Pat
         assert watching.wait() == 0
 
 
+def test_namespaces_on_one_server_know_nothing_of_each_other(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither counts nor grants nor kills of staging are those of production."""
+    hold({"daily": {"model_calls": 1, "window": "month"}}, server.url)
+    eventually(listening(server))
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_NAMESPACE", "staging")
+    run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
+    assert run("kill", "--agent", "*")[1].startswith("Told 0 processes")
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
+    (row,) = json.loads(run("quotas", "--format", "json")[1])
+    assert (row["used"], row["limit"]) == (0, 6)
+    otel_limits.enable()
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "end_turn"]
+    assert "told to end agents" not in caplog.text
+
+
 # --- reset and grant ------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from otel_limits.core.faults import FAULTS
 from otel_limits.quotas import client, courier
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import EVERY_CALL, sha_of
-from otel_limits.quotas.store import Count, SharedStore, Standing
+from otel_limits.quotas.store import Count, SharedStore, Standing, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -44,7 +44,7 @@ class Place:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.wire = Wire(server.port)
-        self.store = open_shared_store(server.url, PATIENCE)
+        self.store = open_shared_store(StorePlace(server.url, PATIENCE))
 
     @property
     def url(self) -> str:

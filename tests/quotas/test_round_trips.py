@@ -20,7 +20,7 @@ import otel_limits
 from otel_limits import ConfigurationError, disable, enable
 from otel_limits.core.facts import QuotaUse
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError
+from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -364,7 +364,7 @@ def test_every_kind_of_server_counts(
     hold: Hold, make_agent: MakeAgent, url: str, facts: list[Fact]
 ) -> None:
     """Two calls are permitted, with what a grant adds."""
-    store = open_shared_store(url, 20.0)
+    store = open_shared_store(StorePlace(url, 20.0))
     hold({"calls": CALLS | {"model_calls": 2}}, url, [facts.append])
     model = ScriptedModel(endless(uses("search")))
     assert make_agent(model)("go").stop_reason == "quota_exceeded"
@@ -447,7 +447,7 @@ def test_a_cluster_goes_on_when_a_node_hangs(
 def test_a_server_that_is_not_there_is_one_kind_of_failure(kind: str) -> None:
     """A listener for kills tries again after it, and a command says it in a sentence."""
     service = "/quotas" if kind == "redis+sentinel" else ""
-    store = open_shared_store(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1)
+    store = open_shared_store(StorePlace(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1))
     with pytest.raises(StoreError):
         store.now()
     with pytest.raises(StoreError):

@@ -12,6 +12,7 @@ import pytest
 
 from otel_limits.quotas import stores
 from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import STORES, StoreKind, is_shared, require_store_url
 from otel_limits.testing import ScriptedModel, endless, says
 
@@ -35,7 +36,7 @@ def test_every_kind_of_store_checks_its_urls_and_opens_them(kind: StoreKind, url
     assert require_store_url("x", url) == url
     assert is_shared(url) == kind.is_shared == (url != "memory://")
     opener = stores.open_shared_store if kind.is_shared else stores.open_store
-    opener(url, 1.0).close()
+    opener(StorePlace(url, 1.0)).close()
 
 
 def test_a_new_store_is_one_file_and_one_line(
@@ -49,8 +50,8 @@ def test_a_new_store_is_one_file_and_one_line(
         if url.endswith("!"):
             raise ValueError(f"{name} must not end with an exclamation mark.")
 
-    def open_store(url: str, _timeout: float, _health_interval: int) -> MemoryStore:
-        toy.opened.append(url)
+    def open_store(place: StorePlace) -> MemoryStore:
+        toy.opened.append(place.url)
         return MemoryStore()
 
     toy.require_readable, toy.open_store = require_readable, open_store

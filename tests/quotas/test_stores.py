@@ -24,6 +24,7 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
+    StorePlace,
 )
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Window, Windows
@@ -97,7 +98,7 @@ def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench
 
     monkeypatch.setattr(redis_scripts, "source_of", with_clock)
     monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
-    store = open_shared_store(server.url, 1.0)
+    store = open_shared_store(StorePlace(server.url, 1.0))
     yield Bench(store, lambda now: server.client.set(key, int(now)))
     store.close()
 

@@ -12,7 +12,7 @@ from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import masked
 from otel_limits.core.usage import Usage
-from otel_limits.quotas.store import Count, StoreError
+from otel_limits.quotas.store import Count, StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
@@ -46,7 +46,7 @@ def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[
     yield _prices(reading.settings, policy_file, model)
     yield _port(reading.settings)
     yield from _ledger(reading.settings.ledger)
-    yield _store(reading.settings.quota_store, reading.settings.quota_store_timeout)
+    yield _store(reading.settings)
 
 
 def _values(reading: Reading) -> Iterator[Finding]:
@@ -162,11 +162,13 @@ def _spilled(address: Address) -> Finding:
     )
 
 
-def _store(url: str, timeout: float) -> Finding:
-    if not is_shared(url):
+def _store(settings: Settings) -> Finding:
+    timeout = settings.quota_store_timeout
+    place = StorePlace(settings.quota_store, timeout, settings.quota_namespace)
+    if not is_shared(place.url):
         return nothing("quota store", "Quotas are counted in each process by itself.")
     try:
-        store = open_shared_store(url, timeout)
+        store = open_shared_store(place)
         try:
             seconds = _ask(store)
         finally:
