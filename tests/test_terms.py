@@ -157,6 +157,7 @@ def test_the_request_says_its_tier(model: Any, tier: str) -> None:
         ("auto", "flex", Decimal("0.625")),
         ("priority", "default", Decimal("1.25")),
         ("standard", "ON_DEMAND", Decimal("1.25")),
+        ("standard", "TRAFFIC_TYPE_UNSPECIFIED", Decimal("1.25")),
         (
             "auto",
             None,

@@ -15,7 +15,12 @@ FIVE_MINUTES: Final = "5m"
 instead of 1.25: https://platform.claude.com/docs/en/build-with-claude/prompt-caching."""
 
 STANDARD: Final = "standard"
-STANDARDS: Final = frozenset({"standard", "standard_only", "default", "on_demand", "none", ""})
+STANDARDS: Final = frozenset(
+    {
+        "standard", "standard_only", "default", "on_demand", "none", "", "unspecified",
+        "traffic_type_unspecified",
+    }
+)  # fmt: skip
 """How vendors call the tier that nobody has to ask for."""
 PREFIXES: Final = ("on_demand_",)
 """What Gemini puts before the name of a tier: `ON_DEMAND_PRIORITY`."""
