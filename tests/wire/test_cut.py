@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -139,3 +140,20 @@ def test_a_vendor_that_fails(reader: Reader) -> None:
     except Exception:
         logging.getLogger(__name__).debug("The call failed", exc_info=True)
     check(reader.counted())
+
+
+@pytest.mark.parametrize("name", ["Gemini", "Ollama", "LiteLLM, xAI", "LiteLLM, Vertex", "Bedrock"])
+def test_a_vendor_that_is_not_reached(name: str, facts: list[Fact], vendor: Vendor) -> None:
+    """Nobody bills what nobody got, also where the class begins to stream before it asks."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    model = BY_NAME[name].make(vendor.url if name == "LiteLLM, Vertex" else nowhere)
+    if name == "LiteLLM, Vertex":  # whose token is had from the server all the same
+        client_args: Any = vars(model)["client_args"]
+        client_args["api_base"] = nowhere
+    enable(observers=[facts.append])
+    with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
+        Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
+    (call,) = (fact for fact in facts if isinstance(fact, ModelCall))
+    assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
