@@ -18,6 +18,7 @@ from otel_limits import Limits, LimitsPlugin, disable, enable
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.bindings.strands.private import PRIVATE_NAMES
 from otel_limits.core.faults import FAULTS
+from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, says
@@ -233,8 +234,6 @@ def enforcing(metric: Metric) -> dict[str, float]:
 def test_the_first_source_is_the_one(metric: Metric) -> None:
     """Who switches on a second time changes nothing; off is off."""
     assert RUNTIME.enforcement().source is None
-    from otel_limits.runtime.enable import enable_leniently
-
     enable_leniently("instrumentor")
     enable(Limits(max_turns=3))
     assert RUNTIME.enforcement() == Enforcement(source="instrumentor")
@@ -243,6 +242,24 @@ def test_the_first_source_is_the_one(metric: Metric) -> None:
     disable()
     assert RUNTIME.enforcement().source is None
     assert enforcing(metric) == {}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_fault_while_switching_on_is_told_in_one_sentence(
+    metric: Metric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever starts a program sees why nothing is limited, no stack, and the metric says 0."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room for redis://u:hush@host")
+
+    monkeypatch.setattr(RUNTIME._guard, "_obstacles", [])  # what is found stays known
+    monkeypatch.setattr("otel_limits.runtime.wiring.Wiring.hold_quotas", fail)
+    enable_leniently("run")
+    assert "no limit is in force: switching it on failed (RuntimeError" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert "hush" not in caplog.text
+    assert metric("otel_limits_enforcing", source="run") == 0
 
 
 def test_a_plugin_is_a_source(make_agent: MakeAgent, metric: Metric) -> None:

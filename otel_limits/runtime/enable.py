@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
 from otel_limits.core.policy import ACTION, Action
+from otel_limits.core.secrets import masked
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.leaving import flush_on_sigterm, say_if_unscraped
@@ -92,7 +93,9 @@ def enable_leniently(source: Source) -> None:
     except Exception as error:
         if reading.settings.strict:
             end_process([f"It cannot be switched on ({error!r})."])
-        logger.exception("otel-limits cannot be switched on, so no limit is in force.")
+        RUNTIME.say_off(source, f"switching it on failed ({masked(repr(error))}).")
+        # A stack is for whoever looks for it: to a stranger it says nothing.
+        logger.debug("otel-limits: why it could not be switched on", exc_info=True)
         return
     # Those of the policy file have been logged by now, with what is in force instead of it.
     for mistake in (*reading.mistakes, *unpriced):

@@ -96,6 +96,11 @@ class Runtime:
         # Last and without the lock, as the observers that it tells are open by now.
         policy_file.announce()
 
+    def say_off(self, source: Source, why: str) -> None:
+        """Tell that agents were to be limited and are not: `start` has failed."""
+        self._guard.switch_on(source, strict=False)
+        self._guard.obstruct(why)
+
     def stop(self) -> None:
         """Undo `start` completely. An agent with limits of its own keeps them."""
         with self._lock:
