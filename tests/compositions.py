@@ -50,7 +50,7 @@ MOST_AGENTS = 12
 ALL_OVER, ALL_STILL = 3, 200
 """Milliseconds without an event after which nothing is waited for, and where something is live."""
 
-MOST_ANSWERS = 60
+MOST_ANSWERS = 40
 """After so many answers all agents of a composition are done: some have no cap."""
 
 
@@ -473,7 +473,7 @@ async def wait_for(waited: Any, timeout: float) -> Any:
     """
     task = asyncio.ensure_future(waited)
     try:
-        await asyncio.wait({task}, timeout=min(timeout, 0.01))
+        await asyncio.wait({task}, timeout=min(timeout, 0.003))
     except asyncio.CancelledError:
         task.cancel()
         raise
