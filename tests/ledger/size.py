@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -30,7 +29,9 @@ from tests.ledger.book import NINE
 
 CALLS: Final = 10
 USAGE: Final = Usage(input=1_000, output=200, cache_read=600)
-QUESTIONS: Final = (["spend"], ["stops"], ["verify"], ["backtest", "--max-turns", "8"])
+QUESTIONS: Final = (
+    ["spend"], ["stops"], ["verify"], ["anomalies"], ["backtest", "--max-turns", "8"]
+)  # fmt: skip
 
 
 def one(number: int) -> rows.Rows:
@@ -108,15 +109,17 @@ def main() -> None:
         found = bytes_by_table(path)
         pair = sum(found.get(f"otel_limits_{name}", 0) for name in ("model_calls", "tool_calls"))
         sys.stdout.write(f"a model call with one tool call: {pair / calls:.0f} bytes\n")
+        # Spill files of other ledgers on this machine are none of its business.
+        home = os.environ | {"XDG_DATA_HOME": directory}
         for question in QUESTIONS:
             ask = ["-m", "otel_limits.cli", "audit", *question, "--ledger", str(path)]
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            # Spill files of other ledgers on this machine are none of its business.
-            home = os.environ | {"XDG_DATA_HOME": directory}
-            subprocess.run([sys.executable, *ask], check=True, stdout=subprocess.DEVNULL, env=home)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            megabytes = after.ru_maxrss / 1024
+            child = subprocess.Popen([sys.executable, *ask], stdout=subprocess.DEVNULL, env=home)
+            # Of this child alone: all of them together would tell the largest of them.
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            if child.returncode:
+                raise SystemExit(f"{question[0]} ended with status {child.returncode}.")
+            cpu, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
             sys.stdout.write(f"{question[0]}: {cpu:.2f} s of CPU, {megabytes:.0f} MB at most\n")
 
 
