@@ -401,3 +401,25 @@ def test_whether_a_ledger_can_be_written_is_found_out_without_writing(
     refusal = refusal_of(nobody)
     assert refusal is not None
     assert "hunter2" not in refusal
+
+
+@pytest.mark.parametrize("right", ["temporary tables", "nothing else"])
+def test_who_may_only_read_can_ask(
+    server: Server,
+    database: str,
+    capsys: pytest.CaptureFixture[str],
+    right: str,
+) -> None:
+    """A role with no right but to read gets every answer, and nothing is written."""
+    write(parse("test", server.url(database), None), Entry(calls=[Call()] * 2, at=NINE))
+    role = f"reader_{right[:4]}"
+    server.ask(database, f"CREATE ROLE {role} LOGIN")
+    server.ask(database, f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    server.ask(database, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    if right == "nothing else":
+        server.ask(database, f"REVOKE TEMPORARY ON DATABASE {database} FROM PUBLIC")
+    url = server.url(database).replace("auditor@", f"{role}@")
+    for question in ("spend", "stops", "verify"):
+        assert main(["audit", question, "--ledger", url, "--format", "json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["complete"].startswith("Complete: the 2 calls")
