@@ -31,9 +31,13 @@ CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: [{rules}]
 scrape_configs:
-  - job_name: agents
+"""
+JOB = """
+  - job_name: {job}
+    honor_labels: true
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
+"""Labels of a target stay as they are: a collector knows by which instance something was sent."""
 
 
 def program(name: str) -> str:
@@ -131,11 +135,12 @@ class Scene:
 
 
 @contextmanager
-def watched(directory: Path, port: int) -> Iterator[str]:
-    """Run a Prometheus that scrapes `port`; gives its address."""
+def watched(directory: Path, **ports: int) -> Iterator[str]:
+    """Run a Prometheus that scrapes these ports, each as a job; gives its address."""
     own_port = free_port()
     config = directory / "prometheus.yaml"
-    config.write_text(CONFIG.format(rules=RULES, port=port), encoding="utf-8")
+    jobs = "".join(JOB.format(job=job, port=port) for job, port in ports.items())
+    config.write_text(CONFIG.format(rules=RULES) + jobs, encoding="utf-8")
     with (directory / "prometheus.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(
             [
@@ -189,7 +194,7 @@ def rehearsed(directory: Path) -> Iterator[tuple[Agents, str, Prometheus]]:
     program("prometheus")
     agents = Agents(directory)
     try:
-        with watched(directory, agents.port) as url:
+        with watched(directory, agents=agents.port) as url:
             prometheus = Prometheus(url)
             until(
                 lambda: value_of(prometheus, "otel_limits_build_info") == 1,
