@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,12 +135,15 @@ class Scene:
 
 
 @contextmanager
-def watched(directory: Path, **ports: int) -> Iterator[str]:
-    """Run a Prometheus that scrapes these ports, each as a job; gives its address."""
+def watched(
+    directory: Path, ports: Mapping[str, int], rules: Iterable[Path] = (RULES,)
+) -> Iterator[str]:
+    """Run a Prometheus that scrapes a port for each job; gives its address."""
     own_port = free_port()
     config = directory / "prometheus.yaml"
     jobs = "".join(JOB.format(job=job, port=port) for job, port in ports.items())
-    config.write_text(CONFIG.format(rules=RULES) + jobs, encoding="utf-8")
+    files = ", ".join(map(str, rules))
+    config.write_text(CONFIG.format(rules=files) + jobs, encoding="utf-8")
     with (directory / "prometheus.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(
             [
@@ -194,7 +197,7 @@ def rehearsed(directory: Path) -> Iterator[tuple[Agents, str, Prometheus]]:
     program("prometheus")
     agents = Agents(directory)
     try:
-        with watched(directory, agents=agents.port) as url:
+        with watched(directory, {"agents": agents.port}) as url:
             prometheus = Prometheus(url)
             until(
                 lambda: value_of(prometheus, "otel_limits_build_info") == 1,
