@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis import exceptions
 
+from otel_limits.core.secrets import masked
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.store import StoreError
 
@@ -95,7 +96,7 @@ class RedisAsker:
                 self.link.learn()
                 return question(self.link.client())
         except FAILURES as error:
-            raise StoreError(str(error)) from error
+            raise StoreError(told(error)) from error
 
     def after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever.
@@ -109,6 +110,13 @@ class RedisAsker:
     def close(self) -> None:
         """Close every connection."""
         self.link.close()
+
+
+def told(error: Exception) -> str:
+    """Return what went wrong as it may be shown."""
+    # Of a connection the client quotes the URL, as far as it could make sense of it; a server
+    # quotes nothing of it, and has an @ of its own.
+    return str(error) if isinstance(error, exceptions.ResponseError) else masked(str(error))
 
 
 def is_about_one_key(error: Exception) -> bool:

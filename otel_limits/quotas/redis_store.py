@@ -17,7 +17,7 @@ from redis import exceptions
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_asker import FAILURES, Link, RedisAsker
+from otel_limits.quotas.redis_asker import FAILURES, Link, RedisAsker, told
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
 from otel_limits.quotas.store import (
     LOOKED_AT,
@@ -254,7 +254,7 @@ class RedisStore:
         except exceptions.NoPermissionError as error:
             raise DeafError(str(error)) from error
         except FAILURES as error:
-            raise StoreError(str(error)) from error
+            raise StoreError(told(error)) from error
         finally:
             self._server.link.close()
 

@@ -454,6 +454,15 @@ def test_only_what_was_used_is_missed_at_the_end(
     assert said == ["1 settlements were not counted"] * lost
 
 
+def test_a_client_that_quotes_its_url_tells_no_password(
+    hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two slashes too few, and the user and the password are a path."""
+    hold({"calls": CALLS}, "unix:////u:hunter2@host.sock")
+    eventually(lambda: "does not answer" in caplog.text)
+    assert "hunter2" not in caplog.text
+
+
 # --- one key that is not ours ---------------------------------------------------------------------
 
 
