@@ -61,6 +61,8 @@ class Books:
             run = self.runs[fact.invocation.id]
             self.add(run, "model_calls", 1)
             self.add(run, "tokens", fact.usage.total)
+            if fact.estimated:  # by the texts, which may be more than was assumed of the model
+                self.add(run, "estimated", fact.usage.output)
             key = id(run.budgets.all[-1]), fact.model
             if fact.usage.output:  # one that failed is not an answer
                 self.outputs[key] = max(self.outputs.get(key, 0), fact.usage.output)

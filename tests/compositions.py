@@ -384,7 +384,8 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
     largest = max((f.usage.total for f in scene.facts if isinstance(f, ModelCall)), default=0)
     for budget in (*(run.budget for run in runs), *trees):
         if budget.policy.action != "observe":
-            yield from over(budget, largest, books.late[id(budget)])
+            larger = largest + books.used[id(budget)]["estimated"]
+            yield from over(budget, larger, books.late[id(budget)])
         held = budget.reserved
         if (held.turns, held.model_calls, held.tokens, held.cost) != (0, 0, 0, 0):
             yield f"reserved for ever: {held}"
