@@ -314,7 +314,7 @@ def test_a_tree_sums_its_branches(family: LedgerFile, ask: Ask) -> None:
         (2, "deep", 120, 120),
     ]
     assert rows[0]["branch_cost_usd"] == "4.000000000000"
-    assert rows[0]["tools"] == "1 ask error, 1 ask"
+    assert rows[0]["tools"] == "ask, ask error"
     assert rows[2]["halt"] == "halted at max_turns (3 of 3)"
 
 
@@ -326,11 +326,13 @@ def test_a_tree_is_found_by_less(family: LedgerFile, ask: Ask, identity: str) ->
 
 
 def test_a_tree_on_a_terminal(family: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is drawn as a tree."""
+    """It is drawn as a tree, below the sentence that says what halted it."""
     assert main(["audit", "show", "00000001"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:9] for line in lines[1:5]] == ["boss  end", "├── good ", "└── bad  ", "    └── d"]
-    assert "halted at max_turns (3 of 3)" in lines[3]
+    summary, _, title, *tree = capsys.readouterr().out.splitlines()
+    assert summary.startswith("bad was halted after 3 turns by max_turns (3 of 3).")
+    assert title == "Budget tree"
+    assert [line[:9] for line in tree[:4]] == ["boss  end", "├── good ", "└── bad  ", "    └── d"]
+    assert "halted at max_turns (3 of 3)" in tree[2]
 
 
 # --- backtest -------------------------------------------------------------------------------------
