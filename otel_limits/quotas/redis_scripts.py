@@ -160,7 +160,7 @@ def expires(count: Count) -> int:
 def kill_of(order: str) -> Kill:
     """Read the order to end agents."""
     identity, pattern = order.split(" ", 1)
-    return Kill(identity, pattern, float(identity.partition("@")[2]) / 1000)
+    return Kill(identity, pattern, int(identity.partition("@")[2]) / 1e6)
 
 
 def block_member(identity: str, block: Block) -> str:

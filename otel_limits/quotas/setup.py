@@ -40,7 +40,7 @@ class Quotas:
         find: FindSettlements,
     ) -> None:
         """Put them before every model call of `runs`."""
-        self.place = place
+        self.asked = (place.url, place.timeout, place.namespace)
         self._runs = runs
         self._threads: list[StoreThread] = []
         carrier: Carrier

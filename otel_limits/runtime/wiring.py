@@ -399,20 +399,18 @@ class Wiring:
 
     def hold_quotas(self) -> None:
         """Ask quotas before model calls, and hear kills where a store is shared."""
-        # Imported here: a process without quotas does not need them.
-        from otel_limits.quotas.store import StorePlace
-
         settings = self._settings
-        place = StorePlace(
-            settings.quota_store, settings.quota_store_timeout, settings.quota_namespace
-        )
-        if self._quotas is not None and self._quotas.place == place:
+        asked = (settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
+        if self._quotas is not None and self._quotas.asked == asked:
             return
         self.release_quotas()
         # A shared store also without a quota: it is how kills arrive from elsewhere.
-        if place.url != MEMORY_URL or self._document.quotas:
+        if settings.quota_store != MEMORY_URL or self._document.quotas:
+            # Imported here: a process without quotas does not need them.
             from otel_limits.quotas.setup import Quotas
+            from otel_limits.quotas.store import StorePlace
 
+            place = StorePlace(*asked)
             self._quotas = Quotas(place, self._current_quotas, self._runs, self._find_charges)
 
     def release_quotas(self) -> None:

@@ -84,6 +84,7 @@ class Actor:
     script: Callable[[], Iterable[Answer]]
     limits: otel_limits.Limits = field(default_factory=otel_limits.Limits)
     action: Action = "halt"
+    output_cap: int | None = None
     produces: Produces
 
 
@@ -264,6 +265,7 @@ ACTORS = (
         name="guest",
         model=PRICED,
         script=lambda: [says("done", usage=CALL)],
+        output_cap=100,
         produces=Produces(
             reason="quota_exceeded", action="halted", turns=0, calls={}, input=0, output=0
         ),
@@ -349,6 +351,8 @@ class Stage:
 def play(actor: Actor, agent: Agent) -> otel_limits.Stop | None:
     """Invoke one agent, from an empty history, and see that it ends as it should."""
     model = ScriptedModel(actor.script(), model_id=actor.model)
+    # Of what says how much it may answer, no call is admitted although it cannot fit.
+    model.update_config(max_tokens=actor.output_cap)
     agent.model = model
     agent.messages.clear()
     if actor.produces.reason == "aborted":

@@ -320,6 +320,7 @@ BACK = {
         UPDATE otel_limits_tool_calls SET root_id = invocation_id WHERE root_id IS NULL;
         ALTER TABLE otel_limits_tool_calls
             DROP COLUMN turn, ALTER COLUMN root_id SET NOT NULL, ADD UNIQUE (trace_id, span_id);
+        ALTER TABLE otel_limits_quota_changes DROP COLUMN reason;
         CREATE INDEX ix_otel_limits_model_calls_sums ON otel_limits_model_calls
             (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico);
     """,

@@ -650,9 +650,11 @@ def test_opening_and_leaving_a_hundred_times_uses_a_quota_up(
     model = capped(endless(says("a long answer")), cap=10)
     agent = make_agent(model, tools=[])
 
+    question = "one question of about ten tokens, no less and no more"
+
     async def leave() -> None:
         agent.messages.clear()
-        stream: Any = agent.stream_async("one question of about ten tokens, no less and no more")
+        stream: Any = agent.stream_async(question)
         async for event in stream:
             if "data" in event:
                 break
@@ -662,7 +664,7 @@ def test_opening_and_leaving_a_hundred_times_uses_a_quota_up(
         asyncio.run(leave())
     assert model.calls < 100
     agent.messages.clear()
-    assert agent("one question of about ten tokens").stop_reason == "quota_exceeded"
+    assert agent(question).stop_reason == "quota_exceeded"
 
 
 def test_a_call_that_a_hook_answers_gives_back_everything(
