@@ -18,6 +18,7 @@ from strands import Agent, tool
 from otel_limits import disable
 from otel_limits.cli import main
 from otel_limits.runtime.enable import enable_leniently
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, uses
@@ -173,7 +174,11 @@ def limited(
     model: ScriptedModel | None = None,
     source: Source = "code",
 ) -> None:
-    """Make sure that an agent is halted at its cap, or that the process refused to start."""
+    """Make sure that an agent is halted at its cap, or that the process refused to start.
+
+    Neither may anything have raised while it was switched on: it is told in a sentence, and what
+    came after it was not done.
+    """
     model = model or ScriptedModel([uses("search")] * MOST_CALLS)
     settings = {"OTEL_LIMITS_MAX_TURNS": str(CAP), **settings}
     cap = config.read(settings).settings.policy.limits.max_turns
@@ -182,6 +187,7 @@ def limited(
         surroundings(settings, place),
         patch("otel_limits.runtime.enable.end_process", refuse),
         readable_log(),
+        patch.object(RUNTIME._guard, "_obstacles", []) as obstacles,  # or they stay known
     ):
         try:
             enable_leniently(source)
@@ -191,6 +197,7 @@ def limited(
         finally:
             disable()
     assert model.calls <= cap, f"{model.calls} calls at a cap of {cap}"
+    assert obstacles == []
 
 
 def call(agent: Agent) -> None:
@@ -213,10 +220,13 @@ def readable_log() -> Iterator[None]:
     handler.setFormatter(logging.Formatter())  # with the traceback, where there is one
     handler.emit = lambda record: said.append(handler.format(record))  # type: ignore[method-assign]
     logger = logging.getLogger("otel_limits")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # whatever the runner of the tests is shown
     try:
         yield
     finally:
+        logger.setLevel(level)
         logger.removeHandler(handler)
     assert_readable("\n".join(said))
 
