@@ -24,7 +24,7 @@ from strands.types import _events
 
 from otel_limits.bindings import strands as binding
 from otel_limits.bindings.strands.private import PRIVATE_NAMES, PrivateName
-from otel_limits.bindings.strands.probe import gaps
+from otel_limits.bindings.strands.probe import gaps_of
 from otel_limits.testing import ScriptedModel
 from otel_limits.usage.normaliser import record_of_usage
 
@@ -135,13 +135,13 @@ def test_a_name_is_where_it_is_looked_for(private: PrivateName) -> None:
 def test_a_client_is_not_imported_to_be_looked_at() -> None:
     """Probing takes no second of import, and finds fault with nothing that nobody uses."""
     program = (
-        "import sys; from otel_limits.bindings.strands.probe import gaps;"
-        "print(gaps(), 'strands.models.openai' in sys.modules)"
+        "import sys; from otel_limits.bindings.strands.probe import CLIENTS, gaps, gaps_of;"
+        "print(gaps(), *map(gaps_of, CLIENTS), 'strands.models.openai' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
     )
-    assert done.stdout.split("\n")[0] == "() False"
+    assert done.stdout.split("\n")[0] == "() () False"
 
 
 def test_a_client_of_the_application_that_cannot_be_seen_is_told(
@@ -155,7 +155,7 @@ def test_a_client_of_the_application_that_cannot_be_seen_is_told(
             self.own_client = None
 
     monkeypatch.setattr(openai, "OpenAIModel", OpenAIModel)
-    (gap,) = gaps()
+    (gap,) = gaps_of("strands.models.openai")
     assert gap.name == "strands.models.openai.OpenAIModel()._custom_client"
     assert (gap.without, gap.is_vital) == ("Such calls are priced as those of OpenAI.", False)
 

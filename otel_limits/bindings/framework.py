@@ -109,7 +109,7 @@ class Framework(Protocol):
         """
 
     def gaps_of(self, part: str) -> Sequence[Gap]:
-        """Import one of the parts, and look for everything of it that is used.
+        """Look for everything that is used of one of the parts, which need not be imported.
 
         Raises:
             ImportError: It is not installed.

@@ -183,11 +183,12 @@ def limited(
     settings = {"OTEL_LIMITS_MAX_TURNS": str(CAP), **settings}
     cap = config.read(settings).settings.policy.limits.max_turns
     assert cap is not None
+    obstacles: list[str] = []
     with (
         surroundings(settings, place),
         patch("otel_limits.runtime.enable.end_process", refuse),
         readable_log(),
-        patch.object(RUNTIME._guard, "_obstacles", []) as obstacles,  # or they stay known
+        patch.object(RUNTIME._guard, "_obstacles", obstacles),  # or they stay known
     ):
         try:
             enable_leniently(source)
@@ -222,7 +223,7 @@ def readable_log() -> Iterator[None]:
     logger = logging.getLogger("otel_limits")
     level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)  # whatever the runner of the tests is shown
+    logger.setLevel(logging.WARNING)  # whatever the runner of the tests is shown
     try:
         yield
     finally:

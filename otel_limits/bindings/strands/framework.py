@@ -24,7 +24,11 @@ class StrandsFramework:
 
     name = "strands"
     module = "strands.agent.agent"
-    parts: Collection[str] = ("strands.multiagent.graph", "strands.multiagent.swarm")
+    parts: Collection[str] = (
+        "strands.multiagent.graph",
+        "strands.multiagent.swarm",
+        "strands.models.openai",
+    )
     spans = SpanNames(
         scope="strands.telemetry.tracer", agent="invoke_agent", cycle="execute_event_loop_cycle"
     )
@@ -67,14 +71,14 @@ class StrandsFramework:
         return gaps()
 
     def gaps_of(self, part: str) -> Sequence[Gap]:
-        """Import a module about groups of agents, and look for what of it is used.
+        """Look for what is used of a module about groups of agents, or of a vendor's models.
 
         Raises:
             ImportError: It is not installed.
         """
-        from otel_limits.bindings.strands.probe import gaps_of_group
+        from otel_limits.bindings.strands.probe import gaps_of
 
-        return gaps_of_group(part)
+        return gaps_of(part)
 
     def watch(self) -> None:
         """Follow every invocation from now on."""

@@ -12,7 +12,7 @@ from otel_limits.bindings.framework import Gap
 from otel_limits.bindings.strands.private import AGENT, PRIVATE_NAMES, SPAN_METHODS, found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 DOORS: Final = ("Agent.add_hook", "Agent.add_middleware")
 """Public methods of agents that are looked up only when they are called."""
@@ -31,6 +31,9 @@ GROUPS: Final = {
 }
 """Where the agents of a group begin to share limits."""
 
+CLIENTS: Final = ("strands.models.openai",)
+"""Where models of a vendor are, whose client a program need not have."""
+
 UNFOLLOWED: Final = "Without it no agent can be followed or stopped."
 
 
@@ -42,12 +45,13 @@ def gaps() -> tuple[Gap, ...]:
     """
     import strands.agent.agent  # noqa: F401  the whole of it, before any part is looked for
 
-    return (*_private_gaps(), *_public_gaps(), *_gaps_of_models())
+    core = {each.module for each in PRIVATE_NAMES}.difference(CLIENTS)
+    return (*_private_gaps(core), *_public_gaps(), *_gaps_of_models())
 
 
-def _private_gaps() -> Iterator[Gap]:
+def _private_gaps(modules: Collection[str]) -> Iterator[Gap]:
     for each in PRIVATE_NAMES:
-        if not each.is_there:
+        if each.module in modules and not each.is_there:
             yield _gap(f"{each.module}.{each.name}", each.without, is_vital=False)
 
 
@@ -80,12 +84,16 @@ def _gaps_of_models() -> Iterator[Gap]:
         yield _gap(f"{MODEL}.Model.structured_output", without, is_vital=False)
 
 
-def gaps_of_group(module: str) -> tuple[Gap, ...]:
-    """Return what a kind of groups lacks.
+def gaps_of(part: str) -> tuple[Gap, ...]:
+    """Return what a kind of groups lacks, or the models of a vendor once they are imported.
 
     Raises:
         ImportError: There is no such kind.
     """
+    return _gaps_of_group(part) if part in GROUPS else tuple(_private_gaps([part]))
+
+
+def _gaps_of_group(module: str) -> tuple[Gap, ...]:
     import_module(module)
     name = GROUPS[module]
     if found(module, name) is not None:
