@@ -9,7 +9,7 @@ from otel_limits.core.limits import TREE_PREFIX
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
     from decimal import Decimal
 
     from otel_limits.core.limits import Level
@@ -184,15 +184,3 @@ class Budgets:
 def tree_of(policy: Policy, started: float) -> Budget:
     """Begin the budget tree of whoever has this policy."""
     return Budget(policy.of_tree(), started, TREE_PREFIX)
-
-
-def enter(budgets: Iterable[Budget]) -> None:
-    """One more is under way in each of these; under the lock, like everything about them."""
-    for budget in budgets:
-        budget.members += 1
-
-
-def leave(budgets: Iterable[Budget]) -> None:
-    """One has ended."""
-    for budget in budgets:
-        budget.members -= 1

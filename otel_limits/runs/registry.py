@@ -18,7 +18,7 @@ from otel_limits.core.faults import FAULTS, never_raises, note
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.price import OF_NO_CALL, Quote
 from otel_limits.core.terms import sale_of
-from otel_limits.runs.budget import Budget, enter, leave, tree_of
+from otel_limits.runs.budget import Budget, tree_of
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.observers import Observers
 from otel_limits.runs.run import Run
@@ -193,22 +193,16 @@ class Runs:
         self.has_begun = True
         unsampled = not direct and not self.spans.take(span_id)
         parent = current()
-        identity = uuid.uuid4().hex
-        invocation = Invocation(
-            agent=agent,
-            id=identity,
-            root_id=parent.invocation.root_id if parent else identity,
-            parent_id=parent.invocation.id if parent else None,
-            trace_id=f"{trace_id:032x}" if trace_id else None,
-            span_id=f"{span_id:016x}" if span_id else None,
-            sampled=sampled,
-        )
+        invocation = _identify(agent, parent, trace_id, span_id, sampled=sampled)
         run = Run(self, invocation, policy, self._trees(parent, policy), unsampled=unsampled)
         if span_id and not unsampled:
             self.spans.begin(span_id, run)
+        # Written out here and in three places below, as a call may fail. Then the invocation is
+        # begun once more, and a first one that is live or counted by then would never be ended.
         with self.lock:
-            self._live[identity] = run
-            enter(run.budgets)
+            for budget in run.budgets.all:
+                budget.members += 1
+            self._live[invocation.id] = run
         # Outside the lock, as it tells observers.
         self._began(run, model, session_id, attributes or {})
         return run
@@ -218,7 +212,8 @@ class Runs:
         parent = current()
         group = Group(name, policy, self._trees(parent, policy), parent)
         with self.lock:
-            enter(group.trees)
+            for tree in group.trees:
+                tree.members += 1
         return group
 
     def run_of(self, group: Group, model: str) -> Run:
@@ -240,12 +235,13 @@ class Runs:
 
     def end_group(self, group: Group) -> None:
         """The agents that worked together are done."""
+        with self.lock:  # first, as a fault in what follows would keep its trees open for ever
+            for tree in group.trees:
+                tree.members -= 1
         with group.lock:
             group.finished = True
             if (run := group.run) is not None:
                 run.finish(run.verdict.reason if run.verdict is not None else "end_turn")
-        with self.lock:
-            leave(group.trees)
 
     def forget(self, run: Run) -> bool:
         """Drop a run; False when that had been done before."""
@@ -255,7 +251,8 @@ class Runs:
                 return False
             run.finished = True
             self._live.pop(run.invocation.id, None)
-            leave(run.budgets)
+            for budget in run.budgets.all:
+                budget.members -= 1
         self.spans.forget(run)
         return True
 
@@ -311,6 +308,22 @@ class Runs:
 
     def _is_too_much(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
+
+
+def _identify(
+    agent: str, parent: Run | Group | None, trace_id: int, span_id: int, *, sampled: bool
+) -> Invocation:
+    """Name an invocation that begins, and what it belongs to."""
+    identity = uuid.uuid4().hex
+    return Invocation(
+        agent=agent,
+        id=identity,
+        root_id=parent.invocation.root_id if parent else identity,
+        parent_id=parent.invocation.id if parent else None,
+        trace_id=f"{trace_id:032x}" if trace_id else None,
+        span_id=f"{span_id:016x}" if span_id else None,
+        sampled=sampled,
+    )
 
 
 def _caps_of_trees(run: Run) -> dict[str, Number]:
