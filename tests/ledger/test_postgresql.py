@@ -187,6 +187,9 @@ def test_every_question_has_the_same_answer(
         write(parse("test", place, tmp_path / "data"), *entries)
     for question in QUESTIONS:
         first, second = (answer(capsys, place, *question) for place in places)
+        if "export" in question:
+            # In the order in which they were recorded, which a slow moment of a server changes.
+            first, second = ("\n".join(sorted(each.splitlines())) for each in (first, second))
         assert first == second, question
         assert "agent-1" in first
 
