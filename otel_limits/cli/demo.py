@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any, Final
 
-from otel_limits.cli.command import add_command
+from otel_limits.cli.command import add_command, refuse
 
 HELP: Final = """\
 Watch a real agent run away, and be stopped.
@@ -13,6 +13,9 @@ Watch a real agent run away, and be stopped.
 The same Strands agent runs without limits, with max_turns, with max_token_budget, and observed
 only. It talks over HTTP to a model server that is built in, so it needs no network and no
 credentials; --base-url points it at a real one, which is asked 120 times at most.
+
+--record DIR plays nothing: it writes DIR/ledger.db, four weeks of an example fleet, for which every
+question of otel-limits audit has an answer.
 """
 
 
@@ -29,12 +32,21 @@ def add(commands: Any) -> None:
         "--api-key-env", metavar="NAME", help="the environment variable with the key of that server"
     )
     command.add_argument(
+        "--record", metavar="DIR", help="write an example ledger into a directory instead"
+    )
+    command.add_argument(
         "--json", action="store_true", help="print the same facts as JSON and nothing else"
     )
 
 
 def demo(options: Namespace) -> int:
-    """Play the demonstration."""
+    """Play the demonstration, or record an example."""
+    if options.record is not None:
+        from otel_limits.demo.record import record
+
+        if options.base_url or options.model or options.api_key_env or options.json:
+            return refuse(["--record plays nothing, so that it goes with no other option."])
+        return record(options.record)
     # The demo stands above the command line: it uses its console, and starts programs as it does.
     from otel_limits.demo.main import main as play
 

@@ -1,0 +1,222 @@
+"""Five agents that do not exist, and what they are said to have done in four weeks: as facts.
+
+Everything is drawn from a seed of its own for each agent, week and weekday. So two records differ
+in their dates alone, and what all four weeks add up to is the same on every day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from random import Random
+from typing import Final
+
+from otel_limits.core.facts import Fact, QuotaGrant
+from otel_limits.core.limits import Breach, Limits
+from otel_limits.core.price import Price
+from otel_limits.demo.invocation import Story, Model, Trouble, run
+from otel_limits.settings.table import PRESETS
+
+WEEKS: Final = 4
+DAYS: Final = 7 * WEEKS
+SATURDAY: Final = 5
+
+# USD per million tokens, as published in November 2026 (and listed by genai-prices 0.2.3):
+# https://platform.claude.com/docs/en/about-claude/pricing, https://openai.com/api/pricing,
+# https://ai.google.dev/gemini-api/docs/pricing
+HAIKU: Final = Model(
+    name="claude-haiku-4-5",
+    provider="anthropic",
+    price=Price(
+        input=Decimal(1), output=Decimal(5), cache_read=Decimal("0.10"), cache_write=Decimal("1.25")
+    ),
+)
+SONNET: Final = Model(
+    name="claude-sonnet-4-5",
+    provider="anthropic",
+    price=Price(
+        input=Decimal(3),
+        output=Decimal(15),
+        cache_read=Decimal("0.30"),
+        cache_write=Decimal("3.75"),
+    ),
+)
+GPT: Final = Model(
+    name="gpt-5", provider="openai", price=Price(input=Decimal("1.25"), output=Decimal(10))
+)
+GPT_MINI: Final = Model(
+    name="gpt-5-mini", provider="openai", price=Price(input=Decimal("0.25"), output=Decimal(2))
+)
+FLASH: Final = Model(
+    name="gemini-2.5-flash-lite",
+    provider="gcp.gemini",
+    price=Price(input=Decimal("0.10"), output=Decimal("0.40")),
+)
+
+RECOMMENDED: Final = PRESETS["recommended"]
+OWN_CAPS: Final = Limits(max_turns=20)
+OWN_CAPS_SINCE_A_LOOP: Final = Limits(max_turns=20, max_identical_tool_calls=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What an agent does on a day."""
+
+    name: str
+    model: Model
+    tools: Sequence[str]
+    weekday: int
+    """Invocations on each day from Monday to Friday."""
+    weekend: int
+    opens: int
+    """The hour, in UTC, from which it is asked."""
+    turns: tuple[int, int]
+    """At least and at most."""
+    prompt: int
+    """Tokens of the first request, instructions and tools included."""
+    result: int
+    """Tokens that a turn's tool results add, about."""
+    tenants: Sequence[str] = ("internal",)
+    limits: Limits = RECOMMENDED
+
+
+SUPPORT: Final = Agent(
+    name="support-assistant", model=HAIKU, tools=("find_order", "search_help", "create_ticket"),
+    weekday=6, weekend=2, opens=7, turns=(2, 6), prompt=2_400, result=450,
+    tenants=("acme", "acme", "globex", "initech"),
+)  # fmt: skip
+RESEARCH: Final = Agent(
+    name="research-lead", model=SONNET, tools=("ask_reader",), weekday=2, weekend=0, opens=9,
+    turns=(3, 5), prompt=3_100, result=1_500,
+)  # fmt: skip
+READER: Final = Agent(
+    name="research-reader", model=HAIKU, tools=("search_web", "read_page"), weekday=0, weekend=0,
+    opens=9, turns=(2, 5), prompt=1_200, result=3_000,
+)  # fmt: skip
+REVIEWER: Final = Agent(
+    name="code-reviewer", model=GPT_MINI, tools=("read_file", "grep", "run_tests"), weekday=4,
+    weekend=0, opens=8, turns=(4, 15), prompt=5_200, result=2_200, limits=OWN_CAPS,
+)  # fmt: skip
+EXTRACTOR: Final = Agent(
+    name="invoice-extractor", model=FLASH, tools=("save_invoice",), weekday=4, weekend=4, opens=2,
+    turns=(1, 2), prompt=6_500, result=120, tenants=("acme", "globex", "initech"),
+)  # fmt: skip
+WATCHER: Final = Agent(
+    name="delivery-watcher", model=GPT_MINI, tools=("track_parcel",), weekday=1, weekend=1, opens=5,
+    turns=(2, 8), prompt=1_900, result=1_400, tenants=("acme", "globex"),
+)  # fmt: skip
+FLEET: Final = (SUPPORT, RESEARCH, REVIEWER, EXTRACTOR, WATCHER)
+
+ALIKE: Final = "max_identical_tool_calls"
+LOST_PARCEL: Final = Trouble(
+    turns=64, reason="error", action="observed", is_stuck=True,
+    breach=Breach(ALIKE, 5, 5, "loop_detected", "identical calls", "track_parcel"),
+)  # fmt: skip
+"""The carrier has lost a parcel, and answers the same for ever. The preset was only observed, so
+that the agent went on until its provider refused."""
+FLAKY_TESTS: Final = Trouble(
+    turns=20, reason="max_turns", action="halted", is_stuck=True,
+    breach=Breach("max_turns", 20, 20, "max_turns", "turns"),
+)  # fmt: skip
+FLAKY_TESTS_AGAIN: Final = Trouble(
+    turns=5, reason="loop_detected", action="halted", is_stuck=True, limits=OWN_CAPS_SINCE_A_LOOP,
+    breach=Breach(ALIKE, 5, 5, "loop_detected", "identical calls", "run_tests"),
+)  # fmt: skip
+"""The same once more, after somebody had set a second limit."""
+BUDGET_SPENT: Final = Trouble(
+    turns=1,
+    reason="quota_exceeded",
+    action="halted",
+    breach=Breach("tenant-daily-usd", Decimal(2), Decimal("2.001"), "quota_exceeded", "USD"),
+)
+KILLED: Final = Trouble(turns=9, reason="killed", action="halted")
+
+TROUBLES: Final[Mapping[tuple[str, int, int], Trouble]] = {
+    (WATCHER.name, 0, 3): LOST_PARCEL,
+    (WATCHER.name, 1, 1): LOST_PARCEL,
+    (WATCHER.name, 2, 4): LOST_PARCEL,
+    (WATCHER.name, 3, 2): LOST_PARCEL,
+    (REVIEWER.name, 1, 3): FLAKY_TESTS,
+    (REVIEWER.name, 2, 0): FLAKY_TESTS_AGAIN,
+    (REVIEWER.name, 3, 1): KILLED,
+    (SUPPORT.name, 2, 2): BUDGET_SPENT,
+    (SUPPORT.name, 2, 3): Trouble(turns=2, reason="error"),
+    (EXTRACTOR.name, 1, 5): Trouble(turns=1, reason="max_tokens"),
+}
+"""What befell the first invocation of an agent, by week and weekday."""
+
+LONG_PROMPT: Final = (SUPPORT.name, 3, 1)
+"""The day on which somebody put a whole manual into the instructions, and took it out again."""
+DEARER_FROM: Final = (3, 3)
+"""Week and weekday from which the reviewer asks a larger model."""
+
+
+def history(today: date) -> Iterator[Fact]:
+    """Tell what the fleet did in the four weeks before a day.
+
+    Args:
+        today: The day on which it is recorded, which is not part of it.
+    """
+    for ago in range(DAYS, 0, -1):
+        day = today - timedelta(days=ago)
+        week = (DAYS - ago) // 7
+        for agent in FLEET:
+            yield from day_of(agent, day, week)
+    yield from grants(today)
+
+
+def day_of(agent: Agent, day: date, week: int) -> Iterator[Fact]:
+    """Tell what one agent did on a day."""
+    weekday = day.weekday()
+    chance = Random(f"{agent.name} {week} {weekday}")  # noqa: S311  an example, not a secret
+    trouble = TROUBLES.get((agent.name, week, weekday))
+    opens = midnight(day) + 3_600 * agent.opens
+    for place in range(agent.weekend if weekday >= SATURDAY else agent.weekday):
+        at = opens + 4_800 * place + round(3_000 * chance.random())
+        story = story_of(agent, at, chance, (week, weekday), trouble if not place else None)
+        yield from run(story, chance)
+
+
+def story_of(
+    agent: Agent, at: float, chance: Random, when: tuple[int, int], trouble: Trouble | None
+) -> Story:
+    """Draw one invocation of an agent, with those that it starts."""
+    low, high = agent.turns
+    turns = low + int((high - low + 1) * chance.random())
+    readers = turns - 1 if agent is RESEARCH else 0
+    is_dearer = agent is REVIEWER and when >= DEARER_FROM
+    return Story(
+        agent=agent.name,
+        model=GPT if is_dearer else agent.model,
+        tools=agent.tools,
+        at=at,
+        turns=trouble.turns if trouble else turns,
+        prompt=agent.prompt * (9 if (agent.name, *when) == LONG_PROMPT else 1),
+        result=agent.result,
+        tenant=agent.tenants[int(len(agent.tenants) * chance.random())],
+        limits=trouble.limits if trouble and trouble.limits else agent.limits,
+        trouble=trouble,
+        starts=[story_of(READER, at + 20 * n, chance, when, None) for n in range(1, readers + 1)],
+    )
+
+
+def grants(today: date) -> Iterator[QuotaGrant]:
+    """Tell what an operator changed in a quota, in the week after it had refused."""
+    at = midnight(today - timedelta(days=4)) + 3_600 * 8
+    grant = QuotaGrant(
+        quota="tenant-daily-usd", key="globex", change="grant", amount=Decimal(3), unit="USD",
+        until=at + 86_400, by="dana@ops-1", at=at, id=f"{1:032x}", reason="end of the quarter",
+    )  # fmt: skip
+    block = replace(
+        grant, key="initech", change="block", amount=0, until=None, at=at + 5_400, id=f"{2:032x}",
+        reason="the invoice is not paid",
+    )  # fmt: skip
+    yield from (grant, block)
+    yield replace(block, change="unblock", at=at + 9_900, id=f"{3:032x}", reason="")
+
+
+def midnight(day: date) -> float:
+    """When a day begins in UTC, in seconds since the epoch."""
+    return datetime(day.year, day.month, day.day, tzinfo=timezone.utc).timestamp()
