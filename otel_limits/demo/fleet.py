@@ -16,7 +16,7 @@ from typing import Final
 from otel_limits.core.facts import Fact, QuotaGrant
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.price import Price
-from otel_limits.demo.invocation import Story, Model, Trouble, run
+from otel_limits.demo.invocation import Model, Story, Trouble, run
 from otel_limits.settings.table import PRESETS
 
 WEEKS: Final = 4
