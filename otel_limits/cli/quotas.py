@@ -259,7 +259,7 @@ def kill_agents(options: Namespace) -> None:
 
 def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:
     """Name what is counted of a key now."""
-    return Count(quota.name, key.id, quota.windows.at(store.now()), key.shown)
+    return quota.count(key, store.now())
 
 
 def end_of(store: SharedStore, text: str) -> float:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.store import (
     Charge,
-    Count,
     Look,
     Operation,
     Reply,
@@ -103,8 +102,7 @@ class StoreClient:
 
     def question(self, quota: Quota, key: Key) -> Look:
         """Make the question how one key of a quota stands now."""
-        count = Count(quota.name, key.id, quota.windows.at(self._now()), key.shown)
-        return Look(uuid.uuid4().hex, ((count, quota.amount),))
+        return Look(uuid.uuid4().hex, ((quota.count(key, self._now()), quota.amount),))
 
     async def ask(self, question: Look) -> Standing:
         """Ask how a count stands.

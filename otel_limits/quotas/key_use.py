@@ -15,7 +15,6 @@ from otel_limits.quotas.store import LOOKED_AT, Count, QuotaStore
 
 if TYPE_CHECKING:
     from otel_limits.core.usage import Number
-    from otel_limits.quotas.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def read_use(
     omitted = 0
     for quota in quotas:
         # By and by: a quota may have more keys than anybody wants to keep in memory at once.
-        found = Counted(_uses(store, quota, quota.windows.at(now), glob))
+        found = Counted(_uses(store, quota, now, glob))
         nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
         rows += nearest
         omitted += found.number - len(nearest)
@@ -89,8 +88,8 @@ def _order(use: KeyUse) -> tuple[float, str]:
     return float(use.remaining) / float(use.limit), use.key
 
 
-def _uses(store: QuotaStore, quota: Quota, window: Window, glob: str) -> Iterator[KeyUse]:
-    counts = _counts(store, quota, window, glob)
+def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[KeyUse]:
+    counts = _counts(store, quota, now, glob)
     while page := list(islice(counts, LOOKED_AT)):
         standings = store.look([(count, quota.amount) for count in page])
         for count, standing in zip(page, standings, strict=True):
@@ -102,7 +101,7 @@ def _uses(store: QuotaStore, quota: Quota, window: Window, glob: str) -> Iterato
                 reserved=in_unit(quota.unit, standing.reserved),
                 remaining=in_unit(quota.unit, standing.remaining),
                 limit=in_unit(quota.unit, standing.limit),
-                resets=window.end,
+                resets=count.window.end,
                 blocked=standing.block.reason if standing.block else None,
             )
 
@@ -120,15 +119,14 @@ def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
     return quota.key.key_of_text(quota.name, text)
 
 
-def _counts(store: QuotaStore, quota: Quota, window: Window, glob: str) -> Iterator[Count]:
+def _counts(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Count]:
     if not quota.key.sources:
-        everything = quota.key.key_of_text(quota.name, EVERYTHING)
-        yield Count(quota.name, everything.id, window, EVERYTHING)
+        yield quota.count(quota.key.key_of_text(quota.name, EVERYTHING), now)
         return
     is_used = False
     for key in store.keys(quota.name):
         is_used = True
         if fnmatchcase(key.shown, glob):
-            yield Count(quota.name, key.id, window, key.shown)
+            yield quota.count(key, now)
     if not is_used:
-        yield Count(quota.name, "", window, f"no {quota.key.text} yet")
+        yield quota.count(Key("", f"no {quota.key.text} yet"), now)

@@ -26,8 +26,8 @@ from otel_limits.quotas.store import (
     StorePlace,
 )
 
-Name: TypeAlias = tuple[str, str, int]
-"""Quota, key and first second of the window."""
+Name: TypeAlias = tuple[str, str, str, int]
+"""Quota, unit, key and first second of the window."""
 
 SWEEP_AT: Final = 1000
 """Counts that are kept before the first look for old ones."""
@@ -73,7 +73,7 @@ class MemoryStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
-        self._grants: dict[tuple[str, str], list[tuple[float, int]]] = {}
+        self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
         self._done: OrderedDict[str, tuple[float, Reply]] = OrderedDict()
         self._sweep_at = SWEEP_AT
 
@@ -114,7 +114,9 @@ class MemoryStore:
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Permit `amount` more until a time."""
         with self._lock:
-            self._grants.setdefault((count.quota, count.key), []).append((until, amount))
+            self._grants.setdefault((count.quota, count.unit, count.key), []).append(
+                (until, amount)
+            )
 
     def after_fork(self) -> None:
         """Renew the lock in a child, which goes on counting for itself."""
@@ -195,7 +197,7 @@ class MemoryStore:
         bucket = self._buckets.get(_name(count), Bucket(count))
         bucket.purge(now, longest)
         # Not dropped when they end: a person gives them, so there are few.
-        grants = self._grants.get((count.quota, count.key), ())
+        grants = self._grants.get((count.quota, count.unit, count.key), ())
         granted = sum(each for until, each in grants if until > now)
         return Standing(bucket.used, bucket.reserved, amount + granted)
 
@@ -240,4 +242,4 @@ def open_store(_: StorePlace) -> MemoryStore:
 
 
 def _name(count: Count) -> Name:
-    return count.quota, count.key, count.window.start
+    return count.quota, count.unit, count.key, count.window.start

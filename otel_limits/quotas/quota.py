@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from otel_limits.core.usage import EXACT
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import Count
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Action
     from otel_limits.core.usage import Number
     from otel_limits.quotas.estimates import Reserved
+    from otel_limits.quotas.keys import Key
     from otel_limits.quotas.windows import Windows
 
 Unit = Literal["tokens", "usd", "model_calls", "invocations"]
@@ -51,6 +53,10 @@ class Quota:
     """What of a call is set aside before it goes out."""
     on_backend_error: BackendError = "deny"
     """What is done while the store does not answer."""
+
+    def count(self, key: Key, now: float) -> Count:
+        """Name what is counted of a key at a time, in seconds since the epoch."""
+        return Count(self.name, key.id, self.windows.at(now), key.shown, self.unit)
 
     def __str__(self) -> str:
         """Say it in one line."""

@@ -34,7 +34,14 @@ def as_text(charges: Iterable[Charge]) -> str:
         [
             # Without `shown`, which names the key for people: the store has it
             # since the reservation.
-            (count.quota, count.key, count.window.start, count.window.end, each.amount)
+            (
+                count.quota,
+                count.key,
+                count.window.start,
+                count.window.end,
+                each.amount,
+                count.unit,
+            )
             for each in charges
             for count in (each.count,)
         ],
@@ -47,8 +54,9 @@ def from_text(identity: str, text: str) -> Settle:
     return Settle(
         identity,
         tuple(
-            Charge(count=Count(quota, key, Window(start, end)), amount=amount)
-            for quota, key, start, end, amount in json.loads(text)
+            # Earlier versions wrote no unit.
+            Charge(count=Count(quota, key, Window(start, end), unit="".join(unit)), amount=amount)
+            for quota, key, start, end, amount, *unit in json.loads(text)
         ),
     )
 

@@ -90,10 +90,11 @@ class KeyNames:
         """Where kills are told; databases of one server share their channels."""
         return f"{self.tag}:kill:{database}"
 
-    def buckets(self, count: Count) -> tuple[str, str]:
-        """One count, and its leases."""
-        name = f"{self.tag}:{count.quota}:{count.key}:{count.window.start}"
-        return name, f"{name}:leases"
+    def buckets(self, count: Count) -> tuple[str, str, str, str]:
+        """One count and its leases, plainly; and where another unit was counted there first."""
+        plain = f"{self.tag}:{count.quota}:{count.key}:{count.window.start}"
+        own = f"{plain}:{count.unit}" if count.unit else plain
+        return plain, f"{plain}:leases", own, f"{own}:leases"
 
     def grants(self, count: Count) -> str:
         """What was granted to one key of a quota."""
@@ -129,6 +130,7 @@ class KeyNames:
                 int(demand.certain),
                 int(demand.alone),
                 demand.known,
+                count.unit,
                 f"{count.key} {count.shown}",
             ]
         # As text: redis-py writes floats in its own way, and refuses booleans.
@@ -139,14 +141,15 @@ class KeyNames:
         arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
         for charge in operation.charges:
             keys += self.buckets(charge.count)
-            arguments += [charge.amount, expires(charge.count), charge.known]
+            arguments += [charge.amount, expires(charge.count), charge.known, charge.count.unit]
         return ScriptCall("settle", keys, [str(each) for each in arguments])
 
     def _question(self, operation: Look) -> ScriptCall:
-        keys = [self.expired]
-        for count, _ in operation.counts:
+        keys, arguments = [self.expired], list[str]()
+        for count, amount in operation.counts:
             keys += [*self.buckets(count), self.grants(count)]
-        return ScriptCall("look", keys, [str(amount) for _, amount in operation.counts])
+            arguments += [str(amount), count.unit]
+        return ScriptCall("look", keys, arguments)
 
     def _operation(self, identity: str) -> str:
         return f"{self.tag}:operation:{identity}"

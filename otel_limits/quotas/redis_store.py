@@ -139,16 +139,9 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-
-        def write(client: Any) -> None:
-            bucket, _ = self._names.buckets(count)
-            # Both or none: a count without its expiry would stay for ever.
-            pipe = client.pipeline(transaction=True)
-            pipe.hset(bucket, "used", 0)
-            pipe.pexpireat(bucket, scripts.expires(count))
-            pipe.execute()
-
-        self._server.ask(write)
+        arguments = [count.unit, str(scripts.expires(count))]
+        call = ScriptCall("reset", list(self._names.buckets(count)), arguments)
+        self._server.evaluate(call)
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Permit `amount` more until a time.
@@ -157,7 +150,7 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         # A set holds a member once, and two grants of one amount are two.
-        member = f"{amount}:{uuid.uuid4().hex}"
+        member = f"{amount}:{uuid.uuid4().hex}" + f":{count.unit}" * bool(count.unit)
         self._permit(count, member, until)
 
     def revoke(self, count: Count) -> int:

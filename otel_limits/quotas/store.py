@@ -71,6 +71,9 @@ class Count:
     window: Window
     shown: str = ""
     """The key for people."""
+    unit: str = ""
+    """What its numbers count; empty for whatever was counted there first, as in a ledger from
+    before units were noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ def need_of(
 def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
     """Put a need into the terms of a store whose clock shows `now`."""
     quota = need.quota
-    count = Count(quota.name, need.key.id, quota.windows.at(now), need.key.shown)
+    count = quota.count(need.key, now)
     standing = known(count)
     return Demand(
         count=count,

@@ -258,6 +258,17 @@ def store(server: Server) -> Iterator[SharedStore]:
     store.close()
 
 
+@pytest.fixture
+def cluster(redis_installed: None, tmp_path: Path) -> Iterator[str]:
+    """A cluster of one node that has every slot."""
+    node = Server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    node.start()
+    node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+    eventually(lambda: node.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    yield f"redis+cluster://127.0.0.1:{node.port}"
+    node.stop()
+
+
 class Hold(Protocol):
     """Switches otel-limits on with quotas."""
 

@@ -1,7 +1,8 @@
 -- What every script begins with. Times are milliseconds of the server's clock.
--- bucket: hash of one count: used, reserved, doubtful, and `lease:ID` = "AMOUNT CERTAIN".
+-- bucket: hash of one count: unit, used, reserved, doubtful, at (when it was reserved of last), and
+--       `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation ids by the time at which their lease expires.
--- grants: sorted set of "AMOUNT:ID" and "block:ID:REASON" by the time until which they hold.
+-- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by the time until which they hold.
 -- expired: sorted set of operation ids by the time at which their lease was found expired. Whoever
 --       has the settlement of one in its ledger sends it; none can be sent after an hour.
 
@@ -9,61 +10,110 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
-local function field(bucket, name)
-  return tonumber(redis.call('HGET', bucket, name) or 0)
-end
-
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function drop(bucket, leases, operation)
-  local lease = redis.call('HGET', bucket, 'lease:' .. operation)
-  if lease then
-    local amount, certain = string.match(lease, '^(%d+) ([01])$')
-    redis.call('HINCRBY', bucket, 'reserved', whole(0 - amount))
-    redis.call('HINCRBY', bucket, 'doubtful', certain == '0' and -1 or 0)
-    redis.call('HDEL', bucket, 'lease:' .. operation)
+-- Find a count. It stands under its plain name where its unit is the first that was counted there in
+-- this window, and under a name with its unit otherwise: 15 USD must not be read as 15,000,000,000
+-- tokens. Earlier versions wrote no unit, and share what stands there with the first that does.
+-- names: plain bucket and leases, then those with the unit.
+local function open(names, unit, operation)
+  local fields = { 'unit', 'used', 'reserved', 'doubtful', 'at', 'lease:' .. (operation or '') }
+  local bucket, leases = names[1], names[2]
+  local found = redis.call('HMGET', bucket, unpack(fields))
+  if unit ~= '' and found[1] and found[1] ~= unit then
+    bucket, leases = names[3], names[4]
+    found = redis.call('HMGET', bucket, unpack(fields))
   end
-  redis.call('ZREM', leases, operation)
+  return {
+    bucket = bucket, leases = leases, unit = unit, exists = found[2] or found[3],
+    used = tonumber(found[2] or 0), reserved = tonumber(found[3] or 0),
+    doubtful = tonumber(found[4] or 0), at = tonumber(found[5] or nil), lease = found[6],
+  }
+end
+
+-- Write what has changed of a count, and more fields with it.
+local function save(count, expires, ...)
+  local fields = { 'used', whole(count.used), 'reserved', whole(count.reserved),
+    'doubtful', whole(count.doubtful), ... }
+  if count.unit ~= '' then
+    table.insert(fields, 'unit')
+    table.insert(fields, count.unit)
+  end
+  redis.call('HSET', count.bucket, unpack(fields))
+  if not count.exists then
+    redis.call('PEXPIREAT', count.bucket, expires)
+  end
+end
+
+-- Take one lease off a count.
+local function release(count, lease)
+  local amount, certain = string.match(lease, '^(%d+) ([01])$')
+  count.reserved = count.reserved - amount
+  count.doubtful = count.doubtful - (certain == '0' and 1 or 0)
 end
 
 local EXPIRED_MS = 3600000
+-- More are left for the next script: while one runs, everybody waits.
+local VOIDED = 200
 
-local function void(bucket, leases, expired, now)
-  for _, operation in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now))) do
-    drop(bucket, leases, operation)
-    redis.call('ZADD', expired, whole(now), operation)
-    redis.call('ZREMRANGEBYSCORE', expired, '-inf', whole(now - EXPIRED_MS))
-    redis.call('PEXPIRE', expired, EXPIRED_MS)
+-- Give back what was set aside for calls whose worker is taken for dead.
+local function void(count, expired, now)
+  if not count.exists then
+    return
   end
+  local dead = redis.call('ZRANGEBYSCORE', count.leases, '-inf', whole(now), 'LIMIT', 0, VOIDED)
+  if #dead == 0 then
+    return
+  end
+  for _, operation in ipairs(dead) do
+    local lease = redis.call('HGET', count.bucket, 'lease:' .. operation)
+    if lease then
+      release(count, lease)
+      redis.call('HDEL', count.bucket, 'lease:' .. operation)
+    end
+    redis.call('ZADD', expired, whole(now), operation)
+  end
+  redis.call('ZREM', count.leases, unpack(dead))
+  redis.call('ZREMRANGEBYSCORE', expired, '-inf', whole(now - EXPIRED_MS))
+  redis.call('PEXPIRE', expired, EXPIRED_MS)
+  save(count)
 end
 
 -- A lease from before a backward step of the clock lasts no longer than a new one.
-local function purge(bucket, leases, expired, now, lease_ms)
-  void(bucket, leases, expired, now)
+local function shorten(count, now, lease_ms)
+  if not count.exists or (count.at and now >= count.at) then
+    return
+  end
   local latest = whole(now + lease_ms)
-  for _, operation in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. latest, '+inf')) do
-    redis.call('ZADD', leases, 'XX', latest, operation)
+  for _, operation in ipairs(redis.call('ZRANGEBYSCORE', count.leases, '(' .. latest, '+inf')) do
+    redis.call('ZADD', count.leases, 'XX', latest, operation)
   end
 end
 
 -- Where the count was lost, go on from what the asker saw last.
-local function restore(bucket, known, expires)
-  if known ~= '0' and redis.call('EXISTS', bucket) == 0 then
-    redis.call('HSET', bucket, 'used', known)
-    redis.call('PEXPIREAT', bucket, expires)
+local function restore(count, known)
+  if not count.exists then
+    count.used = tonumber(known)
   end
 end
 
 -- How much more is permitted; and, where the key is blocked, "UNTIL:REASON".
-local function granted(grants, now)
+local function granted(grants, unit, now)
   local sum, block = 0, nil
   local held = redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf', 'WITHSCORES')
   for n = 1, #held, 2 do
-    local amount, reason = string.match(held[n], '^(%d+):'), string.match(held[n], '^block:%x+:(.*)$')
-    if amount then
+    local amount, of = string.match(held[n], '^(%d+):%x+:?([%a_]*)$')
+    local reason = string.match(held[n], '^block:%x+:(.*)$')
+    if amount and of == '' and unit ~= '' then
+      -- From before units were noted: it is of the first unit that asks.
+      redis.call('ZREM', grants, held[n])
+      redis.call('ZADD', grants, held[n + 1], held[n] .. ':' .. unit)
+      of = unit
+    end
+    if amount and (of == unit or unit == '') then
       sum = sum + amount
     elseif reason then
       block = held[n + 1] .. ':' .. reason

@@ -1,7 +1,7 @@
 -- Set aside what a call may take at most, of all counts or of none.
--- KEYS: operation, expired, then for each demand: bucket, leases, grants, index.
+-- KEYS: operation, expired, then for each demand: its two buckets, each with its leases; grants, index.
 -- ARGV: operation id, lease, how long to remember; then for each demand: amount, limit,
---       start and end of the window, expiry of the bucket, enforced, certain, alone, known,
+--       start and end of the window, expiry of the bucket, enforced, certain, alone, known, unit,
 --       index member.
 
 local earlier = redis.call('GET', KEYS[1])
@@ -14,14 +14,15 @@ local operation, lease_ms, remember_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local now = now_ms()
 
 local demands = {}
-for n = 1, (#KEYS - 2) / 4 do
-  local key, arg = 4 * n - 2, 10 * n - 7
+for n = 1, (#KEYS - 2) / 6 do
+  local key, arg = 6 * n - 4, 11 * n - 8
   demands[n] = {
-    bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
+    names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] },
+    grants = KEYS[key + 5], index = KEYS[key + 6],
     amount = tonumber(ARGV[arg + 1]), limit = tonumber(ARGV[arg + 2]),
     start = tonumber(ARGV[arg + 3]), finish = tonumber(ARGV[arg + 4]), expires = ARGV[arg + 5],
     enforced = ARGV[arg + 6] == '1', certain = ARGV[arg + 7], alone = ARGV[arg + 8] == '1',
-    known = ARGV[arg + 9], member = ARGV[arg + 10],
+    known = ARGV[arg + 9], unit = ARGV[arg + 10], member = ARGV[arg + 11],
   }
   if now < demands[n].start or now >= demands[n].finish then
     return 'elsewhere ' .. whole(now) .. ' -'
@@ -30,19 +31,20 @@ end
 
 local lacking, refused = {}, false
 for n, demand in ipairs(demands) do
-  restore(demand.bucket, demand.known, demand.expires)
-  purge(demand.bucket, demand.leases, KEYS[2], now, lease_ms)
-  if demand.certain == '0' and field(demand.bucket, 'doubtful') > 0 then
+  local count = open(demand.names, demand.unit)
+  demand.count = count
+  restore(count, demand.known)
+  void(count, KEYS[2], now)
+  shorten(count, now, lease_ms)
+  if demand.certain == '0' and count.doubtful > 0 then
     demand.amount = DOUBTFUL * demand.amount
   end
-  demand.used = field(demand.bucket, 'used')
-  demand.reserved = field(demand.bucket, 'reserved')
-  local more, block = granted(demand.grants, now)
+  local more, block = granted(demand.grants, demand.unit, now)
   demand.limit = demand.limit + more
   -- An estimate that is more than the whole limit could never be met: then one call at a time.
-  local lone = demand.alone and demand.amount > demand.limit and demand.reserved == 0
-    and demand.used < demand.limit
-  local fits = lone or demand.used + demand.reserved + demand.amount <= demand.limit
+  local lone = demand.alone and demand.amount > demand.limit and count.reserved == 0
+    and count.used < demand.limit
+  local fits = lone or count.used + count.reserved + demand.amount <= demand.limit
   if block or not fits then
     table.insert(lacking, block and (n - 1) .. '=' .. block or n - 1)
     refused = refused or demand.enforced
@@ -54,20 +56,29 @@ local reply = {
   #lacking > 0 and table.concat(lacking, ',') or '-',
 }
 for _, demand in ipairs(demands) do
+  local count = demand.count
   if not refused then
-    redis.call('HSET', demand.bucket, 'lease:' .. operation,
+    local others = count.reserved
+    count.reserved = others + demand.amount
+    count.doubtful = count.doubtful + (demand.certain == '0' and 1 or 0)
+    save(count, demand.expires, 'at', whole(now), 'lease:' .. operation,
       whole(demand.amount) .. ' ' .. demand.certain)
-    redis.call('HINCRBY', demand.bucket, 'doubtful', demand.certain == '0' and 1 or 0)
-    demand.reserved = redis.call('HINCRBY', demand.bucket, 'reserved', whole(demand.amount))
-    redis.call('ZADD', demand.leases, whole(now + lease_ms), operation)
-    redis.call('PEXPIREAT', demand.bucket, demand.expires)
-    redis.call('PEXPIREAT', demand.leases, demand.expires)
-    redis.call('ZADD', demand.index, 'GT', whole(demand.finish), demand.member)
-    redis.call('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
-    keep(demand.index, demand.expires, now)
+    redis.call('ZADD', count.leases, whole(now + lease_ms), operation)
+    -- Unless others have leases: then it was said before.
+    if others == 0 then
+      redis.call('PEXPIREAT', count.leases, demand.expires)
+    end
+    -- The index is told once in a window.
+    if not count.at then
+      redis.call('ZADD', demand.index, 'GT', whole(demand.finish), demand.member)
+      redis.call('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
+      keep(demand.index, demand.expires, now)
+    end
+  elseif not count.exists and count.used > 0 then
+    save(count, demand.expires)
   end
-  table.insert(reply, whole(demand.used))
-  table.insert(reply, whole(demand.reserved))
+  table.insert(reply, whole(count.used))
+  table.insert(reply, whole(count.reserved))
   table.insert(reply, whole(demand.limit))
 end
 

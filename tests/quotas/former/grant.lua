@@ -1,0 +1,11 @@
+-- Permit more of one key until a time, or nothing at all.
+-- KEYS: grants, index. ARGV: member "AMOUNT:ID" or "block:ID:REASON", until, how long to keep what is
+-- over, index member.
+
+local now, last = now_ms(), ARGV[2] + ARGV[3]
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+keep(KEYS[1], whole(last), now)
+-- So that it is listed, although nothing of it has been used.
+redis.call('ZADD', KEYS[2], 'GT', ARGV[2], ARGV[4])
+keep(KEYS[2], whole(last), now)
+return 1
