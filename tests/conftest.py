@@ -6,9 +6,12 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -106,14 +109,38 @@ def tracers(exporter: InMemorySpanExporter) -> dict[str, strands_tracer.Tracer]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep every program of every test away from the user's own ledger.
+def own_directories() -> Iterator[Path]:
+    """Keep every program of every test away from the user's own ledger and temporary files.
 
     For the session: fixtures of modules start programs before any fixture of a test is there.
     """
+    # Not below the directory of pytest, which nobody but its owner may enter: a server that
+    # refuses to be run by root runs as somebody else.
+    base = Path(tempfile.mkdtemp(prefix="otel-limits-tests-"))
+    base.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "data"))
-        yield
+        move_to(base, patch)
+        yield base
+    shutil.rmtree(base, ignore_errors=True)
+
+
+def move_to(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have this process and its children keep data and temporary files in a directory."""
+    patch.setenv("TMPDIR", str(directory))
+    patch.setenv("XDG_DATA_HOME", str(directory / "data"))
+    patch.setattr("tempfile.tempdir", str(directory))
+
+
+@pytest.fixture(autouse=True)
+def temporary(own_directories: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Temporary files of this test alone: what another one left there is an orphan to a ledger.
+
+    They stay until the session ends, as a server of `multiprocessing` keeps its socket there.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="", dir=own_directories))
+    directory.chmod(0o755)
+    move_to(directory, monkeypatch)
+    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -70,8 +70,6 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
     path = tmp_path / "ledger.db"
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    (tmp_path / "temporary").mkdir(exist_ok=True)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return LedgerFile(path)
 
 

@@ -8,6 +8,8 @@ import json
 import os
 import sqlite3
 import subprocess
+import sys
+import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -31,15 +33,6 @@ if TYPE_CHECKING:
 
     from otel_limits.ledger.address import Address
     from tests.ledger.conftest import LedgerFile
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Temporary files of this test alone."""
-    path = tmp_path / "temporary"
-    path.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(path))
-    return path
 
 
 def row(number: int) -> tuple[str, dict[str, str]]:
@@ -191,6 +184,15 @@ def test_a_cut_last_line_costs_no_other(ledger: LedgerFile, cut: int) -> None:
     with closing(Database(ledger.address)) as database:
         assert sum(taking_back(database, spill)) == 2
     assert spill.files() == []
+
+
+def test_a_test_has_directories_of_its_own(temporary: Path) -> None:
+    """Data and temporary files, in the programs that it starts too: nobody's orphans are met."""
+    code = "import os, tempfile; print(tempfile.gettempdir(), os.environ['XDG_DATA_HOME'])"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split() == [str(temporary), str(temporary / "data")]
+    assert tempfile.gettempdir() == str(temporary)
+    assert [*temporary.iterdir()] == []
 
 
 # --- children of a process ------------------------------------------------------------------------

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 NOW = time.time() - 60
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Temporary files of this test alone."""
-    path = tmp_path / "temporary"
-    path.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(path))
-    return path
-
-
 def entry(agent: str = "worker") -> Entry:
     """An invocation of a minute ago, with two calls of 120 tokens."""
     return Entry(agent=agent, calls=[Call(price="0.01"), Call(price="0.01")], at=NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,11 +38,17 @@ class Ended:
     log: str
 
 
+def bare_environment(**variables: str) -> dict[str, str]:
+    """Make the environment of a shell without anything but directories for files."""
+    places = {name: os.environ[name] for name in ("TMPDIR", "XDG_DATA_HOME")}
+    return {"PATH": "/usr/bin:/bin", **places, **variables}
+
+
 def execute(**environ: str) -> Ended:
     """Run the application under `otel-limits run`, with nothing but these variables."""
     done = subprocess.run(
         LIMITED,
-        env={"PATH": "/usr/bin:/bin", **environ},
+        env=bare_environment(**environ),
         capture_output=True,
         text=True,
         check=False,
@@ -152,7 +159,7 @@ def test_zeros_arrive_before_anything_is_counted() -> None:
     with http_receiver(received) as endpoint:
         process = subprocess.Popen(
             [*LIMITED, "--wait"],
-            env={"PATH": "/usr/bin:/bin", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+            env=bare_environment(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
