@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from strands import Agent
+from strands import Agent, tool
 from strands.agent import AgentResult
 from strands.multiagent import GraphBuilder
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, NodeResult, Status
@@ -14,7 +14,8 @@ from strands.telemetry.metrics import EventLoopMetrics
 
 from otel_limits import Fact, Limits, LimitsPlugin, MaxModelCallsReachedError, Started, enable
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import ScriptedModel, endless, says, tokens
+from otel_limits.runs.tree import CURRENT
+from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 from tests.test_ways_out import calls, read, stops
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def graph_of(*nodes: Any) -> Graph:
         builder.add_node(node, f"node{number}")
         builder.set_entry_point(f"node{number}")
     return builder.set_max_node_executions(9).set_graph_id("research").build()
+
+
+@tool
+def look_up() -> str:
+    """Look something up."""
+    return "found"
 
 
 def helper() -> ScriptedModel:
@@ -128,4 +135,24 @@ def test_a_plugin_alone_follows_no_graph(facts: list[Fact]) -> None:
     node = Asking(helper(), 3)
     graph_of(agent, node)("go")
     assert node.model.calls == 3
+    assert len(LIVE) == 0
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("place", ["runs.registry.Runs.group", "runs.registry.Runs.end_group"])
+def test_a_fault_in_following_a_graph_is_not_felt(
+    place: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+) -> None:
+    """It ends as it would have, each of its agents is limited by itself, and nothing is left."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(f"otel_limits.{place}", fail)
+    enable(Limits(max_turns=2), observers=[facts.append])
+    model = ScriptedModel(endless(uses("look_up")))
+    graph = graph_of(Agent(model=model, callback_handler=None, name="alone", tools=[look_up]))
+    graph("go")
+    assert (model.calls, stops(facts)["alone"].reason) == (2, "max_turns")
+    assert CURRENT.get() is None
     assert len(LIVE) == 0

@@ -21,7 +21,7 @@ from otel_limits.core.faults import FAULTS
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.testing import ScriptedModel, says
+from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -256,12 +256,30 @@ def test_a_fault_while_switching_on_is_told_in_one_sentence(
         raise RuntimeError("no room for redis://u:hush@host")
 
     monkeypatch.setattr(RUNTIME._guard, "_obstacles", [])  # what is found stays known
-    monkeypatch.setattr("otel_limits.runtime.wiring.Wiring.hold_quotas", fail)
+    monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
     enable_leniently("run")
     assert "no limit is in force: switching it on failed (RuntimeError" in caplog.text
     assert "Traceback" not in caplog.text
     assert "hush" not in caplog.text
     assert metric("otel_limits_enforcing", source="run") == 0
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_fault_in_quotas_leaves_every_other_limit(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in force, and nothing says otherwise."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("otel_limits.runtime.wiring.Wiring.hold_quotas", fail)
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
+    enable_leniently("run")
+    model = ScriptedModel(endless(uses("search")))
+    assert make_agent(model)("go").stop_reason == "max_turns"
+    assert model.calls == 2
+    assert metric("otel_limits_enforcing", source="run") == 1
 
 
 def test_a_plugin_is_a_source(make_agent: MakeAgent, metric: Metric) -> None:

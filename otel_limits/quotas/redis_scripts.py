@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+import math
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
@@ -162,8 +163,10 @@ def expires(count: Count) -> int:
 
 def kill_of(order: str) -> Kill:
     """Read the order to end agents."""
-    identity, pattern = order.split(" ", 1)
-    return Kill(identity, pattern, int(identity.partition("@")[2]) / 1e6)
+    identity, _, pattern = order.partition(" ")
+    _, _, given = identity.partition("@")
+    # An earlier version gave no time: its order ends whatever is live when it is heard.
+    return Kill(identity, pattern, int(given) / 1e6 if given.isdecimal() else math.inf)
 
 
 def block_member(identity: str, block: Block) -> str:

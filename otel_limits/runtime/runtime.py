@@ -87,7 +87,8 @@ class Runtime:
             self._policy_file = policy_file
             self._guard.switch_on(source, strict=settings.strict)
             self._follow(settings)
-            self._wiring.hold_quotas()
+            # A fault in quotas must not leave agents without their other limits, nor say so.
+            never_raises("quotas")(self._wiring.hold_quotas)()
         for framework in self._frameworks:
             # A program without agents leaves the port to the one that has them: a supervisor of
             # workers would take it and count nothing.

@@ -89,7 +89,7 @@ def startup_rows(costs: Sequence[Mapping[str, float]]) -> list[Cells]:
         (title, f"{shown(spread([cost[name] for cost in costs]), '.0f')} ms", bar)
         for name, title, bar in (
             ("import", "`import otel_limits` after Strands and the SDK", "≤ 60 ms"),
-            ("enable", "`enable()`", "≤ 20 ms"),
+            ("enable", "`enable()`", "≤ 100 ms"),  # the binding is imported, to probe what it needs
         )
     ]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -418,7 +421,8 @@ def test_a_block_ends_by_itself(used: Any, run: Run, server: Server) -> None:
     stop = otel_limits.stop_of(used("go"))
     assert stop is not None
     assert stop.quota is not None
-    assert stop.quota.retry_after_seconds > 10**9
+    until = datetime(2999, 1, 1, tzinfo=timezone.utc).timestamp()
+    assert stop.quota.retry_after_seconds == pytest.approx(until - time.time(), abs=60)
     (grants,) = server.client.keys("*:daily:*:grants")
     (member,) = server.client.zrange(grants, 0, -1)
     server.client.zadd(grants, {member: 1})
@@ -489,6 +493,24 @@ def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
 
     assert asyncio.run(invoke()) == ["killed", "killed", "end_turn"]
     assert [fact.reason for fact in facts if isinstance(fact, Stop)].count("killed") == 2
+
+
+def test_an_order_without_a_time_is_obeyed(
+    hold: Hold, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of an earlier version gives none; what is not an order is passed over."""
+    heard: list[tuple[str, float]] = []
+
+    def kill(*, agent: str, before: float) -> int:
+        heard.append((agent, before))
+        return 0
+
+    monkeypatch.setattr(LIVE, "kill", kill)
+    hold({}, server.url)
+    eventually(listening(server))
+    server.client.publish("{otel_limits}:kill:0", "no-order")
+    server.client.publish("{otel_limits}:kill:0", "0123 research-*")
+    eventually(lambda: heard[-1:] == [("research-*", math.inf)])
 
 
 def test_a_kill_leaves_the_next_invocation_alone(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.policy import Policy
+    from otel_limits.runs.tree import Group
 
 
 class ClassPatcher:
@@ -236,12 +237,10 @@ class ClassPatcher:
 
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            before, host = CURRENT.get(), self._host()
-            assert host is not None  # it is what switched the patches on
-            name = str(getattr(group, "id", "group"))
-            scope = host.runs.group(name, host.policy(name))
-            CURRENT.set(scope)
-            self._doors.watch_all()
+            before = CURRENT.get()
+            # A fault must not let its nodes go: without a scope each is limited by itself alone.
+            scope = self._group_begun(group) or self._group_begun(group)
+            CURRENT.set(scope or before)
             events = original(group, *args, **kwargs)
             try:
                 async for event in events:
@@ -250,10 +249,26 @@ class ClassPatcher:
                 try:
                     await events.aclose()  # which cancels what is left of its nodes
                 finally:
-                    host.runs.end_group(scope)
                     CURRENT.set(before)
+                    if scope is not None:
+                        self._group_ended(scope)
 
         return stream_async
+
+    @never_raises("binding")
+    def _group_begun(self, group: Any) -> Group | None:
+        host = self._host()
+        assert host is not None  # it is what switched the patches on
+        self._doors.watch_all()
+        name = str(getattr(group, "id", "group"))
+        # Last: nothing that fails afterwards may leave its trees with a member that never ends.
+        return host.runs.group(name, host.policy(name))
+
+    @never_raises("binding")
+    def _group_ended(self, scope: Group) -> None:
+        host = self._host()
+        assert host is not None
+        host.runs.end_group(scope)
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
