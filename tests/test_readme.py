@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -109,25 +108,6 @@ def test_the_wheel_contains_every_page(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert names >= {f"otel_limits/docs/{path.name}" for path in PAGES}
-
-
-def test_the_first_example_prints_what_it_says(tmp_path: Path) -> None:
-    """The example is run as a reader would, and its output is the one that is shown."""
-    (tmp_path / "app.py").write_text(blocks("python", README)[0], encoding="utf-8")
-    shown = blocks("console", README)[0].splitlines()
-    variable, _, command = shown[0].removeprefix("$ ").partition(" ")
-    name, _, value = variable.partition("=")
-    programs = str(Path(sys.executable).parent)
-    done = subprocess.run(
-        command.split(),
-        cwd=tmp_path,
-        env={**os.environ, name: value, "PATH": programs + os.pathsep + os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.stderr + done.stdout).splitlines() == shown[1:]
 
 
 def test_the_first_example_has_twelve_lines() -> None:

@@ -1,0 +1,41 @@
+"""Every command of README and pages works, and prints what stands below it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.pages import Command, Session, commands, is_shown, sessions, written
+from tests.readme import PAGES, README
+
+WITH_COMMANDS = [path for path in (README, *PAGES) if list(sessions(path))]
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.stem)
+def test_commands_print_what_a_page_says(path: Path, tmp_path: Path) -> None:
+    """Run `python -m tests.pages` when this fails, and look at what it changed."""
+    # As /tmp is a link somewhere else on a Mac.
+    printed = written(path, Path(os.path.realpath(tmp_path)))
+    assert printed == path.read_text(encoding="utf-8")
+
+
+def test_a_wrong_output_is_found() -> None:
+    """Also where a part is left out; what differs from machine to machine is not looked at."""
+    assert is_shown("a\n[...]\nc 127.0.0.1:9464\n", "a\nb\nc 127.0.0.1:80\n")
+    assert not is_shown("a\n[...]\nd\n", "a\nb\nc\n")
+    assert not is_shown("a\n", "a\nb\n")
+
+
+@pytest.mark.parametrize("text", ["otel-limits audit spent", "otel-limit check", "ls"])
+def test_a_command_that_does_not_work_is_found(text: str, tmp_path: Path) -> None:
+    """Whether or not its output is shown."""
+    with pytest.raises(AssertionError):
+        Session(tmp_path).run(Command(text, None))
+
+
+def test_a_block_without_a_prompt_has_a_command_in_each_line() -> None:
+    """And shows no output."""
+    assert [each.shown for each in commands("a\nb  # why\n", 0)] == [None, None]
+    assert [each.shown for each in commands("$ a\nx\ny\n$ b\n", 0)] == ["x\ny\n", ""]
