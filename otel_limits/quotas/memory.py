@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.store import (
@@ -23,6 +23,7 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
+    Status,
     StorePlace,
 )
 
@@ -65,6 +66,14 @@ class Bucket:
                 del self.leases[operation]
 
 
+class Done(NamedTuple):
+    """What was done of an operation, and until when that is remembered."""
+
+    until: float
+    status: Status
+    lacking: tuple[int, ...]
+
+
 class MemoryStore:
     """Counts in this process alone, and does in Python what the scripts do in Redis."""
 
@@ -74,7 +83,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
         self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
-        self._done: OrderedDict[str, tuple[float, Reply]] = OrderedDict()
+        self._done: OrderedDict[str, Done] = OrderedDict()
         self._sweep_at = SWEEP_AT
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -135,8 +144,8 @@ class MemoryStore:
         done = self._done.get(operation.id)
         # The same id is one call: a settlement ends it for good, while a reservation that is sent
         # again is answered as before. Only its settlement, which bears the same id, goes on.
-        if done is not None and (done[1].status == "settled" or isinstance(operation, Reserve)):
-            return done[1]
+        if done is not None and (done.status == "settled" or isinstance(operation, Reserve)):
+            return self._again(operation, done, now)
         if isinstance(operation, Settle):
             charged = tuple(self._charge(operation.id, each) for each in operation.charges)
             reply = Reply("settled", now, charged)
@@ -146,8 +155,21 @@ class MemoryStore:
             # Taken out first, so that the newest stands last: `_forget` ends at the first that
             # is not old.
             self._done.pop(operation.id, None)
-            self._done[operation.id] = (now + REMEMBERED_SECONDS, reply)
+            self._done[operation.id] = Done(now + REMEMBERED_SECONDS, reply.status, reply.lacking)
         return reply
+
+    def _again(self, operation: Reserve | Settle, done: Done, now: float) -> Reply:
+        """Tell what was done of an operation before, and how its counts stand now."""
+        if isinstance(operation, Settle):
+            counts = [each.count for each in operation.charges]
+            found = [self._buckets.get(_name(count), Bucket(count)) for count in counts]
+            standings = [Standing(bucket.used, bucket.reserved, 0) for bucket in found]
+        else:
+            standings = [
+                self._standing(each.count, each.limit, now, operation.lease_seconds, each.known)
+                for each in operation.demands
+            ]
+        return Reply(done.status, now, tuple(standings), done.lacking)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
         # Before anything is changed: a reservation holds in all of its counts or in none.
@@ -192,9 +214,9 @@ class MemoryStore:
         return Standing(bucket.used, bucket.reserved, 0)
 
     def _standing(
-        self, count: Count, amount: int, now: float, longest: float = float("inf")
+        self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0
     ) -> Standing:
-        bucket = self._buckets.get(_name(count), Bucket(count))
+        bucket = self._buckets.get(_name(count), Bucket(count, known))
         bucket.purge(now, longest)
         # Not dropped when they end: a person gives them, so there are few.
         grants = self._grants.get((count.quota, count.unit, count.key), ())
@@ -209,7 +231,7 @@ class MemoryStore:
 
     def _forget(self, now: float) -> None:
         """Drop what nobody can ask for any more, so that memory stays bounded."""
-        while self._done and next(iter(self._done.values()))[0] <= now:
+        while self._done and next(iter(self._done.values())).until <= now:
             self._done.popitem(last=False)
         if len(self._buckets) > self._sweep_at:
             self._buckets = {

@@ -28,6 +28,10 @@ from otel_limits.quotas.store import (
     Status,
 )
 
+REMEMBERED_TOGETHER: Final = 100
+"""Operations of one process that are remembered in one hash: up to 128 a server keeps compact
+(https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/memory-optimization/)."""
+
 EVERY_CALL: Final = ("reserve", "settle")
 """The scripts that a model call needs."""
 
@@ -115,9 +119,10 @@ class KeyNames:
 
     def _reservation(self, operation: Reserve) -> ScriptCall:
         # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
-        keys = [self._operation(operation.id), self.expired]
+        done, place = self._done(operation.id)
+        keys = [done, self.expired]
         lease = int(operation.lease_seconds * 1000)
-        arguments: list[object] = [operation.id, lease, REMEMBERED_SECONDS * 1000]
+        arguments: list[object] = [operation.id, place, lease, REMEMBERED_SECONDS * 1000]
         for demand in operation.demands:
             count = demand.count
             keys += [*self.buckets(count), self.grants(count), self.index(count.quota)]
@@ -138,8 +143,9 @@ class KeyNames:
         return ScriptCall("reserve", keys, [str(each) for each in arguments])
 
     def _settlement(self, operation: Settle) -> ScriptCall:
-        keys = [self._operation(operation.id)]
-        arguments: list[object] = [operation.id, REMEMBERED_SECONDS * 1000]
+        done, place = self._done(operation.id)
+        keys = [done, self.expired, f"{self.tag}:operation:{operation.id}"]
+        arguments: list[object] = [operation.id, place, REMEMBERED_SECONDS * 1000]
         for charge in operation.charges:
             keys += self.buckets(charge.count)
             arguments += [charge.amount, expires(charge.count), charge.known, charge.count.unit]
@@ -152,8 +158,13 @@ class KeyNames:
             arguments += [str(amount), count.unit]
         return ScriptCall("look", keys, arguments)
 
-    def _operation(self, identity: str) -> str:
-        return f"{self.tag}:operation:{identity}"
+    def _done(self, identity: str) -> tuple[str, int]:
+        """Where it is remembered what was done of an operation: a hash, and the place in it."""
+        owner, _, number = identity.rpartition("-")
+        if not owner or not number.isdecimal():
+            return f"{self.tag}:done:{identity}", 0
+        block, place = divmod(int(number), REMEMBERED_TOGETHER)
+        return f"{self.tag}:done:{owner}-{block}", place
 
 
 def expires(count: Count) -> int:

@@ -143,6 +143,16 @@ def test_what_an_earlier_version_counted_is_read_on(former: Former, store: Share
     assert store.look([(THIS, 100)]) == [Standing(65, 25, 100)]
 
 
+def test_what_an_earlier_version_settled_is_not_counted_again(
+    former: Former, store: SharedStore
+) -> None:
+    """A call that lasted longer than its lease is sent once more out of a ledger."""
+    former.reserve("a", 60)
+    former.settle("a", 55)
+    settle(store, "a", 55)
+    assert store.look([(THIS, 100)]) == [Standing(55, 0, 100)]
+
+
 def test_two_versions_hold_one_budget(former: Former, store: SharedStore) -> None:
     """While a fleet is upgraded worker by worker, each sees what the others use."""
     reserve(store, "a", 60)

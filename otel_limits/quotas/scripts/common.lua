@@ -3,11 +3,14 @@
 --       `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation ids by the time at which their lease expires.
 -- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by the time until which they hold.
+-- done: hash of what was done of a hundred operations, by their last digits: "settled -", or
+--       "admitted LACKING" until then. Kept small, as there is one for every model call of an hour.
 -- expired: sorted set of operation ids by the time at which their lease was found expired. Whoever
 --       has the settlement of one in its ledger sends it; none can be sent after an hour.
 
+-- Of 64 bits here, and twice as fast as %.0f.
 local function whole(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 local function now_ms()
@@ -53,6 +56,12 @@ local function release(count, lease)
   local amount, certain = string.match(lease, '^(%d+) ([01])$')
   count.reserved = count.reserved - amount
   count.doubtful = count.doubtful - (certain == '0' and 1 or 0)
+end
+
+-- Remember what was done of an operation.
+local function remember(done, place, what, remember_ms)
+  redis.call('HSET', done, place, what)
+  redis.call('PEXPIRE', done, remember_ms)
 end
 
 local EXPIRED_MS = 3600000

@@ -1,21 +1,18 @@
 -- Set aside what a call may take at most, of all counts or of none.
--- KEYS: operation, expired, then for each demand: its two buckets, each with its leases; grants, index.
--- ARGV: operation id, lease, how long to remember; then for each demand: amount, limit,
---       start and end of the window, expiry of the bucket, enforced, certain, alone, known, unit,
---       index member.
-
-local earlier = redis.call('GET', KEYS[1])
-if earlier then
-  return earlier
-end
+-- KEYS: done, expired, then for each demand: its two buckets, each with its leases; grants, index.
+-- ARGV: operation id, its place in done, lease, how long to remember; then for each demand: amount,
+--       limit, start and end of the window, expiry of the bucket, enforced, certain, alone, known,
+--       unit, index member.
 
 local DOUBTFUL = 2
-local operation, lease_ms, remember_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local operation, lease_ms = ARGV[1], tonumber(ARGV[3])
 local now = now_ms()
+-- Sent again, it is told how it was decided and how its counts stand now.
+local earlier, already = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or '', '^(%a+) (.*)$')
 
 local demands = {}
 for n = 1, (#KEYS - 2) / 6 do
-  local key, arg = 6 * n - 4, 11 * n - 8
+  local key, arg = 6 * n - 4, 11 * n - 7
   demands[n] = {
     names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] },
     grants = KEYS[key + 5], index = KEYS[key + 6],
@@ -24,7 +21,7 @@ for n = 1, (#KEYS - 2) / 6 do
     enforced = ARGV[arg + 6] == '1', certain = ARGV[arg + 7], alone = ARGV[arg + 8] == '1',
     known = ARGV[arg + 9], unit = ARGV[arg + 10], member = ARGV[arg + 11],
   }
-  if now < demands[n].start or now >= demands[n].finish then
+  if not earlier and (now < demands[n].start or now >= demands[n].finish) then
     return 'elsewhere ' .. whole(now) .. ' -'
   end
 end
@@ -51,13 +48,11 @@ for n, demand in ipairs(demands) do
   end
 end
 
-local reply = {
-  refused and 'refused' or 'admitted', whole(now),
-  #lacking > 0 and table.concat(lacking, ',') or '-',
-}
+local short = already or (#lacking > 0 and table.concat(lacking, ',') or '-')
+local reply = { earlier or (refused and 'refused' or 'admitted'), whole(now), short }
 for _, demand in ipairs(demands) do
   local count = demand.count
-  if not refused then
+  if not earlier and not refused then
     local others = count.reserved
     count.reserved = others + demand.amount
     count.doubtful = count.doubtful + (demand.certain == '0' and 1 or 0)
@@ -74,7 +69,7 @@ for _, demand in ipairs(demands) do
       redis.call('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
       keep(demand.index, demand.expires, now)
     end
-  elseif not count.exists and count.used > 0 then
+  elseif not earlier and not count.exists and count.used > 0 then
     save(count, demand.expires)
   end
   table.insert(reply, whole(count.used))
@@ -82,8 +77,7 @@ for _, demand in ipairs(demands) do
   table.insert(reply, whole(demand.limit))
 end
 
-local answer = table.concat(reply, ' ')
-if not refused then
-  redis.call('SET', KEYS[1], answer, 'PX', remember_ms)
+if not earlier and not refused then
+  remember(KEYS[1], ARGV[2], 'admitted ' .. short, ARGV[4])
 end
-return answer
+return table.concat(reply, ' ')

@@ -1,31 +1,36 @@
 -- Count what a call really took, and give back what was set aside for it.
--- KEYS: operation, then for each charge: its two buckets, each with its leases.
--- ARGV: operation id, how long to remember; then for each charge: amount, expiry, known, unit.
+-- KEYS: done; expired; the operation as earlier versions noted it; then for each charge: its two buckets,
+--       each with its leases.
+-- ARGV: operation id, its place in done, how long to remember; then for each charge: amount, expiry,
+--       known, unit.
 
-local earlier = redis.call('GET', KEYS[1])
-if earlier and string.sub(earlier, 1, 7) == 'settled' then
-  return earlier
-end
+local operation = ARGV[1]
+local is_done = redis.call('HGET', KEYS[1], ARGV[2]) == 'settled -'
+  or string.sub(redis.call('GET', KEYS[3]) or '', 1, 7) == 'settled'
 
-local operation, remember_ms = ARGV[1], ARGV[2]
 local reply = { 'settled', whole(now_ms()), '-' }
-for n = 1, (#KEYS - 1) / 4 do
-  local key, arg = 4 * n - 3, 4 * n - 2
+for n = 1, (#KEYS - 3) / 4 do
+  local key, arg = 4 * n - 1, 4 * n - 1
   local names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] }
   local count = open(names, ARGV[arg + 4], operation)
-  restore(count, ARGV[arg + 3])
-  if count.lease then
-    release(count, count.lease)
-    redis.call('HDEL', count.bucket, 'lease:' .. operation)
-    redis.call('ZREM', count.leases, operation)
+  if not is_done then
+    restore(count, ARGV[arg + 3])
+    if count.lease then
+      release(count, count.lease)
+      redis.call('HDEL', count.bucket, 'lease:' .. operation)
+      redis.call('ZREM', count.leases, operation)
+    else
+      redis.call('ZREM', KEYS[2], operation)
+    end
+    count.used = count.used + ARGV[arg + 1]
+    save(count, ARGV[arg + 2])
   end
-  count.used = count.used + ARGV[arg + 1]
-  save(count, ARGV[arg + 2])
   table.insert(reply, whole(count.used))
   table.insert(reply, whole(count.reserved))
   table.insert(reply, '0')
 end
 
-local answer = table.concat(reply, ' ')
-redis.call('SET', KEYS[1], answer, 'PX', remember_ms)
-return answer
+if not is_done then
+  remember(KEYS[1], ARGV[2], 'settled -', ARGV[3])
+end
+return table.concat(reply, ' ')
