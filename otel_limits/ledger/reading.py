@@ -16,8 +16,10 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
 from otel_limits.ledger import files
 from otel_limits.ledger.database import BUSY_SECONDS, complete, latest, make_engine
-from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, METADATA, TABLES
+from otel_limits.ledger.rows import RECOUNTS
+from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, TABLES
 from otel_limits.ledger.spill import SpillFiles, rows_in
+from otel_limits.ledger.totals import recount
 from otel_limits.ledger.upgrades import CURRENT, migrate, version_of
 
 if TYPE_CHECKING:
@@ -60,20 +62,27 @@ def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
         LedgerError: There is none, or it is not one of this version.
     """
     with contextlib.ExitStack() as stack:
-        connection = _connection(address, stack)
-        if version_of(connection) == 0 and SpillFiles(address).files():
+        # First the files, then the database: what is moved into it meanwhile is in both then, and
+        # counts once. The other way about it would be in neither.
+        waiting, rows = waiting_rows(address)
+        connection = _connection(address, waiting, stack)
+        if version_of(connection) == 0 and waiting.files:
             # They say that it is a ledger: its tables could not be made yet.
             connection = _connected(_empty_engine(), stack)
         require_current(connection, address)
-        yield connection, overlay(connection, address)
+        overlay(connection, waiting, rows)
+        yield connection, waiting
 
 
-def _connection(address: Address, stack: contextlib.ExitStack) -> sa.Connection:
+def _connection(address: Address, waiting: Waiting, stack: contextlib.ExitStack) -> sa.Connection:
     """Open a database that may be a ledger, without writing to it."""
     file = address.file
     if file is None:
-        return _connected(make_engine(address), stack)
-    if (not file.exists() or not file.stat().st_size) and SpillFiles(address).files():
+        # All statements see the same rows, as in SQLite: an invocation that ended between two of
+        # them would have calls in the one and no total in the other.
+        engine = make_engine(address).execution_options(isolation_level="REPEATABLE READ")
+        return _connected(engine, stack)
+    if (not file.exists() or not file.stat().st_size) and waiting.files:
         return _connected(_empty_engine(), stack)  # as where the disk was full from the beginning
     require_ledger_file(address)
     return _connected(_file_engine(file, stack), stack)
@@ -205,31 +214,30 @@ def _require_unmoved(file: Path, log: Path, modified: int) -> None:
 # --- rows that wait -------------------------------------------------------------------------------
 
 
-def overlay(connection: sa.Connection, address: Address) -> Waiting:
+def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
     """Have every question of a connection see the rows that wait, as if they were in the tables.
 
     They are put into temporary tables, and temporary views with the names of the tables show both:
     SQLite and PostgreSQL look for a name among what is temporary first.
     """
-    waiting = Waiting(files=SpillFiles(address).files())
-    rows = _rows_of(waiting)
     if not rows:
-        return waiting
+        return
     try:
         for table in TABLES:
             chosen = [complete(name, row) for name, row in rows if name == table.name]
             if chosen:
                 waiting.rows += _show(connection, table, chosen)
+        _recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
     except sa.exc.SQLAlchemyError as error:
         connection.rollback()
         waiting.unseen = str(getattr(error, "orig", error)).strip().partition("\n")[0]
-        waiting.rows = len(rows)
+        waiting.rows = sum(name != RECOUNTS for name, _ in rows)
     connection.info[OVERLAID] = True
-    return waiting
 
 
-def _rows_of(waiting: Waiting) -> Rows:
-    rows: Rows = []
+def waiting_rows(address: Address) -> tuple[Waiting, Rows]:
+    """Read what waits in the spill files of a ledger."""
+    waiting, rows = Waiting(files=SpillFiles(address).files()), []
     for path in waiting.files:
         file = files.open_existing(path)
         if file is None:
@@ -240,14 +248,13 @@ def _rows_of(waiting: Waiting) -> Rows:
         waiting.damaged += len(damaged)
     times = [row.get("at_us") or row.get("started_us") for _, row in rows]
     waiting.oldest_us = min((time for time in times if time), default=None)
-    return [(table, row) for table, row in rows if table in METADATA.tables]
+    return waiting, rows
 
 
 def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     """Show the rows of a table together with `rows`; returns how many of them it does not have."""
     is_file = connection.dialect.name == "sqlite"
-    home = "main" if is_file else connection.execute(sa.select(sa.func.current_schema())).scalar()
-    full, kept = f"{home}.{table.name}", f"{table.name}_waiting"
+    full, kept = f"{_home(connection)}.{table.name}", f"{table.name}_waiting"
     if table is INVOCATION_TABLE:
         rows = latest(rows)
     _fill_in(table, rows)
@@ -261,6 +268,26 @@ def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
         f"UNION ALL SELECT * FROM {kept}"
     )
     return int(connection.exec_driver_sql(f"SELECT count(*) FROM {kept}").scalar() or 0)  # noqa: S608
+
+
+def _home(connection: sa.Connection) -> str:
+    """The schema in which the tables themselves are, in front of which temporary ones are found."""
+    if connection.dialect.name == "sqlite":
+        return "main"
+    return str(connection.execute(sa.select(sa.func.current_schema())).scalar())
+
+
+def _recount(connection: sa.Connection, ids: list[str]) -> None:
+    """Show totals that have calls in them which wait, and ended after their invocation."""
+    if not ids:
+        return
+    names = [column.name for column in INVOCATION_TABLE.columns]
+    there = sa.table(INVOCATION_TABLE.name, *map(sa.column, names), schema=_home(connection))
+    # Each has a row of its own among what waits, so that the table for them has been made.
+    shown = sa.table(f"{INVOCATION_TABLE.name}_waiting", *map(sa.column, names))
+    is_new = there.c.id.in_(ids) & there.c.id.not_in(sa.select(shown.c.id))
+    connection.execute(shown.insert().from_select(names, there.select().where(is_new)))
+    recount(connection, ids, shown)
 
 
 def _fill_in(table: sa.Table, rows: list[Row]) -> None:

@@ -23,11 +23,13 @@ SUMMED: Final[dict[str, Any]] = {
 """Columns of an invocation, and what is added up for each."""
 
 
-def recount(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Bring totals up to date with calls that ended after their invocation."""
+def recount(
+    connection: sa.Connection, ids: Sequence[str], runs: sa.TableClause = INVOCATION_TABLE
+) -> None:
+    """Bring totals up to date with calls that ended after their invocation, in a table of them."""
     if ids:
-        ended = RUNS.id.in_(ids) & RUNS.ended_us.is_not(None)
-        connection.execute(INVOCATION_TABLE.update().where(ended).values(_sums(SUMMED)))
+        ended = runs.c.id.in_(ids) & runs.c.ended_us.is_not(None)
+        connection.execute(runs.update().where(ended).values(_sums(SUMMED, runs.c)))
 
 
 def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
@@ -48,8 +50,8 @@ def sum_up(connection: sa.Connection, ids: Sequence[str]) -> None:
     connection.execute(INVOCATION_TABLE.update().where(RUNS.id.in_(ids)).values(values))
 
 
-def _sums(summed: dict[str, Any]) -> dict[str, Any]:
-    of_run = CALLS.invocation_id == RUNS.id
+def _sums(summed: dict[str, Any], runs: Any = RUNS) -> dict[str, Any]:
+    of_run = CALLS.invocation_id == runs.id
     return {
         column: sa.select(sa.func.coalesce(sa.func.sum(each), 0)).where(of_run).scalar_subquery()
         for column, each in summed.items()

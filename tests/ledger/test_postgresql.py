@@ -9,8 +9,10 @@ import pwd
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +25,12 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.access import refusal_of
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
+from otel_limits.ledger.proof import balance
+from otel_limits.ledger.reading import asking
 from otel_limits.ledger.spill import SpillFiles, taking_back
 from otel_limits.ledger.upgrades import CURRENT
-from otel_limits.testing import ScriptedModel, endless, uses
+from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.conftest import eventually
@@ -242,14 +247,101 @@ def test_prune_and_import(
     assert main(["ledger", "prune", "--older-than", "1d"]) == 0
     counts = "SELECT (SELECT count(*) FROM otel_limits_model_calls), count(*) FROM {}"
     assert server.ask(database, counts.format("otel_limits_invocations")) == [(0, 0)]
-    from otel_limits.testing import says
-
     make_agent(ScriptedModel([uses("search"), says("x")]))("go")
     path = tmp_path / "spans.jsonl"
     path.write_text(otlp.line(spans.get_finished_spans()), encoding="utf-8")
     for _ in range(2):
         assert main(["ledger", "import", str(path)]) == 0
         assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
+
+
+def test_what_is_too_old_is_deleted_in_the_background(
+    server: Server,
+    database: str,
+    make_agent: MakeAgent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole trees of which nothing is young, and old calls of nobody, while an agent records."""
+    now, address = time.time(), parse("test", server.url(database), tmp_path / "data")
+    book = Book(address)
+    for n in range(60):  # more than one portion
+        gone = book.write(
+            Entry(agent="gone", at=now - 100 * DAY, attributes={"k": f"{n}"}, tools=["t"])
+        )
+    book.write(Entry(agent="gone", at=now - 99 * DAY, parent=gone))
+    book.write(Entry(agent="of nobody", at=now - 99 * DAY, tools=["t"]))
+    stays = book.write(Entry(agent="stays", at=now - 100 * DAY))
+    book.write(Entry(agent="stays", at=now - DAY, parent=stays))
+    book.close()
+    server.ask(database, "DELETE FROM otel_limits_invocations WHERE agent = 'of nobody'")
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER_RETENTION", "90d")
+    enable()
+    make_agent(ScriptedModel([says("x")]), name="young")("go")
+    left = [("stays",), ("stays",), ("young",)]
+    runs, calls = (
+        f"SELECT agent FROM otel_limits_{table} ORDER BY 1"  # noqa: S608
+        for table in ("invocations", "model_calls")
+    )
+    eventually(lambda: server.ask(database, runs) == left)
+    eventually(lambda: server.ask(database, calls) == left)
+    others = "SELECT (SELECT count(*) FROM otel_limits_tool_calls), count(*) FROM {}"
+    eventually(lambda: server.ask(database, others.format("otel_limits_attributes")) == [(0, 0)])
+    disable()
+
+
+def test_what_waits_is_in_every_answer(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], faulty: None
+) -> None:
+    """Once, also what is in the database already, or ends there what has begun; nothing changes."""
+    url = server.url(database)
+    address = parse("--ledger", url, Path(os.environ["XDG_DATA_HOME"], "otel-limits"))
+    told: list[Any] = []
+    book = Book(address)
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(Entry(calls=[Call()] * 2, tools=["search"], attributes={"tenant": "acme"}))
+    observer = LedgerObserver(address)
+    for fact in (told[0], told[1]):  # it has begun, and made a call
+        observer(fact)
+    observer.close()
+    write(address, Entry(agent="known"), first=2)
+    server.stop()
+    try:
+        observer = LedgerObserver(address)
+        for fact in told:
+            observer(fact)
+        observer(replace(told[1], number=3, at=NINE + 9))  # it came after the end
+        observer.close()
+        write(address, Entry(agent="known"), first=2)
+        write(address, Entry(agent="new"), first=3)
+    finally:
+        server.start()
+    count = "SELECT count(*), count(ended_us) FROM otel_limits_invocations"
+    before = server.ask(database, count)
+    for question, wanted in (("spend", 5 * 120), ("stops", 5 * 120)):
+        said = json.loads(answer(capsys, url, "audit", question, "--format", "json"))
+        assert said["totals"][question]["tokens"] == wanted
+        assert said["complete"].startswith("Complete: the 5 calls of the ledger add up to")
+    spend = ("audit", "spend", "--by", "agent,tool,tenant", "--format", "json")
+    waited = answer(capsys, url, *spend)
+    assert server.ask(database, count) == before == [(2, 1)]
+    opened = Database(address)
+    for _ in taking_back(opened, SpillFiles(address)):
+        pass
+    opened.close()
+    taken = json.loads(answer(capsys, url, *spend))
+    assert {**json.loads(waited), "complete": ""} == {**taken, "complete": ""}
+
+
+def test_a_question_sees_one_moment(server: Server, database: str, tmp_path: Path) -> None:
+    """An invocation that ends between two statements is in none: its totals would be missing."""
+    address = parse("test", server.url(database), tmp_path / "data")
+    write(address, Entry())
+    with asking(address) as (connection, _):
+        first = balance(connection)
+        write(address, Entry(calls=[Call()] * 3), first=2)
+        assert balance(connection) == first
+        assert first.calls.calls == 1
 
 
 def test_calls_are_priced_again(

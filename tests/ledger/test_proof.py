@@ -54,23 +54,24 @@ def change(ledger: LedgerFile, statement: str) -> None:
         connection.commit()
 
 
+class Down:
+    """A database that refuses everything."""
+
+    def __init__(self, ledger: LedgerFile) -> None:
+        self.address = ledger.address
+
+    def write(self, _: object) -> None:
+        """Refuse."""
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def spill(ledger: LedgerFile, *told: Entry, first: int = 50) -> SpillFiles:
     """Have entries wait in a spill file, as if the database had not been there."""
-
-    class Down:
-        """Refuses everything."""
-
-        address = ledger.address
-
-        def write(self, _: object) -> None:
-            """Refuse."""
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None:
-            """Do nothing."""
-
     book = Book(ledger.address, first)
-    book._observer.writer._database = Down()  # type: ignore[assignment]
+    book._observer.writer._database = Down(ledger)  # type: ignore[assignment]
     for each in told:
         book.write(each)
     book.close()
@@ -225,6 +226,28 @@ def test_a_row_that_waits_and_is_there_counts_once(
     _, answer = ask(capsys, "spend")
     assert answer["totals"]["spend"]["tokens"] == 240
     assert "wait" not in answer["complete"]
+
+
+def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
+    faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended after its invocation, whose row in the database does not know of it yet."""
+    told: list[Any] = []
+    book = Book(ledger.address)
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(entry())
+    observer = LedgerObserver(ledger.address)
+    for fact in told:
+        observer(fact)
+    observer.close()
+    observer = LedgerObserver(ledger.address)
+    observer.writer._database = Down(ledger)  # type: ignore[assignment]
+    observer(replace(told[1], number=3, at=NOW + 9))
+    observer.close()
+    status, answer = ask(capsys, "verify")
+    assert (status, states(answer)["Rows that wait in spill files"]) == (0, (1, "waiting"))
+    for question in ("spend", "stops"):
+        assert ask(capsys, question)[1]["totals"][question]["tokens"] == 360
 
 
 def test_an_orphan_is_listed_and_adopted(
