@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.messages import is_synthetic, stop_of
 from otel_limits.core.errors import (
     ConfigurationError,
     KilledError,
@@ -62,11 +61,12 @@ from otel_limits.core.limits import (
 )
 from otel_limits.core.quota_state import QuotaRefusal, Remaining
 from otel_limits.core.usage import Usage
-from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:
+    from otel_limits.bindings.messages import is_synthetic, stop_of
     from otel_limits.plugin import LimitsPlugin
     from otel_limits.quotas.remaining import remaining, remaining_async
+    from otel_limits.runs.registry import kill
     from otel_limits.runtime.enable import disable, enable
     from otel_limits.runtime.leaving import flush
 
@@ -141,10 +141,14 @@ LAZY_NAMES = {
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
     "flush": "otel_limits.runtime.leaving",
+    "is_synthetic": "otel_limits.bindings.messages",
+    "kill": "otel_limits.runs.registry",
     "remaining": "otel_limits.quotas.remaining",
     "remaining_async": "otel_limits.quotas.remaining",
+    "stop_of": "otel_limits.bindings.messages",
 }
-"""Names that need Strands or the OpenTelemetry SDK, which an audit starts without."""
+"""Names that need Strands, the OpenTelemetry SDK or what follows invocations: an audit starts
+without them."""
 
 
 def __getattr__(name: str) -> Any:

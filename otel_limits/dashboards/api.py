@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import math
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.secrets import masked
 
 if TYPE_CHECKING:
+    from urllib.error import HTTPError
+
     from otel_limits.dashboards.panels import Target, TimeRange
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -108,6 +107,11 @@ class Prometheus:
         Raises:
             PrometheusError: It did not answer.
         """
+        # Imported here: they bring email and ssl, and every audit imports this module.
+        import http.client
+        import urllib.error
+        import urllib.request
+
         query = urllib.parse.urlencode(parameters)
         url = f"{self._url}/api/v1/{path}?{query}"
         # Otherwise urlopen would read file:// and whatever else it has a handler for.
@@ -143,7 +147,7 @@ def _basic(credentials: str) -> str:
     return f"Basic {base64.b64encode(plain).decode()}"
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(error: HTTPError) -> str:
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

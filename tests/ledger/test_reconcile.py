@@ -99,7 +99,7 @@ def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
         assert agent.stdout is not None
         assert agent.stdout.readline() == "done\n"
         url = f"http://127.0.0.1:{port}"
-        eventually(lambda: scraped(url) == "12")
+        eventually(lambda: scraped(url) == "3")
         yield url
     finally:
         agent.communicate()
@@ -108,10 +108,10 @@ def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
 
 
 def scraped(url: str) -> str | None:
-    """How many model calls Prometheus has seen."""
+    """How many stops Prometheus has seen: an invocation tells its own after all else."""
     try:
         with urllib.request.urlopen(  # noqa: S310  our own server
-            f"{url}/api/v1/query?query=sum(otel_limits_model_calls_total)"
+            f"{url}/api/v1/query?query=sum(otel_limits_stops_total)"
         ) as response:
             found = json.load(response)["data"]["result"]
     except (urllib.error.URLError, ConnectionError):
