@@ -24,6 +24,8 @@ from otel_limits.demo.main import SCENARIOS
 from otel_limits.demo.play import AgentFailedError, Play, Setup
 from otel_limits.demo.server import Servers
 from otel_limits.demo.show import NEXT_STEPS
+from tests.pages import steady
+from tests.picture import PICTURE, lines_of
 from tests.processes import PATIENCE_SECONDS, bounded
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
@@ -265,6 +267,19 @@ def test_a_halt_and_a_zero_token_call_stand_side_by_side(lines: list[str]) -> No
     assert rows["is_synthetic(message)"] == ["True", "False"]
     assert rows["result.stop_reason"] == ["max_turns", "end_turn"]
     assert rows["reported usage"] == ["none", "0", "tokens"]
+
+
+def marks(line: str) -> str:
+    """Return a line without spaces and bars, which are drawn otherwise where there is no colour."""
+    return re.sub(r"[\s━╸╺]", "", steady(line))
+
+
+def test_the_picture_of_the_readme_is_what_is_shown(lines: list[str]) -> None:
+    """Run `python -m tests.picture` when this fails."""
+    drawn = [marks(line) for line in lines_of(PICTURE.read_text(encoding="utf-8"))]
+    title, prompt, *shown = [line for line in drawn if line]
+    assert (title, prompt) == ("otel-limitsdemo", "$otel-limitsdemo")
+    assert set(shown) - {marks(line) for line in lines} == set()
 
 
 def test_nothing_is_wider_than_the_terminal(lines: list[str]) -> None:

@@ -1,0 +1,54 @@
+"""Draws what the demo shows on a terminal, for the README: `python -m tests.picture`."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+from rich.console import Console
+from rich.text import Text
+
+from otel_limits.demo.main import main
+
+PICTURE: Final = Path(__file__).parents[1] / ".github/pictures/demo.svg"
+LAST_LINE: Final = "because the action is observe."
+"""Where the picture ends: what follows is for those who read on in their own terminal."""
+FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+ID: Final = "otel-limits-demo"
+
+
+def recorded() -> Text:
+    """Play the demo, and return what it shows, in colour."""
+    # Not as a terminal: a live display would be recorded with every frame.
+    screen = Console(file=io.StringIO(), record=True, width=100, highlight=False, markup=False)
+    with patch("otel_limits.demo.main.console", lambda: screen):
+        assert main(base_url=None, model=None, as_json=False) == 0
+    return Text.from_ansi(screen.export_text(styles=True))
+
+
+def drawn(shown: Text) -> str:
+    """Draw its beginning as an SVG that asks no other server for a font."""
+    end = shown.plain.index(LAST_LINE) + len(LAST_LINE)
+    screen = Console(file=io.StringIO(), record=True, width=106, highlight=False)
+    screen.print(Text.from_markup("[bold green]$[/] otel-limits demo\n") + shown[:end])
+    svg = screen.export_svg(title="otel-limits demo", unique_id=ID)
+    svg = FONT.sub("", svg).replace("Fira Code, monospace", "ui-monospace, Menlo, monospace")
+    # No line ends in spaces, as the repository has none.
+    return "".join(f"{line.rstrip()}\n" for line in svg.splitlines())
+
+
+def lines_of(svg: str) -> list[str]:
+    """Return the lines of a picture."""
+    rows: dict[str, str] = {}
+    for row, text in re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>([^<]*)</text>', svg):
+        rows[row] = rows.get(row, "") + html.unescape(text)
+    return list(rows.values())
+
+
+if __name__ == "__main__":
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(drawn(recorded()), encoding="utf-8")

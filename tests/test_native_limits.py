@@ -1,0 +1,64 @@
+"""What the README says of the limits that Strands has itself: a failure tells that it has aged."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from strands import Agent, tool
+from strands.multiagent import GraphBuilder
+
+from otel_limits.testing import ScriptedModel, says, uses
+
+WORK = 10
+NATIVE: Any = {"turns": 3}
+
+
+@tool
+def search(query: str = "") -> str:
+    """Search for a query."""
+    return "nothing found"
+
+
+def worker() -> tuple[Agent, ScriptedModel]:
+    """Make an agent that needs more turns than it may have."""
+    model = ScriptedModel([*[uses("search")] * WORK, says("done")])
+    return Agent(name="worker", model=model, tools=[search], callback_handler=None), model
+
+
+def test_they_do_not_count_agents_that_an_agent_asks() -> None:
+    """The parent has two turns, and what it asked has as many as it likes."""
+    child, model = worker()
+    parent = Agent(
+        model=ScriptedModel([uses("worker"), says("done")]),
+        tools=[child.as_tool(name="worker")],
+        callback_handler=None,
+    )
+    assert parent("go", limits=NATIVE).stop_reason == "end_turn"
+    assert model.calls == WORK + 1
+
+
+def test_a_graph_takes_them_and_leaves_them_out() -> None:
+    """Nothing is refused, and nothing is limited."""
+    node, model = worker()
+    builder = GraphBuilder()
+    builder.add_node(node, "node")
+    builder.set_max_node_executions(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Strands, about keywords that it does not know
+        builder.build()("go", limits=NATIVE)
+    assert model.calls == WORK + 1
+
+
+def test_each_call_of_an_agent_begins_anew() -> None:
+    """So does each answer to an interrupt, which is a call."""
+    agent, model = worker()
+    assert [agent("go", limits=NATIVE).stop_reason for _ in range(3)] == ["limit_turns"] * 3
+    assert model.calls == 9
+
+
+def test_the_last_message_is_not_an_answer() -> None:
+    """It is the result of a tool, in the name of the user."""
+    agent, _ = worker()
+    result = agent("go", limits=NATIVE)
+    assert (result.message["role"], str(result)) == ("user", "")
