@@ -31,6 +31,7 @@ from otel_limits.core.facts import (
     ModelCall,
     QuotaDecision,
     QuotaUse,
+    QuotaWait,
     Started,
     Stop,
     ToolCall,
@@ -169,6 +170,7 @@ QUOTA_DECISION = QuotaDecision(
     wanted=90,
     unit="tokens",
 )
+QUOTA_WAIT = QuotaWait(invocation=INVOCATION, quota="users", key="#1f2e", seconds=None)
 MAX_SERIES = 7_000
 """What a flood of names may leave of 50 agents, 50 models and 250 tools."""
 
@@ -189,6 +191,8 @@ STORY = (
     Lag(observer="ledger", seconds=0.02),
     QUOTA_USE,
     QUOTA_DECISION,
+    QUOTA_WAIT,
+    replace(QUOTA_WAIT, seconds=2.5),
 )
 """At least one fact of every kind."""
 
@@ -303,6 +307,18 @@ def test_every_decision_of_a_quota_begins_at_0(way: Way) -> None:
         "admitted": 1,
         "degraded_local_admitted": 2,
     }
+
+
+def test_a_call_that_waits_for_a_quota_is_shown_until_it_does_so_no_more(way: Way) -> None:
+    """And how long it waited; one that began before anybody counted is not subtracted."""
+    other = replace(QUOTA_WAIT, invocation=replace(INVOCATION, id="another"))
+    way.tell(QUOTA_WAIT, other, replace(other, quota="early", seconds=4.0))
+    assert way.value("otel_limits_quota_waiting", quota="users") == 2
+    assert way.value("otel_limits_quota_waiting", quota="early") == 0
+    way.tell(replace(other, seconds=2.5))
+    assert way.value("otel_limits_quota_waiting", quota="users") == 1
+    assert way.value("otel_limits_quota_wait_seconds_count", quota="users") == 1
+    assert way.value("otel_limits_quota_wait_seconds_sum", quota="users") == 2.5
 
 
 def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:

@@ -27,6 +27,8 @@ ToolStatus = Literal["success", "error", "refused"]
 Decision: TypeAlias = Literal[
     "admitted",
     "refused",
+    "waited",
+    "gave_up",
     "observed",
     "unpriced",
     "degraded_denied",
@@ -34,8 +36,9 @@ Decision: TypeAlias = Literal[
     "degraded_local_admitted",
     "degraded_local_refused",
 ]
-"""What a quota said to a model call. `observed` would have been refused; `unpriced` is a call that
-a quota in money does not count; the degraded ones were made without the store."""
+"""What a quota said to a model call. `waited` was admitted after a wait for it, and `gave_up` was
+refused after one; `observed` would have been refused; `unpriced` is a call that a quota in money
+does not count; the degraded ones were made without the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +294,18 @@ class QuotaUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaWait:
+    """A model call begins to wait for a quota, or its wait is over, however it ended."""
+
+    invocation: Invocation
+    quota: str
+    key: str
+    """Whose share of the quota; what came from outside appears as a hash."""
+    seconds: float | None
+    """How long it waited; `None` when it begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaGrant:
     """A person changed what a quota permits to one key, or set its use back to 0."""
 
@@ -366,6 +381,7 @@ Fact: TypeAlias = (
     | Stop
     | QuotaDecision
     | QuotaUse
+    | QuotaWait
     | QuotaGrant
     | Fault
     | Dropped

@@ -69,6 +69,8 @@ class CountingObserver(SeriesKeeper):
         """What is permitted to each agent, as the metrics say it now."""
         self._live: dict[str, Exemplar | None] = {}
         """Invocations that have begun and not ended."""
+        self._waiting: set[tuple[str, str]] = set()
+        """Invocations that wait now, each with the quota."""
         self._seen: set[str] = set()
         """Agents whose series are there."""
         self._conventions = Conventions(self.series, self._labels, _exemplar)
@@ -88,6 +90,7 @@ class CountingObserver(SeriesKeeper):
             facts.Enforcing: self._enforcing,
             facts.QuotaDecision: self._quota_decision,
             facts.QuotaUse: self._quota_use,
+            facts.QuotaWait: self._quota_wait,
         }
         if conventions:
             self.subscribes_to |= self._conventions.beside(self.subscribes_to)
@@ -102,6 +105,7 @@ class CountingObserver(SeriesKeeper):
 
     def _forget(self) -> None:
         self._live.clear()
+        self._waiting.clear()
         self._conventions.forget()
 
     def info(self, version: str, service: Service = NO_SERVICE) -> None:
@@ -252,6 +256,22 @@ class CountingObserver(SeriesKeeper):
 
     def _quota_decision(self, fact: facts.QuotaDecision) -> None:
         self.series(table.QUOTA_DECISIONS, clean(fact.quota), fact.decision)(1)
+
+    def _quota_wait(self, fact: facts.QuotaWait) -> None:
+        quota, wait = clean(fact.quota), (fact.invocation.id, fact.quota)
+        waiting, seconds = (
+            self.series(table.QUOTA_WAITING, quota),
+            self.series(table.QUOTA_WAIT, quota),
+        )
+        if fact.seconds is None:
+            self._waiting.add(wait)
+            waiting(1)
+            return
+        seconds(fact.seconds, _exemplar(fact.invocation))
+        # One that began before this observer was never added.
+        if wait in self._waiting:
+            self._waiting.remove(wait)
+            waiting(-1)
 
     def _quota_use(self, fact: facts.QuotaUse) -> None:
         """Show how a key stands, if it is among those that are nearest to their end."""

@@ -190,11 +190,27 @@ QUOTA_DECISIONS: Final = MetricSpec(
     name="otel_limits_quota_decisions_total",
     labels=("quota", "decision"),
     help="What quotas said to model calls: admitted, refused, observed (it would have been "
-    "refused), unpriced (a quota in money did not count it), or one of degraded_denied, "
+    "refused), unpriced (a quota in money did not count it), waited (admitted after a wait), "
+    "gave_up (refused after one), or one of degraded_denied, "
     "degraded_allowed, degraded_local_admitted, degraded_local_refused while the store did "
     "not answer.",
     unit="{decision}",
     values=get_args(Decision),
+)
+QUOTA_WAITING: Final = MetricSpec(
+    name="otel_limits_quota_waiting",
+    labels=("quota",),
+    help="Model calls that wait for a quota now.",
+    unit="{call}",
+    kind="updown",
+)
+QUOTA_WAIT: Final = MetricSpec(
+    name="otel_limits_quota_wait_seconds",
+    labels=("quota",),
+    help="How long model calls waited for a quota, however the wait ended.",
+    unit="s",
+    kind="histogram",
+    buckets=(0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 QUOTA_USED: Final = MetricSpec(
     name="otel_limits_quota_used",

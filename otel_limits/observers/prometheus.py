@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.instruments import ENFORCING, IN_PROGRESS, METRICS, MetricSpec, Series
+from otel_limits.observers.instruments import ENFORCING, METRICS, MetricSpec, Series
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -165,9 +165,10 @@ class PrometheusObserver(CountingObserver):
             metric._lock = threading.Lock()  # noqa: SLF001
             for value in values_of(metric):
                 value._lock = threading.Lock()  # noqa: SLF001
-        for value in values_of(self._metrics[IN_PROGRESS.name]):
-            # The parent's invocations go on in the parent, and the child counts its own.
-            value._value = 0.0  # noqa: SLF001
+        for spec in METRICS:
+            for value in values_of(self._metrics[spec.name]) if spec.kind == "updown" else ():
+                # What is live or waits in the parent does so there, and the child counts its own.
+                value._value = 0.0  # noqa: SLF001
         if is_shared():
             # The child begins files of its own with its next value, with 0 for all others. Of this
             # one the least counts, and an application may set its own first: it is there at once.

@@ -54,7 +54,7 @@ class StoreClient:
     def _start_afresh(self) -> None:
         # Until the store has answered, its clock is taken to show what ours does.
         self._clock_offset = time.time() - time.monotonic()
-        self.fallback = Fallback(self._now, self._lease)
+        self.fallback = Fallback(self.now, self._lease)
 
     @property
     def is_shared(self) -> bool:
@@ -87,7 +87,7 @@ class StoreClient:
 
     def fill(self, ticket: Ticket, *, forced: bool) -> None:
         """Work out what a ticket demands of the store now."""
-        now = self._now()
+        now = self.now()
         ticket.demands = tuple(
             demand_of(need, now, self.fallback.known, forced=forced) for need in ticket.needs
         )
@@ -102,7 +102,7 @@ class StoreClient:
 
     def question(self, quota: Quota, key: Key) -> Look:
         """Make the question how one key of a quota stands now."""
-        return Look(uuid.uuid4().hex, ((quota.count(key, self._now()), quota.amount),))
+        return Look(uuid.uuid4().hex, ((quota.count(key, self.now()), quota.amount),))
 
     async def ask(self, question: Look) -> Standing:
         """Ask how a count stands.
@@ -164,7 +164,7 @@ class StoreClient:
         self._clock_offset = reply.now - time.monotonic()
         return reply
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """Return what the store's clock shows, as far as is known."""
         return time.monotonic() + self._clock_offset
 

@@ -11,9 +11,9 @@ import atexit
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.store import (
@@ -24,6 +24,9 @@ from otel_limits.quotas.store import (
     StoreError,
     StoreLostError,
 )
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.lines import Line
 
 logger = logging.getLogger("otel_limits")
 
@@ -42,14 +45,20 @@ CLOSE_SECONDS: Final = 1.0
 
 
 class Direct:
-    """Hands operations to a store in this process."""
+    """Hands operations to a store in this process.
+
+    Args:
+        store: Where they go.
+        free: Wakes who waits for what a settlement gives back.
+    """
 
     is_shared = False
     """Whether others use the store too, so that it outlives this process."""
 
-    def __init__(self, store: QuotaStore) -> None:
+    def __init__(self, store: QuotaStore, free: Callable[[Line], None]) -> None:
         """Take the store."""
         self._store = store
+        self._free = free
 
     def start(self) -> None:
         """Nothing has to be connected."""
@@ -58,6 +67,9 @@ class Direct:
         """Do it here and now."""
         future: Future[Reply] = Future()
         future.set_result(self._store.run([operation])[0])
+        if isinstance(operation, Settle):
+            for charge in operation.charges:
+                self._free((charge.count.quota, charge.count.key))
         return future
 
     def after_fork(self) -> None:

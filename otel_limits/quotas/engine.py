@@ -23,6 +23,7 @@ from otel_limits.quotas.tickets import (
     PriceOf,
     QuotaNeed,
     Ticket,
+    after_wait,
     decision_of,
     lacking,
     unanswered,
@@ -30,12 +31,14 @@ from otel_limits.quotas.tickets import (
     verdict_of,
     without_price,
 )
+from otel_limits.quotas.waiting import Admission, OffError, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_limits.core.policy import Verdict
     from otel_limits.quotas.courier import Carrier
+    from otel_limits.quotas.lines import Lines
     from otel_limits.quotas.quota import Quota
     from otel_limits.runs.gate import Request
 
@@ -49,6 +52,7 @@ class Engine:
         publish: Takes facts.
         price: Request and usage → USD, for quotas in money.
         timeout: Seconds that an agent waits for the store at most.
+        lines: Where calls wait for what others have.
     """
 
     component = "quotas"
@@ -61,12 +65,15 @@ class Engine:
         publish: Callable[[Fact], None],
         price: PriceOf,
         timeout: float,
+        lines: Lines,
     ) -> None:
         """Begin with nobody admitted."""
         self._publish = publish
         self._quotas = quotas
         self._client = StoreClient(carrier, timeout)
         self._tickets = OpenTickets(quotas, price, self._client)
+        self._lines = lines
+        self._queue = Queue(lines, self._client, self._reserve, publish)
 
     @property
     def holds_quotas(self) -> bool:
@@ -91,6 +98,8 @@ class Engine:
             if ticket is None:
                 return None
             return self._leave_unpriced(ticket) or await self._admit(ticket)
+        except OffError:
+            return None
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             FAULTS.report(self.component, error)
             return None
@@ -126,9 +135,11 @@ class Engine:
         """Start afresh in a child."""
         self._client.after_fork()
         self._tickets.start_afresh()
+        self._lines.start_afresh()
 
     def close(self) -> None:
-        """Send what is left and let go of the store."""
+        """Send what is left and let go of the store, and of all that waits."""
+        self._lines.close()
         self._client.close()
 
     # --- before a call ----------------------------------------------------------------------------
@@ -150,27 +161,34 @@ class Engine:
         if not ticket.needs:
             return None
         try:
-            reply = await self._client.reserve(ticket, forced=False)
+            admission = await self._queue.reserve(ticket)
         except StoreError as error:
             # A store that is slow may still reserve what nobody will use: then it has to
             # be taken back.
             return self._degrade(ticket, was_sent=not isinstance(error, StoreLostError))
-        self._publish_use(ticket, reply.standings)
+        reply = admission.reply
         if reply.status == "refused":
-            return await self._refuse(ticket, reply)
+            return await self._refuse(ticket, admission)
         # What is only observed lets the call go out, and its verdict is noted all the same.
         observed = lacking(ticket.asked, reply, enforced=False)
         # An admitted call can only lack what is not enforced.
         short = [need for need, _ in observed]
         for need in ticket.needs:
-            self._decide(ticket, need, "observed" if need in short else "admitted")
+            admitted: Decision = "waited" if need.quota.name in admission.waited else "admitted"
+            self._decide(ticket, need, "observed" if need in short else admitted)
         return verdict_of(observed)
 
-    async def _refuse(self, ticket: Ticket, reply: Reply) -> Verdict | None:
+    async def _reserve(self, ticket: Ticket) -> Reply:
+        reply = await self._client.reserve(ticket, forced=False)
+        self._publish_use(ticket, reply.standings)
+        return reply
+
+    async def _refuse(self, ticket: Ticket, admission: Admission) -> Verdict | None:
         """Say why the call may not go out."""
-        denied = lacking(ticket.asked, reply, enforced=True)
+        denied = lacking(ticket.asked, admission.reply, enforced=True)
         for need, _ in denied:
-            self._decide(ticket, need, "refused")
+            self._decide(ticket, need, "gave_up" if admission.gave_up else "refused")
+        denied = [(need, after_wait(need, breach, admission.gave_up)) for need, breach in denied]
         verdict = verdict_of(denied)
         if verdict is not None and verdict.action == "wrap_up":
             # One last call goes out all the same. Without a reservation its settlement books it.

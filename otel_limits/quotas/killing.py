@@ -1,4 +1,4 @@
-"""Ends agents in every process of a fleet: one sends a kill, all that share the store listen."""
+"""Listens to what other processes of a fleet tell: whom to end, and what of a quota became free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS, never_raises
-from otel_limits.quotas.store import DeafError, Kill, SharedStore, StoreError
+from otel_limits.quotas.store import DeafError, Freed, Kill, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.lines import Line
 
 logger = logging.getLogger("otel_limits")
 
@@ -29,19 +32,26 @@ MAX_SEEN: Final = 1000
 
 
 class KillListener(StoreThread):
-    """Waits for kills, and ends within a second of being told to.
+    """Waits for kills and for what becomes free, and ends within a second of being told to.
 
     Args:
         store: Where they are sent.
         kill: Ends the agents whose name fits a pattern and that began before a time, in monotonic
             seconds; returns how many.
+        free: Wakes who waits in a line; in every line where it is `None`.
     """
 
     name = "otel-limits-kill"
 
-    def __init__(self, store: SharedStore, kill: Callable[[str, float], int]) -> None:
+    def __init__(
+        self,
+        store: SharedStore,
+        kill: Callable[[str, float], int],
+        free: Callable[[Line | None], None],
+    ) -> None:
         """Begin to listen."""
         self._kill = kill
+        self._free = free
         super().__init__(store)
 
     def work(self, closing: threading.Event) -> None:
@@ -58,16 +68,20 @@ class KillListener(StoreThread):
 
     @never_raises("kill")
     def _hear(self, closing: threading.Event) -> None:
-        """Obey kills until the connection is lost."""
+        """Obey kills, and wake who waits, until the connection is lost."""
         with contextlib.suppress(StoreError):
             self._clock_offset = min(self._compare_clocks() for _ in range(COMPARISONS))
             # Of what was sent before this thread began, everything that is live is unconcerned.
             since = self._began + self._clock_offset
             try:
-                for kill in self._kills(since, closing):
+                for message in self._messages(since, closing):
                     # What arrives after `close()` is meant for those who still listen.
-                    if not closing.is_set():
-                        self._obey(kill)
+                    if closing.is_set():
+                        return
+                    if isinstance(message, Freed):
+                        self._free(message.line)
+                    else:
+                        self._obey(message)
             except DeafError as error:
                 self._be_deaf(error)
 
@@ -78,10 +92,11 @@ class KillListener(StoreThread):
         asked = time.monotonic()
         return self._store.now() - asked
 
-    def _kills(self, since: float, closing: threading.Event) -> Iterable[Kill]:
+    def _messages(self, since: float, closing: threading.Event) -> Iterable[Kill | Freed]:
         if self._is_deaf:
-            return self._store.noted_kills(since)
-        return self._store.kills(since, closing)
+            # Nobody tells it what became free: the first in each line asks as often as it looks.
+            return (*self._store.noted_kills(since), Freed())
+        return self._store.messages(since, closing)
 
     def _be_deaf(self, error: DeafError) -> None:
         """Say once that kills are looked for instead of being heard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -188,7 +189,9 @@ class MemoryStore:
             and not _is_lone(operation.demands[position], amount, standing)
         )
         if any(operation.demands[position].enforced for position in lacking):
-            return Reply("refused", now, tuple(standings), lacking)
+            short = (operation.demands[position] for position in lacking)
+            ends = min(self._ends(demand.count) for demand in short if demand.enforced)
+            return Reply("refused", now, tuple(standings), lacking, ends)
         for demand, amount in zip(operation.demands, wanted, strict=True):
             bucket = self._bucket(demand.count, demand.known)
             bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
@@ -197,6 +200,11 @@ class MemoryStore:
             for each, amount in zip(standings, wanted, strict=True)
         )
         return Reply("admitted", now, taken, lacking)
+
+    def _ends(self, count: Count) -> float:
+        """Return when the first reservation of a count ends by itself."""
+        leases = self._bucket(count, 0).leases.values()
+        return min((lease.expires for lease in leases), default=math.inf)
 
     def _wanted(self, demand: Demand, now: float, longest: float) -> int:
         bucket = self._bucket(demand.count, demand.known)

@@ -24,6 +24,12 @@ UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations")
 BackendError = Literal["deny", "allow", "local"]
 BACKEND_ERRORS: Final[tuple[BackendError, ...]] = ("deny", "allow", "local")
 
+Exceeded = Literal["refuse", "wait"]
+EXCEEDED: Final[tuple[Exceeded, ...]] = ("refuse", "wait")
+
+MAX_WAIT_SECONDS: Final = 30.0
+"""How long a call waits at most where a quota does not say it."""
+
 # Finer than the price of a token: the cheapest models cost some 10**-8 dollars for one.
 PARTS_PER_USD: Final = 10**9
 """Money is counted in whole billionths of a dollar, so that stores add integers."""
@@ -53,6 +59,10 @@ class Quota:
     """What of a call is set aside before it goes out."""
     on_backend_error: BackendError = "deny"
     """What is done while the store does not answer."""
+    on_exceeded: Exceeded = "refuse"
+    """Whether a call that finds too little left is refused at once, or waits."""
+    max_wait: float = MAX_WAIT_SECONDS
+    """Seconds for which it waits at most."""
 
     def count(self, key: Key, now: float) -> Count:
         """Name what is counted of a key at a time, in seconds since the epoch."""
@@ -63,7 +73,8 @@ class Quota:
         per = f" per {self.windows.rule}"
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
-        return in_words(self.unit, self.amount) + per + key + where
+        waits = f"; calls wait up to {self.max_wait:g} s" if self.on_exceeded == "wait" else ""
+        return in_words(self.unit, self.amount) + per + key + where + waits
 
 
 def too_small(quota: Quota) -> str | None:

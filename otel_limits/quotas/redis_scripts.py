@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.resources
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
@@ -18,6 +19,7 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Block,
     Count,
+    Freed,
     Kill,
     Look,
     Operation,
@@ -27,6 +29,9 @@ from otel_limits.quotas.store import (
     Standing,
     Status,
 )
+
+LACKING: Final = re.compile(r"(\d+)([=@]?)([^,]*)")
+"""Demands that could not be met: the position of each, and what keeps it from being met."""
 
 REMEMBERED_TOGETHER: Final = 100
 """Operations of one process that are remembered in one hash: up to 128 a server keeps compact
@@ -67,6 +72,8 @@ class KeyNames:
     """
 
     namespace: str = ""
+    database: str = "0"
+    """Databases of one server share their channels."""
 
     @property
     def tag(self) -> str:
@@ -91,9 +98,15 @@ class KeyNames:
         """Reservations that nobody settled in time."""
         return self.tag + ":expired"
 
-    def channel(self, database: str) -> str:
-        """Where kills are told; databases of one server share their channels."""
-        return f"{self.tag}:kill:{database}"
+    @property
+    def kill_channel(self) -> str:
+        """Where kills are told."""
+        return f"{self.tag}:kill:{self.database}"
+
+    @property
+    def freed_channel(self) -> str:
+        """Where it is told that something became free for which somebody waits."""
+        return f"{self.tag}:freed:{self.database}"
 
     def buckets(self, count: Count) -> tuple[str, str, str, str]:
         """One count and its leases, plainly; and where another unit was counted there first."""
@@ -138,6 +151,7 @@ class KeyNames:
                 demand.known,
                 count.unit,
                 f"{count.key} {count.shown}",
+                int(demand.waits * 1000),
             ]
         # As text: redis-py writes floats in its own way, and refuses booleans.
         return ScriptCall("reserve", keys, [str(each) for each in arguments])
@@ -145,10 +159,12 @@ class KeyNames:
     def _settlement(self, operation: Settle) -> ScriptCall:
         done, place = self._done(operation.id)
         keys = [done, self.expired, f"{self.tag}:operation:{operation.id}"]
-        arguments: list[object] = [operation.id, place, REMEMBERED_SECONDS * 1000]
+        remembered = REMEMBERED_SECONDS * 1000
+        arguments: list[object] = [operation.id, place, remembered, self.freed_channel]
         for charge in operation.charges:
-            keys += self.buckets(charge.count)
-            arguments += [charge.amount, expires(charge.count), charge.known, charge.count.unit]
+            count = charge.count
+            keys += self.buckets(count)
+            arguments += [charge.amount, expires(count), charge.known, count.unit, line_of(count)]
         return ScriptCall("settle", keys, [str(each) for each in arguments])
 
     def _question(self, operation: Look) -> ScriptCall:
@@ -172,6 +188,17 @@ def expires(count: Count) -> int:
     return (count.window.end + RETENTION_SECONDS) * 1000
 
 
+def line_of(count: Count) -> str:
+    """Write what became free; whoever waits for it waits in every window."""
+    return f"{count.quota} {count.key}"
+
+
+def freed_of(line: str) -> Freed:
+    """Read what became free."""
+    quota, _, key = line.partition(" ")
+    return Freed((quota, key))
+
+
 def kill_of(order: str) -> Kill:
     """Read the order to end agents."""
     identity, _, pattern = order.partition(" ")
@@ -188,19 +215,17 @@ def block_member(identity: str, block: Block) -> str:
 def reply_of(text: str) -> Reply:
     """Read the reply to an operation."""
     status, now, lacking, *numbers = text.split()
-    standings = standings_of(numbers)
-    positions = [] if lacking == "-" else [each.partition("=") for each in lacking.split(",")]
-    for position, is_blocked, block in positions:
-        if is_blocked:
-            until, _, reason = block.partition(":")
-            standings[int(position)] = replace(
-                standings[int(position)], block=Block(float(until) / 1000, unquote(reason))
-            )
+    standings, positions, ends = standings_of(numbers), list[int](), [math.inf]
+    for position, sign, why in LACKING.findall(lacking):
+        positions.append(int(position))
+        if sign == "=":
+            until, _, reason = why.partition(":")
+            block = Block(float(until) / 1000, unquote(reason))
+            standings[positions[-1]] = replace(standings[positions[-1]], block=block)
+        elif sign == "@" and status == "refused":
+            ends.append(int(why) / 1000)
     return Reply(
-        cast("Status", status),
-        int(now) / 1000,
-        tuple(standings),
-        tuple(int(position) for position, _, _ in positions),
+        cast("Status", status), int(now) / 1000, tuple(standings), tuple(positions), min(ends)
     )
 
 

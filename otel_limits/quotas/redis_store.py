@@ -9,15 +9,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from operator import methodcaller
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from redis import exceptions
-
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_asker import FAILURES, Link, RedisAsker, told
+from otel_limits.quotas.redis_asker import Link, RedisAsker
+from otel_limits.quotas.redis_listening import messages
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
 from otel_limits.quotas.store import (
     LOOKED_AT,
@@ -25,7 +26,7 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Block,
     Count,
-    DeafError,
+    Freed,
     Kill,
     Look,
     Operation,
@@ -50,8 +51,7 @@ class RedisStore:
     def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
         """Connect on first use."""
         self._server = RedisAsker(connect)
-        self._names = names
-        self._channel = names.channel(urlsplit(url).path.strip("/") or "0")
+        self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Do `operations` in order, in one round trip.
@@ -142,6 +142,7 @@ class RedisStore:
         arguments = [count.unit, str(scripts.expires(count))]
         call = ScriptCall("reset", list(self._names.buckets(count)), arguments)
         self._server.evaluate(call)
+        self._tell_freed(count)
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Permit `amount` more until a time.
@@ -219,11 +220,11 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         noted = str(KILL_NOTED_SECONDS * 1000)
-        arguments = [uuid.uuid4().hex, pattern, self._channel, noted]
+        arguments = [uuid.uuid4().hex, pattern, self._names.kill_channel, noted]
         return int(self._server.evaluate(ScriptCall("kill", [self._names.kills], arguments)))
 
-    def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
-        """Wait for kills until `closing` is set.
+    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed]:
+        """Wait for what others tell, until `closing` is set.
 
         Args:
             since: Server time; a kill that was sent after it while nobody listened comes first.
@@ -233,23 +234,7 @@ class RedisStore:
             DeafError: The user of this process may not subscribe.
             StoreError: The connection was lost.
         """
-        try:
-            client = self._server.link.client()
-            with client.pubsub(ignore_subscribe_messages=True) as subscription:
-                subscription.subscribe(self._channel)
-                subscription.get_message(timeout=1.0)
-                # Only now, being subscribed: otherwise a kill between the two would be missed.
-                yield from self.noted_kills(since)
-                while not closing.is_set():
-                    message = subscription.get_message(timeout=1.0)
-                    if message:
-                        yield scripts.kill_of(message["data"])
-        except exceptions.NoPermissionError as error:
-            raise DeafError(str(error)) from error
-        except FAILURES as error:
-            raise StoreError(told(error)) from error
-        finally:
-            self._server.link.close()
+        return messages(self._server.link, self._names, closing, lambda: self.noted_kills(since))
 
     def noted_kills(self, since: float) -> list[Kill]:
         """Return the kills of the last hour that were given after a time.
@@ -274,8 +259,16 @@ class RedisStore:
         kept = str(RETENTION_SECONDS * 1000)
         arguments = [member, str(int(until * 1000)), kept, f"{count.key} {count.shown}"]
         self._server.evaluate(ScriptCall("grant", keys, arguments))
+        self._tell_freed(count)
 
     def _take_back(self, count: Count, pattern: str) -> int:
-        return int(
-            self._server.evaluate(ScriptCall("revoke", [self._names.grants(count)], [pattern]))
-        )
+        call = ScriptCall("revoke", [self._names.grants(count)], [pattern])
+        found = int(self._server.evaluate(call))
+        self._tell_freed(count)
+        return found
+
+    def _tell_freed(self, count: Count) -> None:
+        """Wake who waits for a count; what an operator has changed stands, heard or not."""
+        line = scripts.line_of(count)
+        with suppress(StoreError):
+            self._server.ask(lambda client: client.publish(self._names.freed_channel, line))

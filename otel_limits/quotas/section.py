@@ -11,6 +11,8 @@ from typing import Any, Final
 from otel_limits.core.policy import ACTIONS
 from otel_limits.core.secrets import masked
 from otel_limits.core.values import (
+    DURATION,
+    DURATION_TEXT,
     TEXT,
     CheckedKind,
     Kind,
@@ -24,6 +26,7 @@ from otel_limits.quotas.estimates import RESERVED
 from otel_limits.quotas.keys import Template, require_source
 from otel_limits.quotas.quota import (
     BACKEND_ERRORS,
+    EXCEEDED,
     MAX_PARTS,
     PARTS_PER_USD,
     UNITS,
@@ -57,8 +60,21 @@ def _conditions(globs: object) -> tuple[tuple[str, str], ...]:
         raise UnfitError(str(error)) from None
 
 
+def _wait(text: object) -> float:
+    seconds = DURATION.check(text).total_seconds()
+    if not seconds:
+        raise UnfitError
+    return seconds
+
+
 COUNT: Final = count_up_to(MAX_PARTS)
 MONEY: Final = money_up_to(MAX_PARTS // PARTS_PER_USD)
+MAX_WAIT: Final = CheckedKind[float](
+    phrase="a duration above 0 such as 30s or 5m",
+    check=_wait,
+    parse=str,
+    schema={"type": "string", "pattern": DURATION_TEXT.pattern},
+)
 CONDITIONS: Final = CheckedKind[tuple[tuple[str, str], ...]](
     phrase="a mapping of sources to globs, such as agent: nightly-*",
     check=_conditions,
@@ -106,6 +122,11 @@ FIELDS: Final[Mapping[str, Field]] = {
         "What is set aside for a call: worst_case (the default; all that it may take) or expected "
         "(twice what the model's answers needed lately).",
     ),
+    "on_exceeded": Field(
+        choice(*EXCEEDED),
+        "What is done with a call that finds too little left: refuse (the default) or wait.",
+    ),
+    "max_wait": Field(MAX_WAIT, "How long a call waits at most, such as 5m; 30s unless set."),
     "on_backend_error": Field(
         choice(*BACKEND_ERRORS),
         "What is done while the store does not answer: deny (the default), allow, or local "
@@ -189,7 +210,15 @@ class _Reading:
         self._tell((self._name, *keys), f'quotas["{self._name}"]{separator}{text}')
 
 
-OPTIONAL: Final = ("key", "where", "action", "reserve", "on_backend_error")
+OPTIONAL: Final = (
+    "key",
+    "where",
+    "action",
+    "reserve",
+    "on_exceeded",
+    "max_wait",
+    "on_backend_error",
+)
 
 
 def schema() -> dict[str, Any]:

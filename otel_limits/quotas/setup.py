@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.quotas.courier import Carrier, Courier, Direct
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.killing import KillListener
+from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.recovery import FindSettlements, Recovery
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 
@@ -44,24 +45,28 @@ class Quotas:
         self._runs = runs
         self._threads: list[StoreThread] = []
         carrier: Carrier
+        lines = Lines()
         if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
             carrier = Courier(open_shared_store(place))
             listening = open_shared_store(replace(place, health_interval=HEALTH_INTERVAL_SECONDS))
             self._threads = [
                 KillListener(
-                    listening, lambda agent, before: runs.kill(agent=agent, before=before)
+                    listening,
+                    lambda agent, before: runs.kill(agent=agent, before=before),
+                    lines.free,
                 ),
                 Recovery(open_shared_store(place), find),
             ]
         else:
-            carrier = Direct(open_store(place))
+            carrier = Direct(open_store(place), lines.free)
         self._engine = Engine(
             quotas,
             carrier,
             publish=runs.observers.publish,
             price=runs.price_of_request,
             timeout=place.timeout,
+            lines=lines,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         carrier.start()

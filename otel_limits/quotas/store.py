@@ -6,6 +6,7 @@ when its reply was lost. All the counts that an operation names change together 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
@@ -91,6 +92,8 @@ class Demand:
     """True to admit it as the only call at the time even when it is more than the whole limit."""
     known: int = 0
     """What the asker saw used before: from there a store goes on that has lost the count."""
+    waits: float = 0.0
+    """Seconds for which the asker waits where there is not enough; it is told when that changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,8 @@ class Reply:
     """In the order of the demands or charges."""
     lacking: tuple[int, ...] = ()
     """Which demands could not be met, by position; enforced or not."""
+    changes_at: float = math.inf
+    """When a reservation ends by itself that was in the way; the store's time."""
     error: str = ""
     """Why it failed."""
 
@@ -187,6 +192,14 @@ class Kill:
     """Name of the agents; `*` and `?` stand for any characters."""
     at: float
     """The store's time at which it was given: what begins later is not meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Something of a count may have become free."""
+
+    line: tuple[str, str] | None = None
+    """Quota, and id of the key; `None` where it is not known of which."""
 
 
 class QuotaStore(Protocol):
@@ -274,8 +287,8 @@ class SharedStore(QuotaStore, Protocol):
     def kill(self, pattern: str) -> int:
         """Tell every listening process to end agents; returns how many heard it."""
 
-    def kills(self, since: float, closing: threading.Event) -> Iterator[Kill]:
-        """Wait for kills until `closing` is set.
+    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed]:
+        """Wait for what others tell, until `closing` is set.
 
         Args:
             since: The store's time; a kill that was sent after it while nobody listened comes

@@ -38,6 +38,7 @@ from otel_limits.quotas.windows import shown_time
 if TYPE_CHECKING:
     from otel_limits.quotas.estimates import CallEstimate
     from otel_limits.quotas.keys import Key, Lookup
+    from otel_limits.quotas.lines import Line
     from otel_limits.runs.gate import Request
 
 UNPRICED: Final = -1
@@ -65,6 +66,16 @@ class QuotaNeed:
     def is_enforced(self) -> bool:
         """Whether the call is refused when there is not enough."""
         return self.action != "observe"
+
+    @property
+    def waits(self) -> bool:
+        """Whether the call waits when there is not enough."""
+        return self.is_enforced and self.quota.on_exceeded == "wait"
+
+    @property
+    def line(self) -> Line:
+        """Where it waits."""
+        return self.quota.name, self.key.id
 
 
 @dataclass(slots=True)
@@ -170,6 +181,7 @@ def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Dem
         # A store that restarted without its data goes on from what the fleet last saw, and
         # not from 0.
         known=standing.used if standing is not None else 0,
+        waits=quota.max_wait if need.waits and not forced else 0.0,
     )
 
 
@@ -217,6 +229,14 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     )
     refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
     return _breach(need, standing.limit, total, note, refusal)
+
+
+def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> Breach:
+    """Say for how long the call waited before it gave up, where it did."""
+    seconds = waited.get(need.quota.name)
+    if seconds is None:
+        return breach
+    return replace(breach, note=f"{breach.note}; the call waited {seconds:.0f} s for it")
 
 
 def _blocked(

@@ -51,6 +51,8 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
                 "key": "{agent}/{baggage.tenant.id}",
                 "where": {"agent": "nightly-*", "baggage.tenant.id": "acme"},
                 "action": "wrap_up",
+                "on_exceeded": "wait",
+                "max_wait": "5m",
                 "on_backend_error": "local",
             }
         }
@@ -63,15 +65,18 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
         key=Template("{agent}/{baggage.tenant.id}"),
         where=(("agent", "nightly-*"), ("baggage.tenant.id", "acme")),
         action="wrap_up",
+        on_exceeded="wait",
+        max_wait=300.0,
         on_backend_error="local",
     )
+    assert str(quota).endswith("where baggage.tenant.id is acme; calls wait up to 300 s")
 
 
 def test_an_amount_and_a_window_are_enough() -> None:
     """One count for all, refused while nobody can check it, with the action of the agent."""
     (quota,) = quotas_of({"all": {"model_calls": 10, "window": "hour"}})
     assert (quota.key.sources, quota.where, quota.action) == ((), (), None)
-    assert quota.on_backend_error == "deny"
+    assert (quota.on_exceeded, quota.max_wait, quota.on_backend_error) == ("refuse", 30.0, "deny")
 
 
 @pytest.mark.parametrize("written", ["20", "20.00", "2e1"])

@@ -440,7 +440,7 @@ def test_a_server_that_is_not_there_is_one_kind_of_failure(kind: str) -> None:
     with pytest.raises(StoreError):
         store.now()
     with pytest.raises(StoreError):
-        next(store.kills(0, threading.Event()))
+        next(store.messages(0, threading.Event()))
     store.close()
 
 

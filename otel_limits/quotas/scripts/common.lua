@@ -1,6 +1,6 @@
 -- What every script begins with. Times are milliseconds of the server's clock.
--- bucket: hash of one count: unit, used, reserved, doubtful, at (when it was reserved of last), and
---       `lease:ID` = "AMOUNT CERTAIN".
+-- bucket: hash of one count: unit, used, reserved, doubtful, at (when it was reserved of last), waited
+--       (until when somebody waits who is to be told what becomes free), and `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation ids by the time at which their lease expires.
 -- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by the time until which they hold.
 -- done: hash of what was done of a hundred operations, by their last digits: "settled -", or
@@ -23,7 +23,7 @@ end
 -- tokens. Earlier versions wrote no unit, and share what stands there with the first that does.
 -- names: plain bucket and leases, then those with the unit.
 local function open(names, unit, operation)
-  local fields = { 'unit', 'used', 'reserved', 'doubtful', 'at', 'lease:' .. (operation or '') }
+  local fields = { 'unit', 'used', 'reserved', 'doubtful', 'at', 'lease:' .. (operation or ''), 'waited' }
   local bucket, leases = names[1], names[2]
   local found = redis.call('HMGET', bucket, unpack(fields))
   if unit ~= '' and found[1] and found[1] ~= unit then
@@ -34,6 +34,7 @@ local function open(names, unit, operation)
     bucket = bucket, leases = leases, unit = unit, exists = found[2] or found[3],
     used = tonumber(found[2] or 0), reserved = tonumber(found[3] or 0),
     doubtful = tonumber(found[4] or 0), at = tonumber(found[5] or nil), lease = found[6],
+    waited = tonumber(found[7] or 0),
   }
 end
 

@@ -2,7 +2,9 @@
 -- KEYS: done, expired, then for each demand: its two buckets, each with its leases; grants, index.
 -- ARGV: operation id, its place in done, lease, how long to remember; then for each demand: amount,
 --       limit, start and end of the window, expiry of the bucket, enforced, certain, alone, known,
---       unit, index member.
+--       unit, index member, how long the asker waits.
+-- What lacks is told as "POSITION", with "=UNTIL:REASON" where the key is blocked, or with "@TIME" at
+-- which the first reservation of that count ends by itself.
 
 local DOUBTFUL = 2
 local operation, lease_ms = ARGV[1], tonumber(ARGV[3])
@@ -12,7 +14,7 @@ local earlier, already = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or ''
 
 local demands = {}
 for n = 1, (#KEYS - 2) / 6 do
-  local key, arg = 6 * n - 4, 11 * n - 7
+  local key, arg = 6 * n - 4, 12 * n - 8
   demands[n] = {
     names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] },
     grants = KEYS[key + 5], index = KEYS[key + 6],
@@ -20,6 +22,7 @@ for n = 1, (#KEYS - 2) / 6 do
     start = tonumber(ARGV[arg + 3]), finish = tonumber(ARGV[arg + 4]), expires = ARGV[arg + 5],
     enforced = ARGV[arg + 6] == '1', certain = ARGV[arg + 7], alone = ARGV[arg + 8] == '1',
     known = ARGV[arg + 9], unit = ARGV[arg + 10], member = ARGV[arg + 11],
+    waits = tonumber(ARGV[arg + 12]),
   }
   if not earlier and (now < demands[n].start or now >= demands[n].finish) then
     return 'elsewhere ' .. whole(now) .. ' -'
@@ -43,7 +46,13 @@ for n, demand in ipairs(demands) do
     and count.used < demand.limit
   local fits = lone or count.used + count.reserved + demand.amount <= demand.limit
   if block or not fits then
-    table.insert(lacking, block and (n - 1) .. '=' .. block or n - 1)
+    local first = redis.call('ZRANGE', count.leases, 0, 0, 'WITHSCORES')[2]
+    local why = block and '=' .. block or demand.enforced and first and '@' .. whole(first) or ''
+    table.insert(lacking, (n - 1) .. why)
+    -- A count that is not there has nothing that could become free.
+    if demand.waits > 0 and count.exists and now + demand.waits > count.waited then
+      redis.call('HSET', count.bucket, 'waited', whole(now + demand.waits))
+    end
     refused = refused or demand.enforced
   end
 end

@@ -1,0 +1,151 @@
+"""Keeps model calls in line for counts that have nothing left: first come, first served.
+
+A call in line holds nothing. Only the first in a line asks again, when it is woken: a thousand that
+wait are a thousand entries in a table here, and nothing at the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import Collection
+from typing import TypeAlias
+
+Line: TypeAlias = tuple[str, str]
+"""Quota, and id of the key. Without the window: a line goes on into the next one."""
+
+
+class Waiter:
+    """One call that asks, or waits to ask again.
+
+    Args:
+        number: Who came before has a lower one.
+        lines: Where it may have to wait.
+    """
+
+    def __init__(self, number: int, lines: Collection[Line]) -> None:
+        """Be of the loop that runs here."""
+        self.number = number
+        self.lines = frozenset(lines)
+        self.lacks: frozenset[Line] = frozenset()
+        """Where it waits; nowhere while it asks for the first time."""
+        self._loop = asyncio.get_running_loop()
+        self._is_woken = False
+        self._sleep: asyncio.Future[None] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """False where its loop was left: whoever waits there will not ask again for now."""
+        return self._loop.is_running()
+
+    def wake(self) -> None:
+        """Have it ask, from any thread; what asks just now does so once more if it is refused."""
+        self._is_woken = True
+        sleep = self._sleep
+        if sleep is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(_end, sleep)
+
+    async def sleep(self, seconds: float) -> bool:
+        """Wait until it is woken, or so long; True when it was woken."""
+        # Made before the look at who has woken it: `wake` does the two in the opposite order.
+        self._sleep = self._loop.create_future()
+        if not self._is_woken:
+            await asyncio.wait([self._sleep], timeout=seconds)
+        self._sleep = None
+        is_woken, self._is_woken = self._is_woken, False
+        return is_woken
+
+
+class Lines:
+    """The lines of a process. Who comes is last in each of its lines, whatever it waits for."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Forget everybody, in a child: they wait in its parent."""
+        # Reentrant, as the garbage collector closes a forgotten coroutine at any moment, which
+        # leaves its lines then.
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._waiters: dict[Line, dict[int, Waiter]] = {}
+        self.is_closed = False
+
+    def arrive(self, lines: Collection[Line]) -> Waiter:
+        """Be last in these lines. Whoever finds somebody waiting there waits as well."""
+        with self._lock:
+            waiter = Waiter(next(self._numbers), lines)
+            taken = (line for line in waiter.lines if self._first(line) is not None)
+            waiter.lacks = frozenset(taken)
+            for line in waiter.lines:
+                self._waiters.setdefault(line, {})[waiter.number] = waiter
+            return waiter
+
+    def lack(self, waiter: Waiter, lines: Collection[Line]) -> None:
+        """Wait in these lines, and nowhere else any more."""
+        with self._lock:
+            former, waiter.lacks = waiter.lacks, frozenset(lines)
+            self._wake_first_of(former - waiter.lacks)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Stand in no line any more; who comes next asks whether something is left for it."""
+        with self._lock:
+            # Those behind it have nothing to gain where others are before them.
+            led = [line for line in waiter.lacks if self._first(line) is waiter]
+            waiter.lacks = frozenset()
+            for line in waiter.lines:
+                others = self._waiters.get(line, {})
+                others.pop(waiter.number, None)
+                if not others:
+                    self._waiters.pop(line, None)
+            self._wake_first_of(led)
+
+    def free(self, line: Line | None) -> None:
+        """Something of a count may have become free, or of any where `line` is `None`."""
+        with self._lock:
+            self._wake_first_of(tuple(self._waiters) if line is None else (line,))
+
+    def pass_on(self, waiter: Waiter) -> None:
+        """Something may have changed for whoever is first where `waiter` waits, by the time."""
+        with self._lock:
+            self._wake_first_of(tuple(waiter.lacks))
+
+    def close(self) -> None:
+        """Wake everybody: nothing is to be waited for any more."""
+        with self._lock:
+            self.is_closed = True
+            for waiters in tuple(self._waiters.values()):
+                for waiter in tuple(waiters.values()):
+                    waiter.wake()
+
+    # --- under the lock ---------------------------------------------------------------------------
+
+    def _first(self, line: Line) -> Waiter | None:
+        waiters = tuple(self._waiters.get(line, {}).values())
+        return next((each for each in waiters if line in each.lacks and each.is_alive), None)
+
+    def _wake_first_of(self, lines: Collection[Line]) -> None:
+        for line in lines:
+            self._wake_first(line)
+
+    def _wake_first(self, line: Line) -> None:
+        for waiter in tuple(self._waiters.get(line, {}).values()):
+            if not waiter.lacks:
+                # It asks for the first time, and its refusal may be on the way already.
+                waiter.wake()
+            elif line in waiter.lacks and waiter.is_alive:
+                if all(self._first(each) is waiter for each in waiter.lacks):
+                    waiter.wake()
+                    return
+                # It still has to wait elsewhere, and must not hold anybody up here meanwhile. Once
+                # it is first there, it asks for all of its counts, and has its place here again.
+                waiter.lacks -= {line}
+
+
+def _end(sleep: asyncio.Future[None]) -> None:
+    if not sleep.done():
+        sleep.set_result(None)

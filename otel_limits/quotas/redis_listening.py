@@ -1,0 +1,55 @@
+"""Listens to what processes of a fleet tell each other through a Redis or Valkey server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from redis import exceptions
+
+from otel_limits.quotas import redis_scripts as scripts
+from otel_limits.quotas.redis_asker import FAILURES, told
+from otel_limits.quotas.store import DeafError, Freed, Kill, StoreError
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.redis_asker import Link
+    from otel_limits.quotas.redis_scripts import KeyNames
+
+
+def messages(
+    link: Link, names: KeyNames, closing: threading.Event, missed: Callable[[], Iterable[Kill]]
+) -> Iterator[Kill | Freed]:
+    """Wait for messages until `closing` is set.
+
+    Args:
+        link: Leads to the server; it is closed in the end.
+        names: How the channels are called.
+        closing: Ends the waiting within a second.
+        missed: Returns the kills that were sent while nobody listened; they come first.
+
+    Raises:
+        DeafError: The user of this process may not subscribe.
+        StoreError: The connection was lost.
+    """
+    try:
+        with link.client().pubsub(ignore_subscribe_messages=True) as subscription:
+            channels = (names.kill_channel, names.freed_channel)
+            subscription.subscribe(*channels)
+            for _ in channels:
+                subscription.get_message(timeout=1.0)
+            # Only now, being subscribed: what is told between the two would be missed.
+            yield from missed()
+            yield Freed()
+            while not closing.is_set():
+                message = subscription.get_message(timeout=1.0)
+                if message:
+                    is_kill = message["channel"] == names.kill_channel
+                    read = scripts.kill_of if is_kill else scripts.freed_of
+                    yield read(message["data"])
+    except exceptions.NoPermissionError as error:
+        raise DeafError(str(error)) from error
+    except FAILURES as error:
+        raise StoreError(told(error)) from error
+    finally:
+        link.close()

@@ -1,0 +1,481 @@
+"""Calls that wait for a quota instead of being refused, counted in memory and on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import QuotaDecision, QuotaWait
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import FOREVER, Block, Charge, Count, Demand, Reserve, Settle
+from otel_limits.quotas.windows import Windows
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+
+    from strands import Agent
+    from strands.types.streaming import StreamEvent
+
+    from otel_limits.core.facts import Fact
+    from otel_limits.quotas.store import SharedStore
+    from tests.conftest import MakeAgent, Metric
+    from tests.quotas.conftest import Hold, Server
+
+TOKENS = {"tokens": 1000, "window": "month", "on_exceeded": "wait"}
+"""Room for one call with a cap of 600 at a time; each takes 15 when it is over."""
+
+CALLS = {"model_calls": 1, "window": "month", "on_exceeded": "wait"}
+
+SOON = 5.0
+"""Seconds within which what happens at once has happened, however busy the machine is."""
+
+
+class Held(ScriptedModel):
+    """Answers when it is let go, and says who asked."""
+
+    def __init__(self, cap: int = 600) -> None:
+        super().__init__(endless(says("done")))
+        self.update_config(max_tokens=cap)
+        self.asked: list[str] = []
+        self.may_answer = asyncio.Event()
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Stream once it is let go."""
+        self.asked.append(named["invocation_state"]["who"])
+        await self.may_answer.wait()
+        async for event in super().stream(*arguments, **named):
+            yield event
+
+
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Both places where quotas are counted."""
+    if request.param == "memory":
+        return "memory://"
+    server: Server = request.getfixturevalue("server")
+    return server.url
+
+
+class Told:
+    """An observer that knows what quotas decided, and how many calls wait now."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.waits = 0
+        self._decisions: list[QuotaDecision] = []
+
+    def __call__(self, fact: Fact) -> None:
+        """Take note."""
+        if isinstance(fact, QuotaDecision):
+            self._decisions.append(fact)
+        elif isinstance(fact, QuotaWait):
+            self.waits += fact.seconds is None
+            self.waiting += 1 if fact.seconds is None else -1
+
+    def decisions(self, quota: str = "q") -> list[str]:
+        """Return what a quota decided, in order."""
+        return [fact.decision for fact in self._decisions if fact.quota == quota]
+
+
+@pytest.fixture
+def told() -> Told:
+    """An observer."""
+    return Told()
+
+
+def count(quota: str = "q", rule: str = "month", unit: str = "tokens") -> Count:
+    """What a quota without keys counts now."""
+    key = Template("").key(quota, dict[str, object]().get)
+    return Count(quota, key.id, Windows(rule).at(time.time()), key.shown, unit)
+
+
+def take(store: SharedStore, name: str, amount: int, lease: float = 60.0, **of: str) -> None:
+    """Reserve as another process of the fleet does."""
+    (reply,) = store.run(
+        [Reserve(name, (Demand(count=count(**of), amount=amount, limit=10**6),), lease)]
+    )
+    assert reply.status == "admitted"
+
+
+def give_back(store: SharedStore, name: str, used: int, **of: str) -> None:
+    """Settle as another process of the fleet does."""
+    store.run([Settle(name, (Charge(count=count(**of), amount=used),))])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others go on until something is so."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.005)
+
+
+def start(agent: Agent, who: str = "") -> asyncio.Task[Any]:
+    """Invoke an agent beside the test."""
+    return asyncio.create_task(agent.invoke_async("go", invocation_state={"who": who}))
+
+
+def seconds_of(action: Callable[[], Any]) -> tuple[Any, float]:
+    """Do something; what came of it, and how long it took."""
+    begun = time.monotonic()
+    return action(), time.monotonic() - begun
+
+
+# --- in line --------------------------------------------------------------------------------------
+
+
+def test_calls_go_out_one_by_one_in_the_order_in_which_they_came(
+    hold: Hold, make_agent: MakeAgent, url: str, metric: Metric, told: Told
+) -> None:
+    """As others give back what they did not use; nobody is refused, and then nobody waits."""
+    hold({"q": TOKENS}, url, [told])
+
+    async def run() -> list[str]:
+        model = Held()
+        tasks = []
+        for number in range(5):
+            tasks.append(start(make_agent(model), str(number)))
+            await until(lambda: told.waiting == len(tasks) - 1 and bool(model.asked))
+        assert model.asked == ["0"]
+        assert metric("otel_limits_quota_waiting", quota="q") == 4
+        model.may_answer.set()
+        results = await asyncio.gather(*tasks)
+        assert {result.stop_reason for result in results} == {"end_turn"}
+        return model.asked
+
+    assert asyncio.run(run()) == ["0", "1", "2", "3", "4"]
+    assert told.decisions() == ["admitted"] + ["waited"] * 4
+    assert told.waiting == metric("otel_limits_quota_waiting", quota="q") == 0
+
+
+def test_a_call_that_comes_later_does_not_overtake_one_that_waits(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """Also where it would have fitted into what is left."""
+    hold({"q": TOKENS}, url, [told])
+
+    async def run() -> list[str]:
+        large, small = Held(), Held(cap=10)
+        small.asked = large.asked
+        tasks = [start(make_agent(large), "first"), start(make_agent(large), "large")]
+        await until(lambda: told.waiting == 1)
+        tasks.append(start(make_agent(small), "small"))
+        await until(lambda: told.waiting == 2)
+        for model in (large, small):
+            model.may_answer.set()
+        await asyncio.gather(*tasks)
+        return large.asked
+
+    assert asyncio.run(run()) == ["first", "large", "small"]
+
+
+def test_whoever_waits_for_one_quota_holds_up_nobody_at_another(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """It holds nothing of any quota, and asks for all of them at once when it is its turn."""
+    quotas = {
+        "narrow": TOKENS | {"where": {"agent": "both"}},
+        "wide": TOKENS | {"tokens": 1400},
+    }
+    hold(quotas, url, [told])
+
+    async def run() -> list[str]:
+        model = Held()
+        first = start(make_agent(model, name="both"), "first")
+        await until(lambda: model.asked == ["first"])
+        second = start(make_agent(model, name="both"), "second")
+        await until(lambda: told.waiting == 1)
+        other = start(make_agent(model, name="other"), "other")
+        await until(lambda: len(model.asked) == 2)
+        model.may_answer.set()
+        await asyncio.gather(first, second, other)
+        return model.asked
+
+    assert asyncio.run(run()) == ["first", "other", "second"]
+
+
+def test_agents_in_threads_of_their_own_wait_for_each_other(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """Each has an event loop, and none of them is blocked by another."""
+    hold({"q": TOKENS}, url, [told])
+    model = ScriptedModel(endless(says("done")))
+    model.update_config(max_tokens=600)
+    results: list[str] = []
+    agents = [make_agent(model) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda agent=agent: results.append(agent("go").stop_reason))
+        for agent in agents
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert results == ["end_turn"] * 6
+    assert set(told.decisions()) <= {"admitted", "waited"}
+
+
+# --- how a wait ends ------------------------------------------------------------------------------
+
+
+def test_nobody_waits_longer_than_the_quota_says(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """The agent is halted then, and told for how long its call waited."""
+    hold({"q": CALLS | {"max_wait": "1s"}}, url, [told])
+    make_agent(ScriptedModel([says("done")]))("go")
+
+    async def run() -> list[Any]:
+        model = ScriptedModel([says("never")])
+        return await asyncio.gather(*(start(make_agent(model)) for _ in range(3)))
+
+    results, seconds = seconds_of(lambda: asyncio.run(run()))
+    assert 1.0 <= seconds < 1.0 + SOON
+    assert told.decisions() == ["admitted"] + ["gave_up"] * 3
+    for result in results:
+        assert result.stop_reason == "quota_exceeded"
+        stop = otel_limits.stop_of(result)
+        assert stop is not None
+        assert stop.breach is not None
+        assert stop.breach.note.endswith("; the call waited 1 s for it")
+        assert stop.quota is not None
+        assert (stop.quota.used, stop.quota.limit) == (1, 1)
+
+
+def test_the_end_of_a_window_ends_a_wait(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """A quota of a second paces calls: each goes out in a window of its own."""
+    hold({"q": CALLS | {"window": "PT1S"}}, url, [told])
+
+    async def run() -> list[Any]:
+        model = ScriptedModel(endless(says("done")))
+        return await asyncio.gather(*(start(make_agent(model)) for _ in range(2)))
+
+    begun = int(time.time())
+    assert {result.stop_reason for result in asyncio.run(run())} == {"end_turn"}
+    assert "waited" in told.decisions() or int(time.time()) > begun
+
+
+def test_what_another_process_gives_back_ends_a_wait(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+) -> None:
+    """The server tells those that wait."""
+    hold({"q": TOKENS}, server.url, [told])
+    take(store, "elsewhere", 900)
+
+    async def run() -> float:
+        model = Held()
+        model.may_answer.set()
+        task = start(make_agent(model))
+        await until(lambda: told.waiting == 1)
+        begun = time.monotonic()
+        await asyncio.to_thread(give_back, store, "elsewhere", 100)
+        assert (await task).stop_reason == "end_turn"
+        return time.monotonic() - begun
+
+    assert asyncio.run(run()) < SOON
+
+
+@pytest.mark.parametrize("how", ["grant", "reset"])
+def test_what_an_operator_permits_ends_a_wait(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, how: str, told: Told
+) -> None:
+    """A grant, or a count from 0."""
+    hold({"q": CALLS}, server.url, [told])
+    make_agent(ScriptedModel([says("done")]))("go")
+    this = count(unit="model_calls")
+
+    async def run() -> float:
+        task = start(make_agent(ScriptedModel([says("done")])))
+        await until(lambda: told.waiting == 1)
+        begun = time.monotonic()
+        if how == "grant":
+            await asyncio.to_thread(store.grant, this, 1, time.time() + 60)
+        else:
+            await asyncio.to_thread(store.reset, this)
+        assert (await task).stop_reason == "end_turn"
+        return time.monotonic() - begun
+
+    assert asyncio.run(run()) < SOON
+
+
+def test_the_lease_of_a_dead_process_ends_a_wait(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
+) -> None:
+    """Nobody tells of it: whoever waits knows when it ends."""
+    hold({"q": TOKENS}, server.url)
+    take(store, "dead", 900, lease=1.0)
+    model = ScriptedModel([says("done")])
+    model.update_config(max_tokens=600)
+    result, seconds = seconds_of(lambda: make_agent(model)("go"))
+    assert result.stop_reason == "end_turn"
+    assert seconds < 1.0 + SOON
+
+
+def test_who_missed_what_was_told_asks_when_it_listens_again(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+) -> None:
+    """Its connection was cut while something became free."""
+    hold({"q": TOKENS}, server.url, [told])
+    take(store, "elsewhere", 900)
+
+    async def run() -> str:
+        model = Held()
+        model.may_answer.set()
+        task = start(make_agent(model))
+        await until(lambda: told.waiting == 1)
+        server.client.hdel(*server.client.keys("*q:*[0-9]"), "waited")  # so that nothing is told
+        await asyncio.to_thread(give_back, store, "elsewhere", 100)
+        server.client.client_kill_filter(_type="pubsub")
+        return str((await task).stop_reason)
+
+    assert asyncio.run(run()) == "end_turn"
+
+
+@pytest.mark.parametrize("way", ["kill", "deadline", "cancel"])
+def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
+    hold: Hold, make_agent: MakeAgent, url: str, way: str, told: Told
+) -> None:
+    """At once; the next in line goes out when it is its turn."""
+    seconds = 0.3 if way == "deadline" else 60
+    agents = {"ended": {"limits": {"max_duration_seconds": seconds}}}
+    hold({"q": TOKENS}, url, [told], agents=agents)
+
+    async def run() -> None:
+        model = Held()
+        first = start(make_agent(model), "first")
+        await until(lambda: model.asked == ["first"])
+        ended = start(make_agent(model, name="ended"), "ended")
+        await until(lambda: told.waiting == 1)
+        begun = time.monotonic()
+        last = start(make_agent(model), "last")
+        await until(lambda: told.waiting == 2)
+        if way == "cancel":
+            ended.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ended
+        else:
+            if way == "kill":
+                assert otel_limits.kill(agent="ended") == 1
+            result = await ended
+            assert result.stop_reason == {"kill": "killed", "deadline": "max_duration"}[way]
+        assert time.monotonic() - begun < SOON + 0.3
+        assert told.waiting == 1
+        model.may_answer.set()
+        assert [(await each).stop_reason for each in (first, last)] == ["end_turn"] * 2
+        assert model.asked == ["first", "last"]
+
+    asyncio.run(run())
+
+
+def test_switching_off_ends_a_wait(hold: Hold, make_agent: MakeAgent, url: str, told: Told) -> None:
+    """Off means off: the call goes out."""
+    hold({"q": CALLS}, url, [told])
+    make_agent(ScriptedModel([says("done")]))("go")
+
+    async def run() -> str:
+        task = start(make_agent(ScriptedModel([says("done")])))
+        await until(lambda: told.waiting == 1)
+        otel_limits.disable()
+        return str((await task).stop_reason)
+
+    assert asyncio.run(run()) == "end_turn"
+
+
+# --- who does not wait ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quota", "reason"),
+    [({"action": "observe"}, "end_turn"), ({"on_exceeded": "refuse"}, "quota_exceeded")],
+    ids=["observe", "refuse"],
+)
+def test_only_a_quota_that_says_so_is_waited_for(
+    hold: Hold, make_agent: MakeAgent, url: str, quota: dict[str, str], reason: str, told: Told
+) -> None:
+    """One that is observed never keeps anybody waiting."""
+    hold({"q": CALLS | quota}, url, [told])
+    model = ScriptedModel(endless(says("done")))
+    reasons = [make_agent(model)("go").stop_reason for _ in range(2)]
+    assert reasons == ["end_turn", reason]
+    assert told.waits == 0
+
+
+def test_a_quota_that_refuses_is_not_waited_for_because_another_one_waits(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """What is refused by one is refused at once."""
+    hold({"q": CALLS, "hard": CALLS | {"on_exceeded": "refuse"}}, url, [told])
+    model = ScriptedModel(endless(says("done")))
+    reasons = [make_agent(model)("go").stop_reason for _ in range(2)]
+    assert reasons == ["end_turn", "quota_exceeded"]
+    assert told.decisions("hard") == ["admitted", "refused"]
+
+
+def test_a_call_that_is_more_than_the_whole_quota_is_refused_at_once(
+    hold: Hold, make_agent: MakeAgent, url: str
+) -> None:
+    """Waiting would not make it smaller."""
+    hold({"q": TOKENS}, url)
+    model = ScriptedModel([says("never")])
+    model.update_config(max_tokens=2000)
+    result, seconds = seconds_of(lambda: make_agent(model)("go"))
+    assert result.stop_reason == "quota_exceeded"
+    assert seconds < SOON
+
+
+def test_a_blocked_key_is_refused_at_once(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
+) -> None:
+    """An operator has said that nothing of it may be used."""
+    hold({"q": CALLS}, server.url)
+    store.block(count(unit="model_calls"), Block(FOREVER, "unpaid"))
+    result, seconds = seconds_of(lambda: make_agent(ScriptedModel([says("never")]))("go"))
+    assert result.stop_reason == "quota_exceeded"
+    assert seconds < SOON
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def test_who_waits_asks_the_server_nothing(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+) -> None:
+    """A hundred that wait are told once for each that goes out, and the first of them asks."""
+    hold({"q": CALLS}, server.url, [told])
+    make_agent(ScriptedModel([says("done")]))("go")
+
+    async def run() -> None:
+        model = ScriptedModel(endless(says("done")))
+        tasks = [start(make_agent(model)) for _ in range(100)]
+        await until(lambda: told.waiting == 100)
+        await asyncio.sleep(0.1)
+        before = server.calls()
+        assert before < 110
+        await asyncio.sleep(0.3)
+        assert server.calls() == before
+        await asyncio.to_thread(store.grant, count(unit="model_calls"), 100, time.time() + 60)
+        results = await asyncio.gather(*tasks)
+        assert {result.stop_reason for result in results} == {"end_turn"}
+        # For each its reservation and its settlement, the grant, and who asked in vain meanwhile.
+        assert server.calls() - before < 100 * 2 + 120
+
+    asyncio.run(run())
+
+
+# --- what a policy file may say -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", ["30", 30, "0s", "soon", -1])
+def test_a_wait_is_a_duration(hold: Hold, wait: object) -> None:
+    """Anything else is told in a sentence, and the quota is not held."""
+    with pytest.raises(ValueError, match=r'quotas\["q"\]: max_wait must be a duration above 0'):
+        hold({"q": CALLS | {"max_wait": wait}})
