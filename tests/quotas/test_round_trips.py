@@ -69,7 +69,15 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     call(make_agent(ScriptedModel([*[uses("search")] * 9, says("done")])))
     sent = server.client.info("commandstats")
     within_scripts = {"get", "set", "time", "hget", "hmget", "hset", "hdel"}
-    within_scripts |= {"pexpireat", "pttl", "zadd", "zrem", "zrangebyscore", "zremrangebyscore"}
+    within_scripts |= {
+        "pexpire",
+        "pexpireat",
+        "pttl",
+        "zadd",
+        "zrem",
+        "zrangebyscore",
+        "zremrangebyscore",
+    }
     commands = {name.removeprefix("cmdstat_"): row["calls"] for name, row in sent.items()}
     assert commands["evalsha"] == 20
     others = {"config|resetstat", "info", "hello", "subscribe", "ping"}  # ours, and for kills

@@ -46,8 +46,8 @@ for n, demand in ipairs(demands) do
     and count.used < demand.limit
   local fits = lone or count.used + count.reserved + demand.amount <= demand.limit
   if block or not fits then
-    local first = redis.call('ZRANGE', count.leases, 0, 0, 'WITHSCORES')[2]
-    local why = block and '=' .. block or demand.enforced and first and '@' .. whole(first) or ''
+    local first = demand.enforced and redis.call('ZRANGE', count.leases, 0, 0, 'WITHSCORES')[2]
+    local why = block and '=' .. block or first and '@' .. whole(first) or ''
     table.insert(lacking, (n - 1) .. why)
     -- A count that is not there has nothing that could become free.
     if demand.waits > 0 and count.exists and now + demand.waits > count.waited then
