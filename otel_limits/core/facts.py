@@ -31,6 +31,7 @@ Decision: TypeAlias = Literal[
     "gave_up",
     "observed",
     "unpriced",
+    "degraded_grace_admitted",
     "degraded_denied",
     "degraded_allowed",
     "degraded_local_admitted",

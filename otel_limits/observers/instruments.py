@@ -191,7 +191,7 @@ QUOTA_DECISIONS: Final = MetricSpec(
     labels=("quota", "decision"),
     help="What quotas said to model calls: admitted, refused, observed (it would have been "
     "refused), unpriced (a quota in money did not count it), waited (admitted after a wait), "
-    "gave_up (refused after one), or one of degraded_denied, "
+    "gave_up (refused after one), or one of degraded_grace_admitted, degraded_denied, "
     "degraded_allowed, degraded_local_admitted, degraded_local_refused while the store did "
     "not answer.",
     unit="{decision}",

@@ -7,11 +7,16 @@ import contextlib
 import time
 import uuid
 from concurrent.futures import Future, TimeoutError  # noqa: A004  not the built-in one before 3.11
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.core.faults import never_raises
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.store import (
     Charge,
+    Demand,
+    ImpossibleError,
     Look,
     Operation,
     Reply,
@@ -20,7 +25,7 @@ from otel_limits.quotas.store import (
     Standing,
     StoreError,
 )
-from otel_limits.quotas.tickets import Ticket, demand_of
+from otel_limits.quotas.tickets import QuotaNeed, Ticket, demand_of
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
@@ -54,12 +59,17 @@ class StoreClient:
     def _start_afresh(self) -> None:
         # Until the store has answered, its clock is taken to show what ours does.
         self._clock_offset = time.time() - time.monotonic()
+        self._worker = uuid.uuid4().hex
         self.fallback = Fallback(self.now, self._lease)
 
     @property
     def is_shared(self) -> bool:
         """Whether others use the store too."""
         return self._carrier.is_shared
+
+    def start(self) -> None:
+        """Connect in the background, and look again and again at what this worker has shares of."""
+        self._carrier.start(self.look_again)
 
     async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
         """Reserve for a ticket, in the windows that hold the store's time.
@@ -79,7 +89,6 @@ class StoreClient:
             # The reply has told the store's time by now, so that the next attempt names
             # the right windows.
             if reply.status != "elsewhere":
-                self.fallback.end()
                 return reply
         raise StoreError(
             "the time that the store shows is in none of the windows that it is asked for"
@@ -99,6 +108,39 @@ class StoreClient:
             StoreError: The store did not answer.
         """
         return await self._ask(settlement_of(ticket), time.monotonic() + self._timeout)
+
+    def remember(self, need: QuotaNeed, demand: Demand, standing: Standing) -> Standing:
+        """Note how a count stands, and return it with its limit."""
+        latest = self.fallback.remember(need, demand, standing)
+        # At once for the first: a store that is lost in the next second has told how many share.
+        if not self.fallback.workers and need.quota.grace:
+            self.look_again()
+        return latest
+
+    @never_raises("quotas")
+    def look_again(self) -> float | None:
+        """Ask how the counts stand that this worker may have to use a share of.
+
+        Returns:
+            Seconds after which to look again.
+        """
+        counts = self.fallback.shared() if self._carrier.is_shared else ()
+        if counts:
+            look = Look(uuid.uuid4().hex, counts, self._worker)
+            self._carrier.send(look).add_done_callback(partial(self._looked, look))
+        return self.fallback.look_seconds
+
+    @never_raises("quotas")
+    def _looked(self, look: Look, future: Future[Reply]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, ImpossibleError):
+            self.fallback.unshare(look.counts)
+        elif error is not None:
+            self.fallback.lose()
+        if future.cancelled() or error is not None:
+            return
+        self._hear(future.result())
+        self.fallback.looked(look.counts, future.result())
 
     def question(self, quota: Quota, key: Key) -> Look:
         """Make the question how one key of a quota stands now."""
@@ -128,6 +170,14 @@ class StoreClient:
     def settle_later(self, ticket: Ticket) -> None:
         """Settle a ticket without waiting."""
         self._carrier.send(settlement_of(ticket))
+
+    def reserve_later(self, ticket: Ticket) -> None:
+        """Have the store know of a call that went out without it, as soon as it is back.
+
+        Others must not be given what a call under way is still to use.
+        """
+        demands = tuple(replace(each, enforced=False) for each in ticket.demands)
+        self._carrier.send(Reserve(ticket.id, demands, self._lease))
 
     def give_back(self, ticket: Ticket) -> None:
         """Take a reservation back whose reply did not come: it may have been made all the same."""
@@ -159,7 +209,11 @@ class StoreClient:
             if not isinstance(operation, Settle):
                 future.cancel()
             raise StoreError("the store did not answer in time")
-        reply = future.result()
+        return self._hear(future.result())
+
+    def _hear(self, reply: Reply) -> Reply:
+        """Take note that the store answers, and of its time."""
+        self.fallback.end()
         # Monotonic time plus an offset: setting the clock of this machine moves no window.
         self._clock_offset = reply.now - time.monotonic()
         return reply

@@ -10,16 +10,21 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.store import (
+    ImpossibleError,
+    Look,
     Operation,
     QuotaStore,
     Reply,
+    Reserve,
     Settle,
     StoreError,
     StoreLostError,
@@ -35,13 +40,19 @@ BATCH: Final = 500
 
 # A settlement has a few hundred bytes, so that an outage costs some megabytes at most.
 MAX_KEPT: Final = 10_000
-"""Settlements that are kept during an outage; the oldest is lost when one more comes."""
+"""Calls that are kept during an outage; the oldest is lost when one more comes."""
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
 """How often to check whether the store is back."""
 
 CLOSE_SECONDS: Final = 1.0
 """How long the end of a process is delayed at most."""
+
+
+TICK_SECONDS: Final = 1.0
+"""When a tick that failed is tried again."""
+
+Tick: TypeAlias = Callable[[], float | None]
 
 
 class Direct:
@@ -60,8 +71,8 @@ class Direct:
         self._store = store
         self._free = free
 
-    def start(self) -> None:
-        """Nothing has to be connected."""
+    def start(self, tick: Tick) -> None:
+        """Nothing has to be connected, and nothing is ever lost."""
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Do it here and now."""
@@ -92,6 +103,7 @@ class Courier:
     def __init__(self, store: QuotaStore) -> None:
         """Start no thread yet."""
         self._store = store
+        self._tick: Tick = lambda: None
         self._start_afresh()
         # A daemon thread is cut off when the interpreter ends, with whatever it still had to send.
         atexit.register(self.close)
@@ -101,13 +113,20 @@ class Courier:
         # in the child.
         self._wake = threading.Condition()
         self._waiting: deque[tuple[Operation, Future[Reply]]] = deque()
-        self._kept: deque[Settle] = deque()
+        self._kept: OrderedDict[str, Reserve | Settle] = OrderedDict()
+        self._next_tick = 0.0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_down = False
 
-    def start(self) -> None:
-        """Connect in the background, or the first call would wait for several round trips."""
+    def start(self, tick: Tick) -> None:
+        """Connect in the background, or the first call would wait for several round trips.
+
+        Args:
+            tick: Is called now and then while the store answers; returns the seconds until the
+                next time.
+        """
+        self._tick = tick
         with self._wake:
             self._has_thread()
 
@@ -145,7 +164,7 @@ class Courier:
         """Start afresh in a child: what the parent has to send, the parent sends."""
         self._store.after_fork()
         self._start_afresh()
-        self.start()
+        self.start(self._tick)
 
     def close(self) -> None:
         """Send what is left, within a second, and let go of the store."""
@@ -158,7 +177,10 @@ class Courier:
         if thread is not None:
             thread.join(CLOSE_SECONDS)
         # Those of refused calls take nothing, so that nobody misses them.
-        lost = sum(any(charge.amount for charge in each.charges) for each in self._kept)
+        lost = sum(
+            isinstance(each, Settle) and any(charge.amount for charge in each.charges)
+            for each in self._kept.values()
+        )
         if lost:
             FAULTS.report("quotas", StoreError(f"{lost} settlements were not counted"))
         self._store.close()
@@ -169,10 +191,16 @@ class Courier:
     def _work(self) -> None:
         self._warm()
         self._send_kept()  # what came while no thread could be started
-        while batch := self._take():
-            self._carry(batch)
+        while not self._closing.is_set():
+            batch = self._take()
+            if batch:
+                self._carry(batch)
             if self._is_down:
                 self._wait_for_store()
+            if time.monotonic() >= self._next_tick and not self._closing.is_set():
+                self._next_tick = time.monotonic() + (self._tick() or TICK_SECONDS)
+        while batch := self._take():
+            self._carry(batch)
         self._send_kept()
 
     def _warm(self) -> None:
@@ -186,10 +214,11 @@ class Courier:
                 self._wait_for_store()
 
     def _take(self) -> list[tuple[Operation, Future[Reply]]]:
-        """Wait for something to carry; nothing at the end."""
+        """Wait for something to carry; nothing when it is time for a tick, and at the end."""
         with self._wake:
-            while not self._waiting and not self._closing.is_set():
-                self._wake.wait()
+            left = self._next_tick - time.monotonic()
+            if not self._waiting and not self._closing.is_set() and left > 0:
+                self._wake.wait(left)
             return [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
 
     def _carry(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
@@ -204,7 +233,7 @@ class Courier:
         for (operation, future), reply in zip(live, replies, strict=True):
             if reply.status == "failed":
                 set_aside(operation, reply)
-                future.set_exception(StoreError(reply.error))
+                future.set_exception(ImpossibleError(reply.error))
             else:
                 future.set_result(reply)
 
@@ -230,12 +259,16 @@ class Courier:
             future.set_exception(StoreError(str(error)))
 
     def _keep(self, operation: Operation) -> None:
-        # A reservation is worth nothing later; what was used has to be counted however late.
-        if not isinstance(operation, Settle):
+        # A question is worth nothing later, nor is a reservation that can be refused; what has gone
+        # out all the same has to be counted however late.
+        if isinstance(operation, Look):
             return
-        self._kept.append(operation)
+        if isinstance(operation, Reserve) and any(each.enforced for each in operation.demands):
+            return
+        # A settlement takes the place of its reservation, as its call is over.
+        self._kept[operation.id] = operation
         if len(self._kept) > MAX_KEPT:
-            self._kept.popleft()
+            self._kept.popitem(last=False)
             FAULTS.report("quotas", StoreError("a settlement was lost: too many wait"))
 
     def _wait_for_store(self) -> None:
@@ -258,7 +291,7 @@ class Courier:
             with self._wake:
                 # Looked at and not taken: what is being sent when the connection breaks must not be
                 # lost. Sent twice it counts once, as a store knows ids of operations.
-                batch = [self._kept[n] for n in range(min(BATCH, len(self._kept)))]
+                batch = list(islice(self._kept.values(), BATCH))
                 # Only with nothing left, and under the lock: new settlements go behind those
                 # that were kept.
                 if not batch:
@@ -273,8 +306,9 @@ class Courier:
                     set_aside(operation, reply)
             with self._wake:
                 # Others may have added some meanwhile, and the oldest may have been dropped.
-                sent = {each.id for each in batch}
-                self._kept = deque(each for each in self._kept if each.id not in sent)
+                for each in batch:
+                    if self._kept.get(each.id) is each:
+                        del self._kept[each.id]
 
 
 def set_aside(operation: Operation, reply: Reply) -> None:

@@ -16,7 +16,7 @@ from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.open_tickets import OpenTickets
 from otel_limits.quotas.recovery import as_text
-from otel_limits.quotas.store import Reply, Standing, StoreError, StoreLostError
+from otel_limits.quotas.store import ImpossibleError, Reply, Standing, StoreError, StoreLostError
 from otel_limits.quotas.tickets import (
     UNPRICED,
     Denied,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.policy import Verdict
     from otel_limits.quotas.courier import Carrier
+    from otel_limits.quotas.fallback import Degraded
     from otel_limits.quotas.lines import Lines
     from otel_limits.quotas.quota import Quota
     from otel_limits.runs.gate import Request
@@ -163,6 +164,9 @@ class Engine:
         try:
             admission = await self._queue.reserve(ticket)
         except StoreError as error:
+            # One that answers to others is not lost: there is no share of what cannot be counted.
+            if not isinstance(error, ImpossibleError):
+                self._client.fallback.lose()
             # A store that is slow may still reserve what nobody will use: then it has to
             # be taken back.
             return self._degrade(ticket, was_sent=not isinstance(error, StoreLostError))
@@ -202,41 +206,40 @@ class Engine:
     # --- without the store ------------------------------------------------------------------------
 
     def _degrade(self, ticket: Ticket, *, was_sent: bool) -> Verdict | None:
-        """Do what every quota says for this case; one that denies is enough."""
+        """Use this worker's share, and without one do what every quota says for this case."""
+        fallback = self._client.fallback
         # Anew, as an attempt may have ended half-way, and as the windows of now are those
         # to decide in.
         self._client.fill(ticket, forced=False)
-        denied: list[Denied] = [
-            (
-                need,
-                unanswered(
-                    need, demand, self._client.fallback.known(demand.count), LOOK_INTERVAL_SECONDS
-                ),
-            )
-            for need, demand in ticket.asked
-            if need.quota.on_backend_error == "deny" and need.is_enforced
-        ]
-        for need, _ in denied:
-            self._decide(ticket, need, "degraded_denied")
-        # Not at all where a quota denies: the call does not go out, so that nothing is
-        # to be reserved.
-        denied = denied or self._reserve_here(ticket)
-        if not denied:
+        outcome = fallback.decide(ticket)
+        self._decide_without_store(ticket, outcome)
+        if outcome.is_admitted:
+            self._client.reserve_later(ticket)
             return None
         self._tickets.drop(ticket)
         if was_sent:
             self._client.give_back(ticket)
+        denied: list[Denied] = [
+            (need, unanswered(need, demand, fallback.known(demand.count), LOOK_INTERVAL_SECONDS))
+            for need, demand in outcome.unanswered
+        ]
+        if outcome.reply is not None:
+            denied += lacking(outcome.asked, outcome.reply, enforced=True)
         return verdict_of(denied)
 
-    def _reserve_here(self, ticket: Ticket) -> list[Denied]:
-        """Hold the quotas that are local in this process, and let go what the others permit."""
-        asked, reply = self._client.fallback.reserve(ticket)
-        local = [need for need, _ in asked]
-        is_admitted = ticket.reserved_in is not None
-        here: Decision = "degraded_local_admitted" if is_admitted else "degraded_local_refused"
-        for need in ticket.needs:
-            self._decide(ticket, need, here if need in local else "degraded_allowed")
-        return [] if reply is None or is_admitted else lacking(asked, reply, enforced=True)
+    def _decide_without_store(self, ticket: Ticket, outcome: Degraded) -> None:
+        if outcome.unanswered:
+            for need, _ in outcome.unanswered:
+                self._decide(ticket, need, "degraded_denied")
+            return
+        local: Decision = (
+            "degraded_local_admitted" if outcome.is_admitted else "degraded_local_refused"
+        )
+        for need, rule in outcome.rules:
+            if rule == "grace" and outcome.is_admitted:
+                self._decide(ticket, need, "degraded_grace_admitted")
+            elif rule != "grace":
+                self._decide(ticket, need, local if rule == "local" else "degraded_allowed")
 
     # --- what is published ------------------------------------------------------------------------
 
@@ -248,5 +251,5 @@ class Engine:
         # Strict, as a store that answers to another number of counts would be read as if
         # they were ours.
         for need, demand, standing in zip(ticket.needs, ticket.demands, standings, strict=True):
-            latest = self._client.fallback.remember(demand, standing)
+            latest = self._client.remember(need, demand, standing)
             self._publish(use_of(need, demand, latest))

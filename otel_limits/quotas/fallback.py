@@ -1,27 +1,75 @@
-"""Remembers how counts stood, and holds quotas in this process while the store is lost."""
+"""Remembers how counts stood, and decides about calls in this process while the store is lost."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import Count, Demand, Reply, Reserve, Standing
+from otel_limits.quotas.store import LOOKED_AT, Count, Demand, Reply, Reserve, Standing
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.tickets import Asked, Ticket
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.tickets import Asked, QuotaNeed, Ticket
 
 MAX_KNOWN: Final = 10_000
 """Counts whose last standing is remembered."""
 
+# A share is as good as the look that it comes from.
+LOOK_SECONDS: Final = 1.0
+"""How often a worker looks at what it has a share of, in a fleet of up to a hundred workers."""
+
+LOOKS_A_SECOND: Final = 100
+"""Looks of a larger fleet together: each of its workers looks less often."""
+
+MAX_LOOK_SECONDS: Final = 20.0
+"""How often a worker looks at least, so that it is not taken for gone."""
+
+Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
+"""What decides about a need: this worker's share, or what `on_backend_error` says."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What was heard of a count."""
+
+    standing: Standing
+    amount: int
+    """What its quota permits without grants."""
+    has_share: bool
+    """Whether a share of it may be used, so that it has to be looked at."""
+
+
+@dataclass(slots=True)
+class Degraded:
+    """What was decided about a call without the store."""
+
+    rules: list[tuple[QuotaNeed, Rule]]
+    """What decided, for each need."""
+    unanswered: list[Asked] = field(default_factory=list)
+    """What refuses the call, because nobody knows whether there is enough."""
+    asked: list[Asked] = field(default_factory=list)
+    """What was asked of the memory of this process."""
+    reply: Reply | None = None
+    """Its answer; `None` where nothing was asked of it."""
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the call may go out."""
+        return not self.unanswered and (self.reply is None or self.reply.status == "admitted")
+
 
 class Fallback:
-    """Remembers how counts stood, and lets this process use what was left.
+    """Remembers how counts stood, and lets this process use its share of what was left.
 
-    Processes cannot know of each other meanwhile: n of them can use n times what was left.
+    Args:
+        clock: What the store's clock shows.
+        lease_seconds: How long a call holds what is set aside for it.
     """
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
@@ -29,50 +77,138 @@ class Fallback:
         self._clock = clock
         self._lease = lease_seconds
         self._lock = threading.Lock()
-        self._known: OrderedDict[Count, Standing] = OrderedDict()
+        self._known: OrderedDict[Count, Known] = OrderedDict()
         self._memory = MemoryStore(clock)
         self._is_used = False
+        self._lost_at: float | None = None
+        self.workers = 0
+        """Processes that looked at the store when this one did last; 0 before."""
+        self.looks = 0
+        """How often it was looked."""
 
     def known(self, count: Count) -> Standing | None:
         """Return how a count stood when the store was last heard."""
-        return self._known.get(count)
+        known = self._known.get(count)
+        return None if known is None else known.standing
 
-    def remember(self, demand: Demand, standing: Standing) -> Standing:
+    def remember(self, need: QuotaNeed, demand: Demand, standing: Standing) -> Standing:
         """Note how a count stands, and return it with its limit."""
         with self._lock:
             earlier = self._known.get(demand.count)
             # The reply to a settlement has no limit: only a reservation looks up the grants.
-            limit = standing.limit or (earlier.limit if earlier else demand.limit)
-            latest = self._known[demand.count] = replace(standing, limit=limit)
+            if not standing.limit:
+                before = earlier.standing if earlier else Standing(0, 0, demand.limit)
+                standing = replace(standing, limit=before.limit, block=before.block)
+            known = Known(standing, need.quota.amount, has_share=bool(need.quota.grace))
+            self._known[demand.count] = known
             self._known.move_to_end(demand.count)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
-        return latest
+        return standing
+
+    # --- looking again ----------------------------------------------------------------------------
+
+    @property
+    def look_seconds(self) -> float:
+        """After how long to look again."""
+        return min(MAX_LOOK_SECONDS, max(LOOK_SECONDS, self.workers / LOOKS_A_SECOND))
+
+    def shared(self) -> tuple[tuple[Count, int], ...]:
+        """Return the counts to look at: those of present windows that were used last."""
+        now = self._clock()
+        with self._lock:
+            held = (
+                (count, known.amount)
+                for count, known in reversed(self._known.items())
+                if known.has_share and now in count.window
+            )
+            return tuple(islice(held, LOOKED_AT))
+
+    def looked(self, counts: Sequence[tuple[Count, int]], reply: Reply) -> None:
+        """Note how counts stand after a look at them."""
+        with self._lock:
+            self.workers = reply.workers
+            self.looks += 1
+            for (count, _), standing in zip(counts, reply.standings, strict=True):
+                if count in self._known:
+                    self._known[count].standing = standing
+
+    def unshare(self, counts: Sequence[tuple[Count, int]]) -> None:
+        """Look at these no more until they are heard of again: one of them can never be read."""
+        with self._lock:
+            for count, _ in counts:
+                if count in self._known:
+                    self._known[count].has_share = False
+
+    # --- without the store ------------------------------------------------------------------------
+
+    def lose(self) -> None:
+        """Note that the store does not answer."""
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+
+    def is_in_grace(self, quota: Quota) -> bool:
+        """Tell whether shares of a quota may be used now."""
+        lost_at = self._lost_at
+        return lost_at is not None and time.monotonic() - lost_at < quota.grace
 
     def end(self) -> None:
         """Begin anew: the store answers again, and what was used here is on its way to it."""
+        self._lost_at = None
         if self._is_used:
             # A new one, as tickets that are still open settle in the one that they
             # were reserved in.
             self._memory, self._is_used = MemoryStore(self._clock), False
 
-    def reserve(self, ticket: Ticket) -> tuple[list[Asked], Reply | None]:
-        """Reserve here for the quotas that say so.
+    def decide(self, ticket: Ticket) -> Degraded:
+        """Decide about a call, and reserve for it here."""
+        rules = [self._rule(*each) for each in ticket.asked]
+        while True:
+            outcome = self._try(ticket, rules)
+            short = () if outcome.reply is None else outcome.reply.lacking
+            used_up = [need for need, _ in (outcome.asked[n] for n in short)]
+            # Only where a share is used up: what a quota says for this case then applies.
+            passed = [
+                n for n, need in enumerate(ticket.needs) if rules[n] == "grace" and need in used_up
+            ]
+            if outcome.is_admitted or not passed:
+                return outcome
+            for n in passed:
+                rules[n] = ticket.needs[n].quota.on_backend_error
 
-        Returns:
-            What is asked of those quotas and the reply to it, if there are any.
-        """
-        chosen = [each for each in ticket.asked if each[0].quota.on_backend_error == "local"]
-        if not chosen:
-            return [], None
-        demands = tuple(self._left(demand) for _, demand in chosen)
-        (reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
+    def _try(self, ticket: Ticket, rules: Sequence[Rule]) -> Degraded:
+        outcome = Degraded(list(zip(ticket.needs, rules, strict=True)))
+        asked = ticket.asked
+        outcome.unanswered = [
+            each
+            for each, rule in zip(asked, rules, strict=True)
+            if rule == "deny" and each[0].is_enforced
+        ]
+        # Not at all where a quota denies: the call does not go out, so that nothing is
+        # to be reserved.
+        chosen = [n for n, rule in enumerate(rules) if rule in ("grace", "local")]
+        if outcome.unanswered or not chosen:
+            return outcome
+        outcome.asked = [asked[n] for n in chosen]
+        demands = tuple(self._left(asked[n][1], rules[n]) for n in chosen)
+        (outcome.reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
         self._is_used = True
-        ticket.reserved_in = self._memory if reply.status == "admitted" else None
-        return chosen, reply
+        ticket.reserved_in = self._memory if outcome.is_admitted else None
+        return outcome
 
-    def _left(self, demand: Demand) -> Demand:
+    def _rule(self, need: QuotaNeed, demand: Demand) -> Rule:
+        """Return what decides about a need: its share while there is one."""
+        has_share = self.workers > 0 and demand.count in self._known
+        if has_share and self.is_in_grace(need.quota):
+            return "grace"
+        return need.quota.on_backend_error
+
+    def _left(self, demand: Demand, rule: Rule) -> Demand:
         known = self.known(demand.count)
         limit = demand.limit if known is None else known.remaining
+        if rule == "grace":
+            # Every worker may use as much: what is left over is nobody's. And none sends a call
+            # that is more than its share, though it be the only one, since others may do the same.
+            limit //= self.workers
         # What was known is taken off the limit already: it must not be counted a second time.
-        return replace(demand, limit=limit, known=0)
+        return replace(demand, limit=limit, known=0, alone=demand.alone and rule == "local")

@@ -139,9 +139,8 @@ class MemoryStore:
 
     def _run(self, operation: Operation, now: float) -> Reply:
         if isinstance(operation, Look):
-            return Reply(
-                "looked", now, tuple(self._standing(*each, now) for each in operation.counts)
-            )
+            looked = tuple(self._standing(*each, now) for each in operation.counts)
+            return Reply("looked", now, looked, workers=bool(operation.worker))
         done = self._done.get(operation.id)
         # The same id is one call: a settlement ends it for good, while a reservation that is sent
         # again is answered as before. Only its settlement, which bears the same id, goes on.

@@ -37,6 +37,9 @@ PARTS_PER_USD: Final = 10**9
 MAX_PARTS: Final = 2**53 - 1
 """Above this, numbers in the scripts of Redis, which are doubles, are not exact."""
 
+GRACE_SECONDS: Final = 30.0
+"""How long a share is used where a quota does not say it: longer than a server takes to restart."""
+
 NO_KEY: Final = Template("")
 
 
@@ -57,8 +60,10 @@ class Quota:
     """What is done when it is exceeded; `None` for what the agent's policy says."""
     reserve: Reserved = "worst_case"
     """What of a call is set aside before it goes out."""
+    grace: float = GRACE_SECONDS
+    """Seconds for which a worker that lost the store may use its share of what was left."""
     on_backend_error: BackendError = "deny"
-    """What is done while the store does not answer."""
+    """What is done while the store does not answer, and there is no share to use."""
     on_exceeded: Exceeded = "refuse"
     """Whether a call that finds too little left is refused at once, or waits."""
     max_wait: float = MAX_WAIT_SECONDS

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from otel_limits.quotas.store import (
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
+    WORKER_SECONDS,
     Block,
     Count,
     Freed,
@@ -168,7 +169,8 @@ class KeyNames:
         return ScriptCall("settle", keys, [str(each) for each in arguments])
 
     def _question(self, operation: Look) -> ScriptCall:
-        keys, arguments = [self.expired], list[str]()
+        keys = [self.expired, f"{self.tag}:workers"]
+        arguments = [operation.worker, str(WORKER_SECONDS * 1000)]
         for count, amount in operation.counts:
             keys += [*self.buckets(count), self.grants(count)]
             arguments += [str(amount), count.unit]
@@ -215,6 +217,7 @@ def block_member(identity: str, block: Block) -> str:
 def reply_of(text: str) -> Reply:
     """Read the reply to an operation."""
     status, now, lacking, *numbers = text.split()
+    workers = int(numbers.pop(0)) if status == "looked" else 0
     standings, positions, ends = standings_of(numbers), list[int](), [math.inf]
     for position, sign, why in LACKING.findall(lacking):
         positions.append(int(position))
@@ -225,7 +228,12 @@ def reply_of(text: str) -> Reply:
         elif sign == "@" and status == "refused":
             ends.append(int(why) / 1000)
     return Reply(
-        cast("Status", status), int(now) / 1000, tuple(standings), tuple(positions), min(ends)
+        cast("Status", status),
+        int(now) / 1000,
+        tuple(standings),
+        tuple(positions),
+        min(ends),
+        workers=workers,
     )
 
 

@@ -67,6 +67,11 @@ def _wait(text: object) -> float:
     return seconds
 
 
+def _grace(text: object) -> float:
+    # YAML has 0 as a number.
+    return 0.0 if text in (0, "0") and text is not False else DURATION.check(text).total_seconds()
+
+
 COUNT: Final = count_up_to(MAX_PARTS)
 MONEY: Final = money_up_to(MAX_PARTS // PARTS_PER_USD)
 MAX_WAIT: Final = CheckedKind[float](
@@ -74,6 +79,12 @@ MAX_WAIT: Final = CheckedKind[float](
     check=_wait,
     parse=str,
     schema={"type": "string", "pattern": DURATION_TEXT.pattern},
+)
+GRACE: Final = CheckedKind[float](
+    phrase="a duration such as 30s or 5m, or 0 for none",
+    check=_grace,
+    parse=str,
+    schema={"anyOf": [{"type": "string", "pattern": f"^{DURATION_TEXT.pattern}$"}, {"const": 0}]},
 )
 CONDITIONS: Final = CheckedKind[tuple[tuple[str, str], ...]](
     phrase="a mapping of sources to globs, such as agent: nightly-*",
@@ -127,10 +138,15 @@ FIELDS: Final[Mapping[str, Field]] = {
         "What is done with a call that finds too little left: refuse (the default) or wait.",
     ),
     "max_wait": Field(MAX_WAIT, "How long a call waits at most, such as 5m; 30s unless set."),
+    "grace": Field(
+        GRACE,
+        "How long a process that lost the store may use its share of what was left, such as 30s "
+        "(the default); 0 for none.",
+    ),
     "on_backend_error": Field(
         choice(*BACKEND_ERRORS),
-        "What is done while the store does not answer: deny (the default), allow, or local "
-        "(each process uses what was left).",
+        "What is done while the store does not answer and there is no share to use: deny (the "
+        "default), allow, or local (each process uses what was left).",
     ),
 }
 """Every key of a quota; the reader, the schema and the documentation are made of this."""
@@ -217,6 +233,7 @@ OPTIONAL: Final = (
     "reserve",
     "on_exceeded",
     "max_wait",
+    "grace",
     "on_backend_error",
 )
 

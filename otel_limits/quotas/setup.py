@@ -69,7 +69,7 @@ class Quotas:
             lines=lines,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
-        carrier.start()
+        self._engine.client.start()
         # Last, as from here on model calls ask.
         runs.observers.gate = self._engine
 

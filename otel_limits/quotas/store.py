@@ -26,6 +26,10 @@ REMEMBERED_SECONDS: Final = 3600
 RECOVERABLE_SECONDS: Final = 3000
 """How long a settlement that nobody sent is looked for: well before its id is forgotten."""
 
+# Several times as long as a worker of the largest fleet takes to look again.
+WORKER_SECONDS: Final = 60
+"""How long a process that does not look any more is counted as a worker."""
+
 DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
@@ -60,6 +64,10 @@ class DeafError(StoreError):
 
 class StoreLostError(StoreError):
     """The store is known not to answer, so that nothing was sent."""
+
+
+class ImpossibleError(StoreError):
+    """The store answers, and can never do what it was asked, because of what stands there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,8 @@ class Look:
     id: str
     counts: tuple[tuple[Count, int], ...]
     """Each with the amount of its quota."""
+    worker: str = ""
+    """Id of the process, where it is to be counted as a worker; this is noted."""
 
 
 Operation: TypeAlias = Reserve | Settle | Look
@@ -181,6 +191,8 @@ class Reply:
     """When a reservation ends by itself that was in the way; the store's time."""
     error: str = ""
     """Why it failed."""
+    workers: int = 0
+    """How many processes look at the store, in the reply to a worker's look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 0.1
 AMOUNT = 5
-CALLS = {"model_calls": AMOUNT, "window": "month"}
+CALLS = {"model_calls": AMOUNT, "window": "month", "grace": 0}
+"""Without a share of what was left, which `test_grace.py` is about."""
 
 pytestmark = pytest.mark.usefixtures("faulty")
 

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from tests.conftest import Call, MakeAgent
     from tests.quotas.conftest import Hold
 
-CALLS = {"model_calls": 1000, "window": "month"}
+# Without grace, so that nothing is looked at in between.
+CALLS = {"model_calls": 1000, "window": "month", "grace": 0}
 OTHERS = {
-    "tokens": {"tokens": 10**9, "window": "day", "key": "agent"},
-    "runs": {"invocations": 10**6, "window": "hour", "key": "model"},
-    "watched": {"model_calls": 1, "window": "month", "action": "observe"},
+    "tokens": {"tokens": 10**9, "window": "day", "key": "agent", "grace": 0},
+    "runs": {"invocations": 10**6, "window": "hour", "key": "model", "grace": 0},
+    "watched": {"model_calls": 1, "window": "month", "action": "observe", "grace": 0},
 }
 
 

@@ -89,7 +89,8 @@ def test_ten_thousand_settlements_wait_and_no_more(store: LostStore, courier: Co
         for number in range(10_020):
             courier.send(Settle(str(number), ()))
         assert len(courier._kept) == 10_000
-        assert (courier._kept[0].id, courier._kept[-1].id) == ("20", "10019")
+        kept = list(courier._kept)
+        assert (kept[0], kept[-1]) == ("20", "10019")
 
 
 def test_the_settlements_of_the_dead_are_looked_for_once_a_minute(store: LostStore) -> None:

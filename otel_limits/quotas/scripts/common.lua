@@ -5,6 +5,7 @@
 -- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by the time until which they hold.
 -- done: hash of what was done of a hundred operations, by their last digits: "settled -", or
 --       "admitted LACKING" until then. Kept small, as there is one for every model call of an hour.
+-- workers: sorted set of the processes that may use a share in an outage, by when they looked last.
 -- expired: sorted set of operation ids by the time at which their lease was found expired. Whoever
 --       has the settlement of one in its ledger sends it; none can be sent after an hour.
 

@@ -1,17 +1,26 @@
 -- Tell how counts stand.
--- KEYS: expired, then for each count: its two buckets, each with its leases; grants.
--- ARGV: for each count: the amount of its quota, its unit.
+-- KEYS: expired, workers, then for each count: its two buckets, each with its leases; grants.
+-- ARGV: which worker asks, empty for none; how long it is taken for a worker; then for each count: the
+--       amount of its quota, its unit.
 
 local now = now_ms()
-local reply, blocked = { 'looked', whole(now), '-' }, {}
-for n = 1, (#KEYS - 1) / 5 do
-  local key, unit = 5 * n - 4, ARGV[2 * n]
+local workers = 0
+if ARGV[1] ~= '' then
+  redis.call('ZADD', KEYS[2], whole(now), ARGV[1])
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', whole(now - ARGV[2]))
+  redis.call('PEXPIRE', KEYS[2], ARGV[2])
+  workers = redis.call('ZCARD', KEYS[2])
+end
+
+local reply, blocked = { 'looked', whole(now), '-', whole(workers) }, {}
+for n = 1, (#KEYS - 2) / 5 do
+  local key, unit = 5 * n - 3, ARGV[2 * n + 2]
   local count = open({ KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] }, unit)
   void(count, KEYS[1], now)
   table.insert(reply, whole(count.used))
   table.insert(reply, whole(count.reserved))
   local more, block = granted(KEYS[key + 5], unit, now)
-  table.insert(reply, whole(ARGV[2 * n - 1] + more))
+  table.insert(reply, whole(ARGV[2 * n + 1] + more))
   if block then
     table.insert(blocked, (n - 1) .. '=' .. block)
   end

@@ -1,0 +1,321 @@
+"""What a fleet may still use while its store is away: what was left, in equal shares."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.core.facts import Invocation, ModelCall, QuotaDecision
+from otel_limits.core.usage import Usage
+from otel_limits.quotas.courier import Courier
+from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.lines import Lines
+from otel_limits.quotas.quota import Quota
+from otel_limits.quotas.store import Standing, StorePlace
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.windows import Windows
+from otel_limits.runs.gate import Request
+from otel_limits.settings.policy import PolicyFile
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import Wire, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from otel_limits.core.facts import Fact
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+NUMBERS = itertools.count()
+
+
+def quota(**more: Any) -> Quota:
+    """100 model calls, for long enough that no window ends within a test."""
+    return Quota(name="q", unit="model_calls", amount=100, windows=Windows("P366D"), **more)
+
+
+class Worker:
+    """What a process of a fleet has, with a connection of its own."""
+
+    def __init__(self, url: str, held: Quota) -> None:
+        self.facts: list[Fact] = []
+        self.engine = Engine(
+            lambda: [held],
+            Courier(open_shared_store(StorePlace(url, 2.0))),
+            publish=self.facts.append,
+            price=lambda *_: Decimal(1),
+            timeout=2.0,
+            lines=Lines(),
+        )
+        self.engine.client.start()
+
+    def call(self) -> bool:
+        """Make one model call, from asking to its settlement; whether it went out."""
+        invocation = self.ask()
+        if invocation is None:
+            return False
+        self.end(invocation)
+        return True
+
+    def use_all(self) -> int:
+        """Call until it is refused; how many calls went out."""
+        return next(number for number in itertools.count() if not self.call())
+
+    def ask(self) -> Invocation | None:
+        """Ask for a call, of an invocation of its own."""
+        name = f"i{next(NUMBERS)}"
+        invocation = Invocation(agent="a", id=name, root_id=name)
+        request = Request(invocation=invocation, model="m", input=1, output_cap=1)
+        return None if asyncio.run(self.engine.admit(request)) else invocation
+
+    def end(self, invocation: Invocation) -> None:
+        """It took what it took."""
+        self.engine(
+            ModelCall(
+                invocation=invocation,
+                number=1,
+                model="m",
+                kind="measured",
+                usage=Usage(input=1, output=1),
+                estimated=False,
+                span_id=None,
+                seconds=None,
+            )
+        )
+        asyncio.run(self.engine.settle(invocation.id))
+
+    def look(self) -> None:
+        """Look at the store now, as it does once a second."""
+        looked = self.engine.client.fallback.looks
+        self.engine.client.look_again()
+        eventually(lambda: self.engine.client.fallback.looks > looked)
+
+    def decisions(self) -> list[str]:
+        """What was decided."""
+        return [each.decision for each in self.facts if isinstance(each, QuotaDecision)]
+
+
+class Fleet:
+    """Workers behind one wire."""
+
+    def __init__(self, server: Server) -> None:
+        self.wire = Wire(server.port)
+        self.store = open_shared_store(StorePlace(server.url, 2.0))
+        self.workers: list[Worker] = []
+
+    def join(self, number: int, **more: Any) -> list[Worker]:
+        """Let more workers begin: each makes a call, and all have seen how many they are."""
+        begun = [Worker(self.wire.url, quota(**more)) for _ in range(number)]
+        self.workers += begun
+        for worker in begun:
+            assert worker.call()
+        for worker in self.workers:
+            worker.look()
+        return begun
+
+    def cut(self) -> None:
+        """Let nobody reach the store any more."""
+        self.wire.close()
+
+    def standing(self) -> Standing:
+        """How the quota stands in the store."""
+        key = Template("").key("q", dict[str, object]().get)
+        (found,) = self.store.look([(quota().count(key, time.time()), 100)])
+        return found
+
+    def use_all(self) -> int:
+        """Let every worker call until it is refused; how many calls went out."""
+        return sum(worker.use_all() for worker in self.workers)
+
+    def close(self) -> None:
+        """End all of them."""
+        for worker in self.workers:
+            worker.engine.close()
+        self.wire.close()
+        self.store.close()
+
+
+@pytest.fixture
+def fleet(server: Server) -> Iterator[Fleet]:
+    """Nobody yet."""
+    made = Fleet(server)
+    yield made
+    made.close()
+
+
+def test_the_shares_of_a_fleet_are_no_more_than_what_was_left(fleet: Fleet) -> None:
+    """96 of 100 are left to four workers: 24 each, and not one call more."""
+    fleet.join(4)
+    assert fleet.standing() == Standing(4, 0, 100)
+    fleet.cut()
+    assert [worker.use_all() for worker in fleet.workers] == [24] * 4
+    first = fleet.workers[0].decisions()
+    assert first == ["admitted"] + ["degraded_grace_admitted"] * 24 + ["degraded_denied"]
+
+
+def test_what_does_not_divide_is_nobodys(fleet: Fleet) -> None:
+    """97 left to three workers: 32 each."""
+    fleet.join(3)
+    fleet.cut()
+    assert fleet.use_all() == 96
+
+
+def test_a_call_under_way_is_not_left_to_anybody(fleet: Fleet) -> None:
+    """What it reserved is its own."""
+    one, two = fleet.join(2)
+    under_way = one.ask()
+    assert under_way is not None
+    for worker in (one, two):
+        worker.look()
+    fleet.cut()
+    assert fleet.use_all() == 2 * (97 // 2)
+    one.end(under_way)
+
+
+def test_what_others_used_since_the_last_look_is_the_bound(fleet: Fleet) -> None:
+    """Half of the 40 calls that one of two workers made is what the quota can be passed by."""
+    one, _ = fleet.join(2)
+    for _ in range(40):
+        one.call()
+    fleet.cut()
+    admitted = fleet.use_all()
+    used = 42 + admitted
+    assert 100 < used <= 100 + 40 // 2
+
+
+def test_who_joined_since_can_pass_the_quota_by_what_it_was_shown(fleet: Fleet) -> None:
+    """Two had seen two workers, the third three: by its share, and by nothing else."""
+    fleet.join(2)
+    third = Worker(fleet.wire.url, quota())
+    third.call()
+    third.look()
+    fleet.workers.append(third)
+    fleet.cut()
+    used = 3 + fleet.use_all()
+    assert 100 < used <= 100 + 97 // 3 + 1
+
+
+def test_a_process_that_never_saw_the_store_has_no_share(fleet: Fleet) -> None:
+    """Nobody told it what is left."""
+    fleet.cut()
+    worker = Worker(fleet.wire.url, quota())
+    fleet.workers.append(worker)
+    assert not worker.call()
+    assert worker.decisions() == ["degraded_denied"]
+
+
+def test_what_was_used_of_a_share_is_settled_when_the_store_is_back(
+    fleet: Fleet, server: Server
+) -> None:
+    """And what is under way then is reserved there, so that nobody else is given it."""
+    (worker,) = fleet.join(1)
+    server.freeze()
+    try:
+        assert [worker.call() for _ in range(10)] == [True] * 10
+        under_way = worker.ask()
+    finally:
+        server.thaw()
+    eventually(lambda: fleet.standing() == Standing(11, 1, 100))
+    assert under_way is not None
+    worker.end(under_way)
+    eventually(lambda: fleet.standing() == Standing(12, 0, 100))
+
+
+def test_only_the_first_call_waits_for_a_store_that_is_away(fleet: Fleet, server: Server) -> None:
+    """Two seconds with the timeout that ships; the others use the share at once."""
+    (worker,) = fleet.join(1)
+    server.freeze()
+    try:
+        seconds = []
+        for _ in range(5):
+            began = time.monotonic()
+            assert worker.call()
+            seconds.append(time.monotonic() - began)
+    finally:
+        server.thaw()
+    assert seconds[0] <= 2.5
+    assert max(seconds[1:]) < 0.5
+
+
+def test_grace_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 seconds after the store was missed first, what the quota says for this case applies."""
+    now = [0.0]
+    (worker,) = fleet.join(1)
+    fleet.cut()
+    monkeypatch.setattr("otel_limits.quotas.fallback.time.monotonic", lambda: now[0])
+    worker.engine.client.fallback.lose()
+    now[0] = 29.9
+    assert worker.engine.client.fallback.is_in_grace(quota())
+    now[0] = 30.0
+    assert not worker.engine.client.fallback.is_in_grace(quota())
+
+
+@pytest.mark.parametrize(
+    ("mode", "calls"), [("deny", 49), ("local", 98), ("allow", 120)], ids=["deny", "local", "allow"]
+)
+def test_what_a_quota_says_for_an_outage_applies_after_its_share(
+    fleet: Fleet, mode: str, calls: int
+) -> None:
+    """`local` goes on to the whole of what was left, `allow` without end."""
+    worker, _ = fleet.join(2, on_backend_error=mode)
+    fleet.cut()
+    assert [worker.call() for _ in range(120)].count(True) == calls
+
+
+def test_without_grace_nothing_is_shared_and_nothing_looked_at(
+    fleet: Fleet, server: Server
+) -> None:
+    """A model call costs its two commands, and an outage is decided at once."""
+    worker = Worker(fleet.wire.url, quota(grace=0.0))
+    fleet.workers.append(worker)
+    assert worker.call()
+    assert server.calls() == 2
+    fleet.cut()
+    assert not worker.call()
+
+
+def test_an_agent_goes_on_in_an_outage(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, facts: list[Fact]
+) -> None:
+    """With everything as it ships: its store is gone, and it uses what was left."""
+    hold({"calls": {"model_calls": 5, "window": "month"}}, own_server.url, [facts.append])
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    eventually(lambda: own_server.client.zcard("{otel_limits}:workers") == 1)
+    own_server.stop()
+    reasons = [agent("go").stop_reason for _ in range(5)]
+    assert reasons == ["end_turn"] * 4 + ["quota_unavailable"]
+
+
+# --- the policy file ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30.0), ("2m", 120.0), ("0", 0.0), ("0s", 0.0)]
+)
+def test_grace_is_read(tmp_path: Path, text: str, seconds: float) -> None:
+    """A duration, or 0 for none; 30 seconds unless it says."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(f"quotas:\n  a: {{tokens: 5, window: day, grace: {text}}}\n")
+    (entry,) = PolicyFile(str(path)).document.quotas.values()
+    assert entry.value.grace == seconds
+    assert quota().grace == 30.0
+
+
+@pytest.mark.parametrize("text", ["-1", "5", "soon", "false", "1.5s"])
+def test_a_wrong_grace_is_a_mistake(tmp_path: Path, text: str) -> None:
+    """It is said in one sentence."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(f"quotas:\n  a: {{tokens: 5, window: day, grace: {text}}}\n")
+    (mistake,) = PolicyFile(str(path)).mistakes
+    assert "grace" in mistake
+    assert "must be a duration such as 30s or 5m, or 0 for none" in mistake
