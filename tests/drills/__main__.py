@@ -31,8 +31,8 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     "read-only": (disasters.read_only, 40, 3),
     "vanished": (disasters.vanished, 40, 3),
     "clock": (disasters.clock, 200, 12),
-    "power-spill": (power.spill_file, 10_000, 10),
-    "power-log": (power.log_of_the_database, 10_000, 10),
+    "power-spill": (power.spill_file, 100, 3),
+    "power-log": (power.log_of_the_database, 100, 1),
     "postgresql": (server.disasters, 40, 3),
 }
 """What is done, and how much of it: in full, and in small."""

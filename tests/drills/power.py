@@ -1,31 +1,35 @@
-"""A power failure: files end in the middle of what was written last, at every byte of it."""
+"""A power failure: files end in the middle of what was written last, at every byte of it.
+
+What can be read is looked at after every cut. The commands are asked where it is something new, as
+what they answer depends on nothing else, and at some other cuts.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
+from otel_limits.ledger.spill import rows_in
 from tests.drills.checking import ask
 from tests.drills.load import Place, start
 from tests.ledger.size import CALLS, one
+
+WHOLE = (
+    "SELECT (SELECT count(*) FROM otel_limits_invocations WHERE ended_us IS NOT NULL),"
+    " (SELECT count(*) FROM otel_limits_tool_calls), count(*) FROM otel_limits_model_calls"
+)
 
 
 def spill_file(directory: Path, size: int) -> str:
     """The last record of a spill file: every other row is there, and half a row is none."""
     place = Place(directory / "written")
-    with closing(sqlite3.connect(place.ledger, isolation_level=None)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")  # nothing gets into the database
-        worker = start(place)
-        worker.await_more(3)
-        worker.end(kill=True)
-        connection.execute("ROLLBACK")
-    (path,) = place.ledger.parent.glob("*.spill-*.jsonl")
+    path = killed_while_locked(place)
     text = path.read_bytes()
     # the last record of an invocation that had ended: its end
     ends = [
@@ -35,46 +39,92 @@ def spill_file(directory: Path, size: int) -> str:
     ]
     lines = text.splitlines(keepends=True)[: ends[-1] + 1]
     whole, last = b"".join(lines[:-1]), lines[-1]
-    cuts = range(0, len(last) + 1, max(1, len(last) // size))
-    for cut in cuts:
+    seen: set[int] = set()
+    for cut in range(len(last) + 1):
         path.write_bytes(whole + last[:cut])
-        status, answer = ask(place, "verify", "--stale", "1d")
-        found = {each["check"]: each["found"] for each in answer["verify"]}
-        rows = [json.loads(line) for line in lines[1:-1]] + [last] * (cut == len(last))
-        # an invocation that began and ended has two rows there, and one in the ledger
-        assert status == 0, (cut, answer)
-        # all of it but the end of its line is all of it, too
-        assert found["Invocations without an end"] == (cut < len(last) - 1), (cut, answer)
-        assert found["Rows that wait in spill files"] <= len(rows), (cut, answer)
-        _, spent = ask(place, "spend")
-        assert spent["totals"]["spend"]["calls"] == whole.count(b"otel_limits_model_calls"), cut
-    return f"{len(cuts)} cuts of {len(last)} bytes"
+        rows = read_back(path)
+        # All of it but the end of its line is all of it, too.
+        assert rows == len(lines) - 1 - (cut < len(last) - 1), cut
+        if rows not in seen or cut % max(1, len(last) // size) == 0:
+            prove_spilled(place, cut, rows, is_whole=cut >= len(last) - 1, text=whole)
+        seen.add(rows)
+    return f"{len(last) + 1} cuts of {len(last)} bytes"
+
+
+def killed_while_locked(place: Place) -> Path:
+    """Have a process record while nothing gets into the database; return its spill file."""
+    with closing(sqlite3.connect(place.ledger, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        worker = start(place)
+        worker.await_more(3)
+        worker.end(kill=True)
+        connection.execute("ROLLBACK")
+    (path,) = place.ledger.parent.glob("*.spill-*.jsonl")
+    return path
+
+
+def read_back(path: Path) -> int:
+    """Return how many rows can be read; no line is taken for a damaged one."""
+    damaged: list[bytes] = []
+    with path.open("rb") as file:
+        rows = sum(len(portion) for portion in rows_in(file, damaged))
+    assert damaged == []
+    return rows
+
+
+def prove_spilled(place: Place, cut: int, rows: int, *, is_whole: bool, text: bytes) -> None:
+    """Prove that verification says what can be read."""
+    status, answer = ask(place, "verify", "--stale", "1d")
+    found = {each["check"]: each["found"] for each in answer["verify"]}
+    assert status == 0, (cut, answer)
+    assert found["Invocations without an end"] == (not is_whole), (cut, answer)
+    # an invocation that began and ended has two rows there, and one in the ledger
+    assert found["Rows that wait in spill files"] <= rows, (cut, answer)
+    _, spent = ask(place, "spend")
+    assert spent["totals"]["spend"]["calls"] == text.count(b"otel_limits_model_calls"), cut
 
 
 def log_of_the_database(directory: Path, size: int) -> str:
-    """The last frame of SQLite's log: its transaction is there as a whole, or not at all."""
-    place = Place(directory)
-    written = Place(directory / "written")
+    """The last frames of SQLite's log: their transaction is there as a whole, or not at all."""
+    place, log, begin = written_log(directory)
+    text, shared = log.read_bytes(), log.with_name("ledger.db-shm")
+    # https://www.sqlite.org/fileformat2.html#walformat
+    frame = 24 + int.from_bytes(text[8:12], "big")
+    begin = max(begin, len(text) - size * frame)
+    seen: set[tuple[Any, ...]] = set()
+    # From the end to the beginning, so that a cut is one system call.
+    for cut in range(len(text), begin - 1, -1):
+        with log.open("r+b") as file:
+            file.truncate(cut)
+        shared.unlink(missing_ok=True)  # which is only in memory
+        whole = look(place)
+        kept = 3 if cut == len(text) else 2
+        assert whole == (kept, kept * CALLS, kept * CALLS), (cut, whole)
+        if whole not in seen or (len(text) - cut) % frame == 0:
+            status, answer = ask(place, "verify", "--stale", "1d")
+            assert status == 0, (cut, answer)
+            _, spent = ask(place, "spend")
+            assert spent["totals"]["spend"]["calls"] == kept * CALLS, (cut, spent)
+        seen.add(whole)
+    assert len(seen) == 2, seen
+    return f"{len(text) + 1 - begin} cuts of {len(text) - begin} bytes"
+
+
+def written_log(directory: Path) -> tuple[Place, Path, int]:
+    """Write three invocations; return the log as it was then, and where the third one begins."""
+    place, written = Place(directory), Place(directory / "written")
+    log = written.ledger.with_name("ledger.db-wal")
     with closing(Database(parse("drill", written.address, written.data))) as database:
         for number in range(3):
+            begin = log.stat().st_size if log.exists() else 0
             database.write(one(round(time.time()) - 60 + number))
-        log = written.ledger.with_name("ledger.db-wal").read_bytes()
-        base = written.ledger.read_bytes()
-    frame = 24 + int.from_bytes(
-        log[8:12], "big"
-    )  # https://www.sqlite.org/fileformat2.html#walformat
-    cuts = [*range(len(log) - frame, len(log), max(1, frame // size)), len(log)]
-    seen = set()
-    for cut in cuts:
-        shutil.rmtree(place.ledger.parent, ignore_errors=True)
-        place.ledger.parent.mkdir()
-        place.ledger.write_bytes(base)
-        place.ledger.with_name("ledger.db-wal").write_bytes(log[:cut])
-        status, answer = ask(place, "verify", "--stale", "1d")
-        assert status == 0, (cut, answer)
-        _, spent = ask(place, "spend")
-        calls = spent["totals"]["spend"]["calls"]
-        assert calls == CALLS * (3 if cut == len(log) else 2), (cut, spent)
-        seen.add(calls)
-    assert len(seen) == 2, seen
-    return f"{len(cuts)} cuts of {frame} bytes"
+        # Not after it was closed, which moves the log into the file.
+        for each in (written.ledger, log):
+            shutil.copyfile(each, place.ledger.with_name(each.name))
+    return place, place.ledger.with_name(log.name), begin
+
+
+def look(place: Place) -> tuple[Any, ...]:
+    """Return what the ledger has: invocations with an end, tool calls and model calls."""
+    with closing(sqlite3.connect(f"{place.ledger.as_uri()}?mode=ro", uri=True)) as connection:
+        return tuple(connection.execute(WHOLE).fetchone())

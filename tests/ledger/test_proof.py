@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sqlite3
 import stat
 import time
@@ -176,6 +177,24 @@ def test_a_call_after_the_end_counts_in_every_question(
     assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
 
 
+def test_what_nobody_measured_or_priced_is_told_with_its_share(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It fails nothing: the numbers are complete, but some of them are estimates."""
+    calls = [Call(price="0.01")] * 6 + [
+        Call(input=0, output=0, kind="unmeasured"),
+        Call(kind="unmeasured", estimated=True),
+    ]
+    write(ledger.address, Entry(calls=calls, at=NOW))
+    status, answer = ask(capsys, "verify")
+    assert status == 0
+    told = {each["check"]: (each["found"], each["state"], each["why"]) for each in answer["verify"]}
+    assert told["Unmeasured calls"] == (2, "ok", "25.0% of all")
+    assert told["Unpriced tokens"] == (120, "ok", "14.3% of all")
+    complete = ask(capsys, "spend")[1]["complete"]
+    assert "25.0% of the calls are unmeasured; 14.3% of the tokens are unpriced." in complete
+
+
 # --- rows that wait -------------------------------------------------------------------------------
 
 
@@ -269,6 +288,25 @@ def test_an_orphan_is_listed_and_adopted(
     assert not path.exists()
     assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 480
     assert states(ask(capsys, "verify")[1])["Spill files whose ledger is not there"] == (0, "ok")
+
+
+def test_an_orphan_fails_when_it_is_old(
+    faulty: None, ledger: LedgerFile, temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the time of its last row, and it is said with the file and what to do."""
+    write(ledger.address, entry())
+    place = temporary / f"otel-limits-{os.geteuid()}"
+    place.mkdir(mode=0o700)
+    path = place / "ledger-0.spill-1-0.jsonl"
+    path.write_text('{"otel_limits_ledger": "/gone/ledger.db"}\n', encoding="utf-8")
+    check = "Spill files whose ledger is not there"
+    for age, expected in ((59 * 60, (0, "waiting")), (61 * 60, (1, "FAILED"))):
+        os.utime(path, (NOW + 60 - age,) * 2)
+        status, answer = ask(capsys, "verify")
+        assert (status, states(answer)[check][1]) == expected
+    (why,) = (each["why"] for each in answer["verify"] if each["check"] == check)
+    assert why == f"{path} of /gone/ledger.db: otel-limits ledger adopt {path} --into LEDGER"
+    assert ask(capsys, "verify", "--stale", "1d")[0] == 0
 
 
 def test_what_is_not_a_spill_file_is_not_adopted(

@@ -8,12 +8,16 @@ from otel_limits import disable, enable
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.pending import MAX_KEPT
 from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.writer import Writer
+from otel_limits.ledger.writer import PATIENCE_SECONDS, Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, says
 from tests.ledger.conftest import eventually
+from tests.ledger.waits import waits
+from tests.readme import ROOT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
     from tests.conftest import MakeAgent
@@ -27,6 +31,14 @@ def test_a_write_waits_five_seconds_for_a_lock(ledger: LedgerFile) -> None:
         waits = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
     database.close()
     assert waits == 5_000
+
+
+def test_an_agent_waits_twenty_milliseconds(faulty: None, tmp_path: Path) -> None:
+    """For a database that is locked, and then for an append: as long as the page says."""
+    page = (ROOT / "otel_limits/docs/ledger.md").read_text(encoding="utf-8")
+    assert f"for at most {PATIENCE_SECONDS * 1_000:.0f} ms." in page
+    # Of five, as others keep the machine busy.
+    assert 0.02 <= min(waits(tmp_path, "locked", 5)) <= 0.03
 
 
 def test_a_database_that_is_back_has_every_row_soon(
