@@ -5,56 +5,146 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import SECONDS, SHARE, SHORT, Target
+from dashboards.panels import SECONDS, SHARE, SHORT, USD, Target
 from dashboards.queries import PER_STEP
 
-UID: Final = "otel-limits-agents"
+UID: Final = panels.AGENTS
 
 
-NOW: Final = (
+LAST_HOUR: Final = (
     panels.number(
-        "Invocations",
-        "Invocations that finished, however they ended.",
+        "Limits stopped this share of invocations",
+        "Of the invocations that finished in the last hour. From a quarter on, "
+        "OtelLimitsStopRateHigh fires for an agent.",
+        SHARE,
+        queries.share(queries.last_hour(queries.HALTS), queries.last_hour(queries.STOPS)),
+        steps=((None, "green"), (0.1, "orange"), (0.25, "red")),
+        width=6,
+    ),
+    panels.number(
+        "Agents spent this in the last hour",
+        "US dollars for model calls whose price is known.",
+        USD,
+        queries.or_zero(queries.last_hour(queries.COST)),
+        width=6,
+    ),
+    panels.number(
+        "That is so much of a usual hour",
+        "The last hour in US dollars against the average of those hours of the last day in which "
+        "a process reported. 100 % is as usual.",
+        SHARE,
+        queries.share(queries.last_hour(queries.COST), queries.usual_hour(queries.COST)),
+        steps=((None, "green"), (2, "orange"), (3, "red")),
+        width=6,
+    ),
+    panels.number(
+        "So many processes enforce no limit",
+        "otel-limits is on in them and cannot stop any agent; their log says why.",
+        SHORT,
+        queries.or_zero(f"count({queries.gauge(queries.ENFORCING)} == 0)"),
+        steps=((None, "green"), (1, "red")),
+        width=6,
+    ),
+    panels.ranking(
+        "These agents spent most",
+        "US dollars in the last hour. From 20 on, unless thresholds.yaml was changed, "
+        "OtelLimitsCostBurnRateHigh fires.",
+        USD,
+        Target(queries.top(5, queries.last_hour(queries.COST, "agent")), "{{agent}}"),
+        steps=((None, "blue"), (10, "orange"), (20, "red")),
+        width=7,
+    ),
+    panels.ranking(
+        "Limits stopped these agents, for these reasons",
+        "Invocations that a limit ended in the last hour.",
+        SHORT,
+        Target(
+            queries.top(7, queries.last_hour(queries.HALTS, "agent", "reason")),
+            "{{agent}}: {{reason}}",
+        ),
+        width=10,
+    ),
+    panels.ranking(
+        "These quotas are nearest to their end",
+        "Share of a quota that is used or reserved in its present window. From 90 % on, "
+        "OtelLimitsQuotaNearlyUsed fires; at 100 % every further model call is refused.",
+        SHARE,
+        Target(
+            queries.top(
+                5, queries.share_of_quota(f"{queries.QUOTA_USED} + {queries.QUOTA_RESERVED}")
+            ),
+            "{{quota}}: {{key}}",
+        ),
+        steps=((None, "green"), (0.75, "orange"), (0.9, "red")),
+        width=7,
+    ),
+)
+"""Which agent burns money, why it was stopped, and what is about to end: in ten seconds."""
+
+
+TIME_RANGE: Final = (
+    panels.number(
+        "Invocations finished",
+        "However they ended, in the time range.",
         SHORT,
         queries.or_zero(queries.in_range(queries.STOPS)),
     ),
     panels.number(
-        "Stopped by a limit",
+        "Limits stopped this share",
         "Share of finished invocations that a limit ended.",
         SHARE,
         queries.share(queries.in_range(queries.HALTS), queries.in_range(queries.STOPS)),
+        steps=((None, "green"), (0.1, "orange"), (0.25, "red")),
     ),
     panels.number(
-        "Stopped by max_turns",
+        "max_turns stopped",
         "Invocations that reached max_turns: the agent went on for too long.",
         SHORT,
         queries.or_zero(queries.in_range(queries.stops_by("max_turns"))),
     ),
     panels.number(
-        "Stopped by max_iterations",
+        "max_iterations stopped",
         "Invocations that reached max_iterations within one leg.",
         SHORT,
         queries.or_zero(queries.in_range(queries.stops_by("max_iterations"))),
     ),
     panels.number(
-        "Would have been halted",
+        "Enforcement would halt",
         "Invocations that reached a limit and went on, because the action is observe.",
         SHORT,
         queries.or_zero(queries.in_range(queries.WOULD_BE_HALTS)),
     ),
     panels.number(
-        "In progress",
+        "Invocations are in progress",
         "Invocations that have begun and not ended.",
         SHORT,
-        queries.or_zero(f"sum({queries.IN_PROGRESS})"),
+        queries.or_zero(f"sum({queries.gauge(queries.IN_PROGRESS)})"),
     ),
 )
 """One number each, for the time range."""
 
 
+AUDIT: Final = """\
+```console
+otel-limits audit stops --since ${__from:date:iso} --until ${__to:date:iso} ${selection}
+otel-limits audit spend --since ${__from:date:iso} --until ${__to:date:iso} ${selection}
+```
+"""
+
+
 STOPS: Final = (
     panels.bars(
-        "Stops by reason",
+        "Limits halted these agents; a diamond leads to the trace",
+        "Invocations that a limit ended. A diamond is an exemplar: open it to see the trace.",
+        SHORT,
+        Target(
+            queries.per_bar(queries.HALTS, "agent", "reason"),
+            "{{agent}}: {{reason}}",
+            exemplars=True,
+        ),
+    ),
+    panels.bars(
+        "Invocations ended for these reasons",
         "Finished invocations by stop reason: our limits first, natural ends last.",
         SHORT,
         *(
@@ -66,36 +156,26 @@ STOPS: Final = (
                 queries.NATURAL_ENDS,
             )
         ),
-        width=14,
     ),
     panels.lines(
-        "Share stopped by a limit, by agent",
-        "Share of an agent's invocations that otel-limits ended. A lasting high share means "
-        "that the cap is too low or the agent is stuck.",
+        "Limits stopped this share of each agent's invocations",
+        "A lasting high share means that the cap is too low or the agent is stuck.",
         SHARE,
         Target(
             queries.ratio(queries.HALTS, queries.STOPS, "agent"),
             "{{agent}}",
         ),
-        width=10,
     ),
     panels.bars(
-        "Halts by agent, with links to their traces",
-        "Invocations that a limit ended. A diamond is an exemplar: open it to see the trace.",
-        SHORT,
-        Target(
-            queries.per_bar(queries.HALTS, "agent", "reason"),
-            "{{agent}}: {{reason}}",
-            exemplars=True,
-        ),
-        width=14,
-    ),
-    panels.bars(
-        "What enforcement would have halted",
+        "Enforcement would have halted these",
         "Limits that were reached while the action is observe: what halt would have stopped.",
         SHORT,
         Target(queries.per_bar(queries.WOULD_BE_HALTS, "agent", "reason"), "{{agent}}: {{reason}}"),
-        width=10,
+    ),
+    panels.note(
+        "The ledger knows each of them: copy this where it is",
+        "The same time range. Of one agent where one is selected, otherwise of all.",
+        AUDIT,
     ),
 )
 """Why invocations ended, over time."""
@@ -103,43 +183,43 @@ STOPS: Final = (
 
 BUDGETS: Final = (
     panels.spread(
-        "Budget used",
+        "Invocations used this share of their limits",
         "Finished invocations by the share of a limit that they used, all limits together. "
         "At 100 % and above the limit was reached.",
         SHARE,
         Target(queries.increase(queries.buckets(queries.BUDGET_USED), PER_STEP, "le"), "{{le}}"),
     ),
     panels.lines(
-        "Budget used by limit, 95th percentile",
-        "19 of 20 invocations used no more than this. Near 100 % the limit is about to stop many.",
+        "19 of 20 invocations used at most this much of a limit",
+        "95th percentile by limit. Near 100 % the limit is about to stop many.",
         SHARE,
         Target(queries.quantile(0.95, queries.BUDGET_USED, "limit"), "{{limit}}"),
     ),
     panels.lines(
-        "Turns per invocation, 95th percentile",
-        "Model responses that an invocation took: 19 of 20 invocations of an agent took no more.",
+        "19 of 20 invocations took at most so many turns",
+        "95th percentile of the model responses that an invocation took, by agent.",
         SHORT,
         Target(queries.quantile(0.5, queries.INVOCATION_TURNS), "all agents, median"),
         Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}}"),
     ),
     panels.lines(
-        "Duration of an invocation, 95th percentile",
-        "Time from begin to end: 19 of 20 invocations of an agent took no longer.",
+        "19 of 20 invocations took at most this long",
+        "95th percentile of the time from begin to end, by agent.",
         SECONDS,
         Target(queries.quantile(0.5, queries.INVOCATION_DURATION), "all agents, median"),
         Target(queries.quantile(0.95, queries.INVOCATION_DURATION, "agent"), "{{agent}}"),
     ),
     panels.bars(
-        "Warnings",
-        "Invocations that passed a soft threshold of a limit (OTEL_LIMITS_WARN_AT).",
+        "Invocations passed these soft thresholds",
+        "Those of OTEL_LIMITS_WARN_AT.",
         SHORT,
         Target(
             queries.per_bar(queries.WARNINGS, "limit", "threshold"), "{{limit}} at {{threshold}}"
         ),
     ),
     panels.lines(
-        "Tokens above a token limit",
-        "Mean overshoot of halted invocations: the last model call is counted when it is over.",
+        "Halted invocations went so far above a token limit",
+        "Mean overshoot in tokens: the last model call is counted when it is over.",
         SHORT,
         Target(queries.mean(queries.OVERSHOOT, "agent", "limit"), "{{agent}}: {{limit}}"),
     ),
@@ -149,28 +229,28 @@ BUDGETS: Final = (
 
 AGENTS_AND_TOOLS: Final = (
     panels.ranking(
-        "Agents most often stopped by a limit",
+        "Limits stopped these agents most",
         "Halted invocations in the time range.",
         SHORT,
         Target(queries.top(10, queries.in_range(queries.HALTS, "agent")), "{{agent}}"),
         width=8,
     ),
     panels.ranking(
-        "Agents with the most turns",
+        "These agents took the most turns",
         "Model responses taken in the time range.",
         SHORT,
         Target(queries.top(10, queries.in_range(queries.TURNS, "agent")), "{{agent}}"),
         width=8,
     ),
     panels.ranking(
-        "Tools called most",
+        "These tools were called most",
         "Tool calls in the time range, refused ones included.",
         SHORT,
         Target(queries.top(10, queries.in_range(queries.TOOL_CALLS, "tool")), "{{tool}}"),
         width=8,
     ),
     panels.bars(
-        "Tool calls by how they ended",
+        "Tool calls ended like this",
         "Refused calls are those that a limit kept from running.",
         SHORT,
         Target(queries.per_bar(queries.TOOL_CALLS, "status"), "{{status}}"),
@@ -182,7 +262,7 @@ AGENTS_AND_TOOLS: Final = (
 
 CALLS_WITHOUT_TOKENS: Final = (
     panels.bars(
-        "Synthetic messages beside model calls without tokens",
+        "A halt is not a call, and a call can be without tokens",
         "A synthetic message is a halt: no model was called. A zero-token call is a real "
         "answer for which the provider reported 0. An unmeasured call had no usage at all.",
         SHORT,
@@ -201,10 +281,11 @@ CALLS_WITHOUT_TOKENS: Final = (
 """What looks alike and is not."""
 
 ROWS: Final = (
-    ("Now", NOW),
-    ("Stops", STOPS),
-    ("Budgets", BUDGETS),
-    ("Agents and tools", AGENTS_AND_TOOLS),
-    ("Calls without tokens", CALLS_WITHOUT_TOKENS),
+    ("The last hour", LAST_HOUR),
+    ("The time range", TIME_RANGE),
+    ("Why invocations ended", STOPS),
+    ("How close the others are", BUDGETS),
+    ("Who is stopped, and what agents do", AGENTS_AND_TOOLS),
+    ("What looks alike and is not", CALLS_WITHOUT_TOKENS),
 )
 """Rows of panels, from the answer to the details."""

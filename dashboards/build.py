@@ -13,9 +13,37 @@ from dashboards import agent_limits, health, panels, queries, rules, token_spend
 
 COMMITTED: Final = Path(__file__).parent
 
-JOB = panels.variable("job", "otel_limits_build_info", "Scrape job, or service name over OTLP.")
-INSTANCE = panels.variable(
-    "instance", 'otel_limits_build_info{job=~"$job"}', "Process that reports."
+BUILDS: Final = "otel_limits_build_info"
+
+ENVIRONMENT = panels.variable(
+    "deployment_environment",
+    BUILDS,
+    "What the resource of the service says: deployment.environment.name.",
+    absent=True,
+)
+PLACE = (
+    panels.variable(
+        "cluster",
+        f"{BUILDS}{{{queries.ENVIRONMENT}}}",
+        "Where Prometheus adds this label.",
+        absent=True,
+    ),
+    panels.variable(
+        "namespace",
+        f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster"}}',
+        "Where Prometheus adds this label.",
+        absent=True,
+    ),
+    panels.variable(
+        "job",
+        f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster",namespace=~"$namespace"}}',
+        "Scrape job, or service name over OTLP.",
+    ),
+    panels.variable(
+        "instance",
+        f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster",namespace=~"$namespace",job=~"$job"}}',
+        "Process that reports.",
+    ),
 )
 AGENT = panels.variable(
     "agent", queries.select("otel_limits_turns_total"), "Agent, by the name it has in the code."
@@ -23,8 +51,26 @@ AGENT = panels.variable(
 MODEL = panels.variable(
     "model",
     queries.select("otel_limits_model_calls_total", queries.AGENT),
-    "Model id, as the provider knows it.",
+    "Model id, as the provider knows it. Only what is about model calls follows it.",
 )
+REASON = panels.variable(
+    "reason",
+    queries.select("otel_limits_stops_total", queries.AGENT),
+    "Why an invocation ended. Only what is about ends follows it.",
+)
+QUOTA = panels.variable(
+    "quota",
+    queries.select("otel_limits_quota_limit"),
+    "Quota of the policy file. Only what is about quotas follows it.",
+)
+SELECTION = panels.answer_variable("selection", queries.AUDITED, '/audited="(.*?)"}/')
+
+ANNOTATIONS: Final = (
+    panels.annotation("Deployments", "blue", queries.DEPLOYMENTS, queries.DEPLOYED),
+    panels.annotation("Policy files", "purple", queries.POLICIES, "Policy file {{outcome}}"),
+    panels.annotation("Kills", "red", queries.KILLED, "{{agent}} was killed"),
+)
+"""What happened to the agents from outside, drawn over everything."""
 
 
 def dashboards() -> dict[str, Any]:
@@ -35,21 +81,27 @@ def dashboards() -> dict[str, Any]:
                 agent_limits.UID,
                 "Agent limits",
                 "What stops LLM agents, and how close the others are to their limits.",
-                JOB,
-                INSTANCE,
+                ENVIRONMENT,
+                *PLACE,
                 AGENT,
+                MODEL,
+                REASON,
+                QUOTA,
+                SELECTION,
             ),
             agent_limits.ROWS,
+            halts_shown=False,  # they are what its panels draw
         ),
         "token-spend": _filled(
             panels.make_dashboard(
                 token_spend.UID,
                 "Token spend",
                 "Tokens and US dollars that LLM agents use, by agent and model.",
-                JOB,
-                INSTANCE,
+                ENVIRONMENT,
+                *PLACE,
                 AGENT,
                 MODEL,
+                QUOTA,
             ),
             token_spend.ROWS,
         ),
@@ -58,8 +110,8 @@ def dashboards() -> dict[str, Any]:
                 health.UID,
                 "otel-limits health",
                 "Whether otel-limits sees every invocation, and whether it works.",
-                JOB,
-                INSTANCE,
+                ENVIRONMENT,
+                *PLACE,
                 AGENT,
             ),
             health.ROWS,
@@ -67,8 +119,15 @@ def dashboards() -> dict[str, Any]:
     }
 
 
-def _filled(board: Any, rows: tuple[tuple[str, tuple[Any, ...]], ...]) -> Any:
-    """Put rows of panels into a dashboard, each with an id of its own."""
+def _filled(
+    board: Any, rows: tuple[tuple[str, tuple[Any, ...]], ...], *, halts_shown: bool = True
+) -> Any:
+    """Put rows of panels into a dashboard, each with its own id, and what is marked on all."""
+    halts = panels.annotation(
+        "Halts", "orange", queries.HALTED, "{{agent}}: {{reason}}", shown=halts_shown
+    )
+    for each in (*ANNOTATIONS, halts):
+        board = board.annotation(each)
     ids = iter(range(1, 1000))
     for title, members in rows:
         board = board.with_row(panels.row(title).id(next(ids)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ with warnings.catch_warnings():  # the SDK prefers the next schema, which few Gr
         heatmap,
         stat,
         table,
+        text,
         timeseries,
     )
 
@@ -24,22 +26,55 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
+from grafana_foundation_sdk.models import text as text_models
 
 DATASOURCE: Final = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-COLORS: Final = {
-    "max_turns": "red",
-    "max_iterations": "orange",
-    "loop_detected": "purple",
-    "end_turn": "green",
+COLOURS: Final = {
+    "max_turns": "#c4162a",
+    "max_iterations": "#ff780a",
+    "loop_detected": "#a352cc",
+    "max_token_budget": "#3274d9",
+    "max_input_tokens": "#5794f2",
+    "max_output_tokens": "#8ab8ff",
+    "max_cost_usd": "#e0226e",
+    "max_duration": "#b07a4f",
+    "max_model_calls": "#19a2a8",
+    "max_tool_calls": "#6ed0e0",
+    "quota_exceeded": "#f2cc0c",
+    "quota_unavailable": "#8f7a00",
+    "killed": "#e02f44",
+    "end_turn": "#56a64b",
+    "error": "#6e7687",
+    "aborted": "#b0b0b8",
 }
-"""A reason has one colour wherever it is shown."""
+"""A reason has one colour wherever it is shown: what ends by itself is green or grey."""
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
 
 SHORTEST_STEP: Final = "2m"
 """Two scrapes of a Prometheus that is left at its one per minute: no step can do with less."""
+
+
+AGENTS, SPEND, HEALTH = "otel-limits-agents", "otel-limits-spend", "otel-limits-health"
+"""What Grafana knows the dashboards by."""
+
+LINKS: Final = {
+    "agent": ((AGENTS, "Limits of this agent"), (SPEND, "Spend of this agent")),
+    "reason": ((AGENTS, "Halts of this reason"),),
+    "model": ((SPEND, "Spend of this model"),),
+    "quota": ((SPEND, "This quota"),),
+}
+"""Where a label leads to: the dashboard with nothing else in it."""
+
+KEPT: Final = ("datasource", "environment", "cluster", "namespace", "job", "instance")
+"""Variables that a link takes along."""
+
+Steps: TypeAlias = tuple[tuple[float | None, str], ...]
+"""From which value on there is which colour; the first has none and begins below all."""
+
+PLAIN: Final[Steps] = ((None, "blue"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +126,49 @@ def bars(title: str, description: str, unit: str, *targets: Target, **layout: An
     return _over_time(panel, Words(title, description, unit), targets, **layout)
 
 
-def number(title: str, description: str, unit: str, query: str) -> Any:
-    """Show one number for the time range, in a small panel: six of them are a row."""
+def number(
+    title: str,
+    description: str,
+    unit: str,
+    query: str,
+    *,
+    steps: Steps = PLAIN,
+    width: int = 4,
+) -> Any:
+    """Show one number in a small panel: six of them are a row."""
     panel = (
         _counting(stat.Panel(), unit)
         .graph_mode(common.BigValueGraphMode.NONE)
         .color_mode(common.BigValueColorMode.VALUE)
         .reduce_options(_last_value())
-        .thresholds(_one_colour("blue"))
+        .thresholds(_thresholds(steps))
+        .no_value("0")
     )
     words = Words(title, description, unit)
-    return _finish(panel, words, _queries([Target(query)], "instant"), width=4, height=4)
+    return _finish(panel, words, [Target(query)], "instant", width=width, height=4)
 
 
-def ranking(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
-    """Show the largest values of the time range."""
+def ranking(
+    title: str,
+    description: str,
+    unit: str,
+    target: Target,
+    *,
+    steps: Steps = PLAIN,
+    **layout: Any,
+) -> Any:
+    """Show the largest values, or the ones nearest to where the colour changes."""
     panel = (
         _counting(bargauge.Panel(), unit)
         .orientation(common.VizOrientation.HORIZONTAL)
         .display_mode(common.BarGaugeDisplayMode.BASIC)
         .reduce_options(_last_value())
         .min(0)
-        .thresholds(_one_colour("blue"))
+        .thresholds(_thresholds(steps))
+        .no_value("None")
     )
-    return _finish(panel, Words(title, description, unit), _queries([target], "instant"), **layout)
+    words = Words(title, description, unit)
+    return _finish(_coloured(panel, target), words, [target], "instant", **layout)
 
 
 def spread(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
@@ -131,17 +185,35 @@ def spread(title: str, description: str, unit: str, target: Target, **layout: An
         .y_axis(heatmap.YAxisConfig().unit(unit))
         .cell_gap(1)
         .interval(SHORTEST_STEP)
+        .no_value("None")
     )
-    return _finish(panel, Words(title, description, SHORT), _queries([target], "heatmap"), **layout)
+    return _finish(panel, Words(title, description, SHORT), [target], "heatmap", **layout)
 
 
 def listing(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
     """Show labels and values as a table."""
     hidden = {"Time": True, "job": True, "instance": True}
-    panel = table.Panel().with_transformation(
-        models.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
+    panel = (
+        table.Panel()
+        .with_transformation(
+            models.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
+        )
+        .no_value("None")
     )
-    return _finish(panel, Words(title, description, unit), _queries([target], "table"), **layout)
+    return _finish(panel, Words(title, description, unit), [target], "table", **layout)
+
+
+def note(title: str, description: str, content: str, *, width: int = 24, height: int = 4) -> Any:
+    """Show a text, with what the variables say in their places."""
+    return (
+        text.Panel()
+        .title(title)
+        .description(description)
+        .mode(text_models.TextMode.MARKDOWN)
+        .content(content)
+        .span(width)
+        .height(height)
+    )
 
 
 def row(title: str) -> Any:
@@ -164,28 +236,60 @@ def _over_time(panel: Any, words: Words, targets: Sequence[Target], **layout: An
             .sort(common.SortOrder.DESCENDING)
         )
         .min(0)
+        .no_value("0")
     )
-    for name, colour in COLORS.items():
-        panel = panel.override_by_name(
-            name,
-            [models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})],
-        )
-    return _finish(panel, words, _queries(targets, "range"), **layout)
+    for target in targets:
+        panel = _coloured(panel, target)
+    return _finish(panel, words, targets, "range", **layout)
+
+
+def _coloured(panel: Any, target: Target) -> Any:
+    """Give each reason its colour, also where it stands behind the name of an agent."""
+    if not re.search(r"{{(reason|limit)}}$", target.legend) and target.legend not in COLOURS:
+        return panel
+    for name, colour in COLOURS.items():
+        fixed = models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
+        panel = panel.override_by_regexp(f"/(^|: ){name}$/", [fixed])
+    return panel
 
 
 def _finish(
-    panel: Any, words: Words, queries: list[Any], *, width: int = 12, height: int = 8
+    panel: Any,
+    words: Words,
+    targets: Sequence[Target],
+    form: Form,
+    *,
+    width: int = 12,
+    height: int = 8,
 ) -> Any:
     """Give a panel its words, queries and size; 12 of 24 columns are half a row."""
+    links = _links(targets, form)
+    panel = panel.data_links(links) if links else panel
     return (
         panel.title(words.title)
         .description(words.description)
         .unit(words.unit)
         .datasource(DATASOURCE)
-        .targets(queries)
+        .targets(_queries(targets, form))
         .span(width)
         .height(height)
     )
+
+
+def _links(targets: Sequence[Target], form: Form) -> list[Any]:
+    """Lead from each agent, reason, model and quota to the dashboard of it alone."""
+    # A table has no legend: its columns are what its query keeps.
+    shown = " ".join(target.legend or target.query.partition("(")[2][:40] for target in targets)
+    labels = [label for label in LINKS if re.search(rf"\b{label}\b", shown)]
+    value = "__data.fields" if form == "table" else "__field.labels"
+    kept = "&".join(f"${{{name}:queryparam}}" for name in KEPT)
+    return [
+        dashboard.DashboardLink(title).url(
+            f"/d/{uid}?${{__url_time_range}}&{kept}&var-{label}=${{{value}.{label}}}"
+        )
+        for label in labels
+        for uid, title in LINKS[label]
+    ]
 
 
 def _queries(targets: Sequence[Target], form: Form) -> list[Any]:
@@ -218,11 +322,11 @@ def _last_value() -> Any:
     return common_builders.ReduceDataOptions().calcs(["lastNotNull"])
 
 
-def _one_colour(colour: str) -> Any:
+def _thresholds(steps: Steps) -> Any:
     return (
         dashboard.ThresholdsConfig()
         .mode(models.ThresholdsMode.ABSOLUTE)
-        .steps([models.Threshold(value=None, color=colour)])
+        .steps([models.Threshold(value=value, color=colour) for value, colour in steps])
     )
 
 
@@ -254,19 +358,56 @@ def _datasource_variable() -> Any:
     return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
-def variable(name: str, metric: str, description: str) -> Any:
-    """Offer the values of a label."""
+def variable(name: str, metric: str, description: str, *, absent: bool = False) -> Any:
+    """Offer the values of a label.
+
+    Args:
+        name: The label.
+        metric: Where its values are looked up.
+        description: What it says.
+        absent: True for a label that a process may not have.
+    """
     query = f"label_values({metric}, {name})"
     return (
-        dashboard.QueryVariable(name)
-        .label(name.capitalize())
+        dashboard.QueryVariable(VARIABLES.get(name, name))
+        .label(VARIABLES.get(name, name).capitalize())
         .description(description)
         .datasource(DATASOURCE)
         .query({"query": query, "refId": name, "qryType": 1})
         .multi(True)  # noqa: FBT003  the SDK's signature
         .include_all(True)  # noqa: FBT003  the SDK's signature
-        .all_value(".+")
+        .all_value(".*" if absent else ".+")
         .current(models.VariableOption(selected=True, text=["All"], value=["$__all"]))
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(models.VariableSort.ALPHABETICAL_ASC)
+    )
+
+
+VARIABLES: Final = {"deployment_environment": "environment"}
+"""Variables that are called by a shorter name than their label."""
+
+
+def answer_variable(name: str, query: str, regex: str) -> Any:
+    """Have in a variable, which nobody sees, what a query says in one of its labels."""
+    return (
+        dashboard.QueryVariable(name)
+        .datasource(DATASOURCE)
+        .query({"query": f"query_result({query})", "refId": name, "qryType": 3})
+        .regex(regex)
+        .hide(models.VariableHide.HIDE_VARIABLE)
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    )
+
+
+def annotation(name: str, colour: str, expr: str, title: str, *, shown: bool = True) -> Any:
+    """Mark moments on every panel over time."""
+    return (
+        dashboard.AnnotationQuery()
+        .name(name)
+        .datasource(DATASOURCE)
+        .enable(shown)
+        .icon_color(colour)
+        .expr(expr)
+        .step(SHORTEST_STEP)
+        .title_format(title)
     )

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from typing import Final
 
-TARGET: Final = ('job=~"$job"', 'instance=~"$instance"')
+PLACE: Final = ("cluster", "namespace", "job", "instance")
+"""Labels of a process. Those that Kubernetes does not give are empty, which `.*` matches."""
+
+TARGET: Final = tuple(f'{label}=~"${label}"' for label in PLACE)
+ENVIRONMENT: Final = 'deployment_environment=~"$environment"'
 AGENT: Final = 'agent=~"$agent"'
 MODEL: Final = 'model=~"$model"'
+REASON: Final = 'reason=~"$reason"'
+QUOTA: Final = 'quota=~"$quota"'
 ENFORCED: Final = 'action=~"halted|wrapped_up|raised"'
 OBSERVED: Final = 'action="observed"'
 
 WHOLE_RANGE: Final = "$__range"
+HOUR: Final = "1h"
+DAY: Final = "1d"
 PER_STEP: Final = "$__interval"
 """Steps stand side by side: each counts what happened since the one before."""
 
@@ -57,6 +65,22 @@ def branches_of_growth(selector: str, over: str) -> tuple[str, ...]:
     )
 
 
+def deployed(over: str = "") -> str:
+    """Keep what comes from processes of the environments that are chosen.
+
+    Only `otel_limits_build_info` says which one that is, so that every other metric is matched with
+    it by where it comes from.
+    """
+    builds = select("otel_limits_build_info", ENVIRONMENT)
+    seen = f"last_over_time({builds}[{over}])" if over else builds
+    return f"and on ({', '.join(PLACE)}) {seen}"
+
+
+def gauge(selector: str) -> str:
+    """Value of a gauge now, in the environments that are chosen."""
+    return f"({selector} {deployed()})"
+
+
 def selector_before(selector: str, over: str) -> str:
     """Value of each series before a window, also where the last scrapes before it failed."""
     return f"last_over_time({selector}[{LOOK_BACK}] offset {over})"
@@ -64,12 +88,27 @@ def selector_before(selector: str, over: str) -> str:
 
 def increase(selector: str, over: str, *by: str) -> str:
     """How much a counter went up, over all its series."""
-    return f"sum{kept(by)}({growth(selector, over)})"
+    return f"sum{kept(by)}(({growth(selector, over)}) {deployed(over)})"
 
 
 def in_range(selector: str, *by: str) -> str:
     """How much a counter went up in the time range that is shown."""
     return increase(selector, WHOLE_RANGE, *by)
+
+
+def last_hour(selector: str, *by: str) -> str:
+    """How much a counter went up in the hour before now."""
+    return increase(selector, HOUR, *by)
+
+
+def usual_hour(selector: str) -> str:
+    """How much a counter goes up in an hour, on average of the last day.
+
+    Hours in which no process reported are left out: on its first day, or with agents that work in
+    the morning, a twenty-fourth of the day would be far less than is usual.
+    """
+    hours = f"count_over_time(count({BUILDS})[{DAY}:{HOUR}])"
+    return f"{increase(selector, DAY)} / ({hours} or vector(1))"
 
 
 def per_bar(selector: str, *by: str) -> str:
@@ -126,11 +165,12 @@ def kept(by: tuple[str, ...]) -> str:
 
 STOPS: Final = select("otel_limits_stops_total", AGENT)
 TURNS: Final = select("otel_limits_turns_total", AGENT)
-HALTS: Final = select("otel_limits_stops_total", AGENT, ENFORCED)
-WOULD_BE_HALTS: Final = select("otel_limits_stops_total", AGENT, OBSERVED)
-NATURAL_ENDS: Final = select("otel_limits_stops_total", AGENT, 'action="none"')
+HALTS: Final = select("otel_limits_stops_total", AGENT, ENFORCED, REASON)
+KILLS: Final = select("otel_limits_stops_total", AGENT, ENFORCED, 'reason="killed"')
+WOULD_BE_HALTS: Final = select("otel_limits_stops_total", AGENT, OBSERVED, REASON)
+NATURAL_ENDS: Final = select("otel_limits_stops_total", AGENT, REASON, 'action="none"')
 OTHER_HALTS: Final = select(
-    "otel_limits_stops_total", AGENT, ENFORCED, 'reason!~"max_turns|max_iterations"'
+    "otel_limits_stops_total", AGENT, ENFORCED, REASON, 'reason!~"max_turns|max_iterations"'
 )
 UNFINISHED: Final = select("otel_limits_stops_total", AGENT, 'reason=~"aborted|evicted"')
 BUDGET_USED: Final = select("otel_limits_budget_used_ratio", AGENT)
@@ -140,7 +180,7 @@ INVOCATION_TOKENS: Final = select("otel_limits_invocation_tokens", AGENT)
 OVERSHOOT: Final = select("otel_limits_overshoot_tokens", AGENT)
 WARNINGS: Final = select("otel_limits_warnings_total", AGENT)
 IN_PROGRESS: Final = select("otel_limits_invocations_in_progress", AGENT)
-SYNTHETIC: Final = select("otel_limits_synthetic_messages_total", AGENT)
+SYNTHETIC: Final = select("otel_limits_synthetic_messages_total", AGENT, REASON)
 TOOL_CALLS: Final = select("otel_limits_tool_calls_total", AGENT)
 LIMITS: Final = select("otel_limits_limit", AGENT)
 BLIND: Final = select("otel_limits_blind_invocations_total", AGENT)
@@ -154,14 +194,14 @@ UNPRICED: Final = select("otel_limits_unpriced_tokens_total", AGENT, MODEL)
 MODEL_CALLS: Final = select("otel_limits_model_calls_total", AGENT, MODEL)
 UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, 'kind="unmeasured"')
 
-QUOTA_USED: Final = select("otel_limits_quota_used")
-QUOTA_RESERVED: Final = select("otel_limits_quota_reserved")
-QUOTA_LIMIT: Final = select("otel_limits_quota_limit")
-QUOTA_RESETS: Final = select("otel_limits_quota_resets_timestamp_seconds")
-QUOTA_DECISIONS: Final = select("otel_limits_quota_decisions_total")
-NOT_ADMITTED: Final = select("otel_limits_quota_decisions_total", 'decision!="admitted"')
+QUOTA_USED: Final = select("otel_limits_quota_used", QUOTA)
+QUOTA_RESERVED: Final = select("otel_limits_quota_reserved", QUOTA)
+QUOTA_LIMIT: Final = select("otel_limits_quota_limit", QUOTA)
+QUOTA_RESETS: Final = select("otel_limits_quota_resets_timestamp_seconds", QUOTA)
+QUOTA_DECISIONS: Final = select("otel_limits_quota_decisions_total", QUOTA)
+NOT_ADMITTED: Final = select("otel_limits_quota_decisions_total", QUOTA, 'decision!="admitted"')
 
-BUILDS: Final = select("otel_limits_build_info")
+BUILDS: Final = select("otel_limits_build_info", ENVIRONMENT)
 ENFORCING: Final = select("otel_limits_enforcing")
 POLICY_VALID: Final = select("otel_limits_policy_valid")
 INTERNAL_ERRORS: Final = select("otel_limits_internal_errors_total")
@@ -172,12 +212,12 @@ LAG: Final = select("otel_limits_observer_lag_seconds")
 
 def stops_by(reason: str) -> str:
     """Invocations that one limit of ours stopped."""
-    return select("otel_limits_stops_total", AGENT, ENFORCED, f'reason="{reason}"')
+    return select("otel_limits_stops_total", AGENT, ENFORCED, REASON, f'reason="{reason}"')
 
 
 def calls_of(kind: str) -> str:
     """Model calls of one kind."""
-    return select("otel_limits_model_calls_total", AGENT, f'kind="{kind}"')
+    return select("otel_limits_model_calls_total", AGENT, MODEL, f'kind="{kind}"')
 
 
 def share_of_quota(part: str) -> str:
@@ -185,12 +225,13 @@ def share_of_quota(part: str) -> str:
 
     A process that has not asked since the window ended knows nothing of the present one.
     """
-    return f"max by (quota, key) ({part} / ({QUOTA_LIMIT} > 0) and {QUOTA_RESETS} > time())"
+    share = f"({part}) / ({QUOTA_LIMIT} > 0) and {QUOTA_RESETS} > time() {deployed()}"
+    return f"max by (quota, key) ({share})"
 
 
 def until_reset() -> str:
     """Seconds until each quota begins again."""
-    return f"max by (quota, key) ({QUOTA_RESETS} > time()) - time()"
+    return f"max by (quota, key) ({QUOTA_RESETS} > time() {deployed()}) - time()"
 
 
 def per_minute(query: str) -> str:
@@ -216,3 +257,34 @@ def until_end_of_month(counter: str) -> str:
 
 SCRAPE_AGE: Final = f"time() - (timestamp({BUILDS}) or max_over_time(timestamp({BUILDS})[1h:1m]))"
 """A series ends with the first scrape that fails: for an hour its last moment is remembered."""
+
+
+DEPLOYMENTS: Final = (
+    f"count by (job, service_version, version) ({BUILDS}) unless "
+    f"count by (job, service_version, version) ({selector_before(BUILDS, PER_STEP)})"
+)
+"""A version that no process of the job had in the hour before: a restart is not a deployment."""
+
+DEPLOYED: Final = "{{job}}: version {{service_version}}, otel-limits {{version}}"
+
+READS: Final = select("otel_limits_policy_reads_total")
+POLICIES: Final = (
+    f"sum by (outcome) ((last_over_time({READS}[{PER_STEP}]) - {selector_before(READS, PER_STEP)} "
+    f"{deployed(PER_STEP)}) > 0) > 0"
+)
+"""New versions of a policy file, by processes that were there before: not the first one."""
+
+# Not of the reason or the agent that is chosen alone: they may be why it looks as it does.
+KILLED: Final = per_bar(KILLS, "agent")
+HALTED: Final = per_bar(select("otel_limits_stops_total", AGENT, ENFORCED), "agent", "reason")
+
+SELECTED_AGENTS: Final = (
+    f"count by (agent) (last_over_time({select('otel_limits_turns_total', AGENT)}[{WHOLE_RANGE}]))"
+)
+
+AUDITED: Final = (
+    f"""label_replace({SELECTED_AGENTS} and on () (count({SELECTED_AGENTS}) == 1), """
+    """"audited", "--where agent='$1'", "agent", "(.*)") """
+    """or on () label_replace(vector(0), "audited", "--top 10", "audited", "")"""
+)
+"""How `otel-limits audit` is told of one agent; of several it tells by itself."""

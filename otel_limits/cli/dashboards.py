@@ -24,7 +24,7 @@ Begin with README.md there. What is in the directory under the same names is rep
 """
 
 PREVIEW_HELP: Final = """\
-Draw every dashboard from a Prometheus, one picture per dashboard.
+Draw every dashboard from a Prometheus: pictures of 1920 by 1080 pixels, light and dark.
 
 Each panel asks its own queries, as Grafana would, with every job, agent and model. It needs
 matplotlib: pip install 'otel-limits[preview]'
@@ -93,14 +93,17 @@ def preview(options: Namespace) -> int:
     )
     options.out.mkdir(parents=True, exist_ok=True)
     for dashboard in panels.read_all(files.directory()):
-        path = options.out / f"{dashboard.name}.png"
         try:
             answers = ask(Prometheus(options.prometheus), dashboard, window)
         except PrometheusError as error:
             return refuse([str(error)], NOT_DRAWN)
-        empty = draw.draw(dashboard, answers, window, path)
-        note = f"; no data for: {', '.join(empty)}" if empty else ""
-        sys.stdout.write(f"{path}: {len(dashboard.panels)} panels{note}\n")
+        drawn = draw.draw(dashboard, answers, window, options.out)
+        nothing = draw.empty(dashboard, answers)
+        note = f"; no data for: {', '.join(nothing)}" if nothing else ""
+        sys.stdout.write(
+            f"{options.out / dashboard.name}-*.png: {len(dashboard.panels)} panels in "
+            f"{len(drawn)} pictures{note}\n"
+        )
     return 0
 
 

@@ -1,259 +1,180 @@
-"""Draws a dashboard into one picture: every panel from the answers to its own queries."""
+"""Draws a dashboard in parts that fit a slide: every panel from the answers to its own queries."""
 
 from __future__ import annotations
 
 import datetime as dt
-import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import matplotlib as mpl
-from matplotlib import gridspec, ticker
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from otel_limits.dashboards.api import Line
 from otel_limits.dashboards.panels import Dashboard, Panel, Target, TimeRange
+from otel_limits.dashboards.plots import DRAWINGS, OVER_TIME, Plot, time_axis
+from otel_limits.dashboards.theme import THEMES, Theme, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Answers = Mapping[Target, Sequence[Line]]
-Named = Sequence[tuple[str, Line]]
-"""Series with the names that the legend gives them."""
+Answers: TypeAlias = Mapping[Target, Sequence[Line]]
 
 COLUMNS: Final = 24
-WIDTH_INCHES: Final = 18.0
-ROW_INCHES: Final = 0.42
-MAX_LEGEND: Final = 10
-LEGEND_WIDTH: Final = 0.135
-"""Of the figure: legends stand at the right of a panel, as in Grafana."""
-DPI: Final = 80
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 16.0, 9.0, 120
+"""1920 by 1080 pixels."""
 
-OVER_TIME: Final = ("timeseries", "heatmap")
-"""Kinds of panels with a time axis."""
-MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
-TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
+MAX_UNITS: Final = 26
+"""Of Grafana's grid, that a part is high at most: three rows of graphs."""
 
-COLOURS: Final = {
-    "max_turns": "#c4162a",
-    "max_iterations": "#ff780a",
-    "loop_detected": "#8f3bb8",
-    "end_turn": "#73bf69",
-}
-"""As in Grafana, a reason has one colour wherever it is drawn."""
+EDGE, HEAD, GAP = 0.2, 0.6, 0.07
+"""Inches around everything, for the title at the top, and between two panels."""
 
-PALETTE: Final = (
-    "#3274d9", "#56a64b", "#f2cc0c", "#8ab8ff", "#b877d9",
-    "#19a2a8", "#a16f50", "#e5a8e2", "#6e7687", "#96d98d",
-)  # fmt: skip
-
-STYLE: Final[dict[Any, Any]] = {
-    "axes.edgecolor": "#b0b0b8",
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": f"cycler(color={list(PALETTE)})",
-    "font.size": 8,
-    "grid.color": "#e4e4ea",
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-}
-
-THOUSAND: Final = 1000.0
-CENT: Final = 0.01
-DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
+LEGEND_INCHES: Final = 2.6
+"""Legends stand at the right of a panel, as in Grafana."""
 
 
-def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, path: Path) -> list[str]:
-    """Draw `dashboard` into `path`; return the titles of panels that had nothing to show."""
-    bottom = max(panel.top + panel.height for panel in dashboard.panels)
-    with mpl.rc_context(dict(STYLE)):
-        figure = Figure(figsize=(WIDTH_INCHES, bottom * ROW_INCHES + 1), dpi=DPI)
-        grid = gridspec.GridSpec(bottom, COLUMNS, figure, 0.03, 0.02, 0.97, 0.97, 0, 0)
-        figure.suptitle(dashboard.title, x=0.03, ha="left", fontsize=14, fontweight="bold")
-        figure.text(0.97, 0.98, _span_of(window), ha="right", va="top", color="#55555f")
-        for title, top in dashboard.rows:
-            _draw_row(figure, grid, title, top)
-        empty = [
-            panel.title
-            for panel in dashboard.panels
-            if not _draw_panel(figure, grid, panel, answers, window)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a dashboard."""
+
+    rows: tuple[tuple[str, int], ...]
+    panels: tuple[Panel, ...]
+    top: int
+    bottom: int
+
+
+def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, out: Path) -> list[Path]:
+    """Draw `dashboard` into pictures below `out`, each light and dark; return their paths."""
+    paths = []
+    for theme in THEMES:
+        with mpl.rc_context(style(theme)):
+            for number, part in enumerate(parts(dashboard), start=1):
+                path = out / f"{dashboard.name}-{number}{theme.suffix}.png"
+                page = Page(dashboard, part, answers, window, theme)
+                page.drawn().savefig(path)
+                paths.append(path)
+    return paths
+
+
+def empty(dashboard: Dashboard, answers: Answers) -> list[str]:
+    """Titles of panels that have no data."""
+    return [
+        panel.title
+        for panel in dashboard.panels
+        if panel.targets and not any(answers[target] for target in panel.targets)
+    ]
+
+
+def parts(dashboard: Dashboard) -> Iterator[Part]:
+    """Put as many rows together as one picture has room for."""
+    tops = [top for _, top in dashboard.rows]
+    ends = [*tops[1:], max(panel.top + panel.height for panel in dashboard.panels)]
+    first = 0
+    for at, end in enumerate(ends):
+        is_last = at == len(ends) - 1
+        if is_last or ends[at + 1] - tops[first] > MAX_UNITS:
+            yield Part(
+                rows=dashboard.rows[first : at + 1],
+                panels=tuple(each for each in dashboard.panels if tops[first] < each.top < end),
+                top=tops[first],
+                bottom=end,
+            )
+            first = at + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One picture."""
+
+    dashboard: Dashboard
+    part: Part
+    answers: Answers
+    window: TimeRange
+    theme: Theme
+
+    def drawn(self) -> Figure:
+        """Draw it."""
+        figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), dpi=DPI)
+        left, top = EDGE / WIDTH_INCHES, 1 - 0.38 / HEIGHT_INCHES
+        figure.text(left, top, self.dashboard.title, fontsize=18, fontweight="bold", va="center")
+        faint = self.theme.faint
+        figure.text(1 - left, top, _span_of(self.window), ha="right", va="center", color=faint)
+        for title, row in self.part.rows:
+            x, y, _, height = self._place(0, row, COLUMNS, 1)
+            figure.text(x, y + height * 0.4, title, fontsize=12, va="center", color=faint)
+        for panel in self.part.panels:
+            self._draw(figure, panel)
+        return figure
+
+    def _place(self, left: int, top: int, width: int, height: int) -> tuple[float, ...]:
+        """Turn units of Grafana's grid into parts of the figure: left, bottom, width, height."""
+        column = (WIDTH_INCHES - 2 * EDGE) / COLUMNS
+        unit = (HEIGHT_INCHES - HEAD - EDGE) / (self.part.bottom - self.part.top)
+        bottom = HEIGHT_INCHES - HEAD - (top + height - self.part.top) * unit
+        return (
+            (EDGE + left * column + GAP / 2) / WIDTH_INCHES,
+            (bottom + GAP / 2) / HEIGHT_INCHES,
+            (width * column - GAP) / WIDTH_INCHES,
+            (height * unit - GAP) / HEIGHT_INCHES,
+        )
+
+    def _draw(self, figure: Figure, panel: Panel) -> None:
+        left, bottom, width, height = self._place(panel.left, panel.top, panel.width, panel.height)
+        frame = Rectangle(
+            (left, bottom),
+            width,
+            height,
+            transform=figure.transFigure,
+            facecolor=self.theme.panel,
+            edgecolor=self.theme.line,
+            zorder=-1,  # below what is drawn within
+        )
+        figure.add_artist(frame)
+        figure.text(
+            left + 0.1 / WIDTH_INCHES,
+            bottom + height - 0.2 / HEIGHT_INCHES,
+            panel.title,
+            va="center",
+            fontsize=10.5,
+            fontweight="bold",
+        )
+        axes = figure.add_axes(_inside((left, bottom, width, height), panel))
+        lines = [
+            (line.named(target.legend), line)
+            for target in panel.targets
+            for line in self.answers[target]
         ]
-        figure.savefig(path)
-    return empty
+        if panel.targets and not lines:
+            self._say_nothing(axes, panel)
+            return
+        plot = Plot(axes, panel, lines, self.window, self.theme)
+        DRAWINGS[panel.kind](plot)
+        if panel.kind in OVER_TIME:
+            time_axis(plot)
 
-
-def _draw_row(figure: Figure, grid: Any, title: str, top: int) -> None:
-    axes = figure.add_subplot(grid[top, :])
-    axes.axis("off")
-    axes.text(0, 0.2, title, fontsize=11, fontweight="bold", color="#55555f")
-    axes.axhline(0.05, color="#c8c8d0", linewidth=1)
-
-
-def _draw_panel(
-    figure: Figure, grid: Any, panel: Panel, answers: Answers, window: TimeRange
-) -> bool:
-    """Draw one panel; False when it had nothing to show."""
-    area = grid[panel.top : panel.top + panel.height, panel.left : panel.left + panel.width]
-    frame = figure.add_subplot(area)
-    frame.set_xticks([])
-    frame.set_yticks([])
-    # The frame goes around title and legend as in Grafana; what is drawn has axes of its own
-    # within.
-    frame.patch.set_alpha(0)
-    frame.spines[:].set_visible(True)
-    frame.spines[:].set_color("#e4e4ea")
-    box = area.get_position(figure)
-    axes = figure.add_axes(_inside(box, panel))
-    frame.annotate(
-        panel.title,
-        (0, 1),
-        (8, -8),
-        "axes fraction",
-        "offset points",
-        va="top",
-        weight="bold",
-        fontsize=10,
-    )
-    lines = [
-        (line.named(target.legend), line) for target in panel.targets for line in answers[target]
-    ]
-    if not lines:
+    def _say_nothing(self, axes: Axes, panel: Panel) -> None:
         axes.axis("off")
-        axes.text(0.5, 0.5, "No data", ha="center", va="center", fontsize=12, color="#9090a0")
-        return False
-    DRAWINGS[panel.kind](axes, panel, lines)
-    if panel.kind in OVER_TIME:
-        _time_axis(axes, window.start, window.end)
-    return True
+        faint = self.theme.faint
+        axes.text(0.5, 0.45, panel.nothing, ha="center", va="center", fontsize=16, color=faint)
 
 
-def _inside(box: Any, panel: Panel) -> tuple[float, float, float, float]:
+def _inside(place: tuple[float, ...], panel: Panel) -> tuple[float, float, float, float]:
     """Leave room within a panel's frame for title, axis and legend."""
-    unit = (box.y1 - box.y0) / panel.height
-    left = 0.012 if panel.kind in ("stat", "table") else 0.04
-    if panel.kind == "bargauge":
-        left = 0.1
-    bottom = unit * (0.3 if panel.kind in ("stat", "table", "bargauge") else 1.0)
-    width = box.x1 - box.x0 - left - 0.012
+    left, bottom, width, height = place
+    above, below, beside, right = 0.36, 0.1, 0.15, 0.15
+    if panel.kind in OVER_TIME:
+        above, below, beside = 0.42, 0.3, 0.75
     if panel.kind == "timeseries":
-        width -= LEGEND_WIDTH
-    return box.x0 + left, box.y0 + bottom, width, box.y1 - box.y0 - bottom - unit * 1.3
-
-
-def _timeseries(axes: Axes, panel: Panel, lines: Named) -> None:
-    if panel.stacked:
-        _stack(axes, lines)
-    else:
-        for name, line in lines:
-            marker = "o" if len(line.times) == 1 else None  # a line of one point is invisible
-            axes.plot(line.times, line.values, label=name, marker=marker, color=COLOURS.get(name))
-    # From 0, or a counter that hardly moves looks like a mountain; a little above, or the highest
-    # line lies on the frame.
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    axes.grid(axis="y")
-    axes.yaxis.set_major_formatter(
-        ticker.FuncFormatter(lambda value, _: written(value, panel.unit))
+        right = LEGEND_INCHES
+    return (
+        left + beside / WIDTH_INCHES,
+        bottom + below / HEIGHT_INCHES,
+        width - (beside + right) / WIDTH_INCHES,
+        height - (above + below) / HEIGHT_INCHES,
     )
-    axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
-    _legend(axes, panel, lines)
-
-
-def _stack(axes: Axes, lines: Named) -> None:
-    times = sorted({time for _, line in lines for time in line.times})
-    # Bars touch at the shortest step, so that a gap in the data shows as a gap.
-    width = 0.85 * min((after - before for before, after in pairwise(times)), default=60.0)
-    below = dict.fromkeys(times, 0.0)
-    for name, line in lines:
-        floor = [below[time] for time in line.times]
-        axes.bar(line.times, line.values, width, bottom=floor, label=name, color=COLOURS.get(name))
-        for time, value in zip(line.times, line.values, strict=True):
-            below[time] += value
-
-
-def _legend(axes: Axes, panel: Panel, lines: Named) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    peaks = {name: max(line.values) for name, line in lines}
-    labels = [f"{_cut(name)}  {written(peaks[name], panel.unit, panel.decimals)}" for name in names]
-    shown = list(zip(handles, labels, names, strict=True))
-    if not panel.stacked:  # bars keep the order in which they lie on each other
-        shown.sort(key=lambda each: -peaks[each[2]])
-    axes.legend(
-        [handle for handle, _, _ in shown[:MAX_LEGEND]],
-        [label for _, label, _ in shown[:MAX_LEGEND]],
-        title="name  (max)" + (f", {len(shown) - MAX_LEGEND} more" * (len(shown) > MAX_LEGEND)),
-        loc="upper left",
-        bbox_to_anchor=(1.005, 1.05),
-        handlelength=1,
-        alignment="left",
-    )
-
-
-def _stat(axes: Axes, panel: Panel, lines: Named) -> None:
-    axes.axis("off")
-    text = written(lines[0][1].last, panel.unit, panel.decimals)
-    axes.text(0.5, 0.42, text, ha="center", va="center", fontsize=20, color="#1f60c4")
-
-
-def _bargauge(axes: Axes, panel: Panel, lines: Named) -> None:
-    ordered = sorted(lines, key=lambda each: each[1].last)
-    values = [line.last for _, line in ordered]
-    bars = axes.barh([_cut(name, 30) for name, _ in ordered], values, color="#5794f2", height=0.6)
-    axes.bar_label(bars, [f" {written(value, panel.unit, panel.decimals)}" for value in values])
-    axes.set_xlim(0, max(values) * 1.25)
-    axes.set_ylim(min(0, len(ordered) - 5) - 0.6, len(ordered) - 0.4)
-    axes.set_xticks([])
-    axes.spines[:].set_visible(False)
-    axes.tick_params(left=False)
-
-
-def _heatmap(axes: Axes, panel: Panel, lines: Named) -> None:
-    """Buckets count what is below them, so that each is drawn without the one beneath."""
-    ordered = sorted((float(line.labels["le"]), line) for _, line in lines)
-    times = sorted({time for _, line in ordered for time in line.times})
-    counted = [dict(zip(line.times, line.values, strict=True)) for _, line in ordered]
-    cells = [
-        [max(0.0, upper.get(time, 0) - lower.get(time, 0)) for time in times]
-        for lower, upper in zip([{}, *counted], counted, strict=False)
-    ]
-    step = times[1] - times[0] if len(times) > 1 else 60.0
-    edges = [*(time - step / 2 for time in times), times[-1] + step / 2]
-    mesh = axes.pcolormesh(edges, range(len(cells) + 1), cells, cmap="Oranges", vmin=0)
-    axes.figure.colorbar(mesh, ax=axes, pad=0.01, fraction=0.04, label="invocations")
-    axes.set_yticks(
-        [number + 0.5 for number in range(len(cells))],
-        [
-            f"≤ {written(bound, panel.unit)}" if math.isfinite(bound) else "more"
-            for bound, _ in ordered
-        ],
-    )
-
-
-def _table(axes: Axes, panel: Panel, lines: Named) -> None:
-    axes.axis("off")
-    names = sorted({name for _, line in lines for name in line.labels})
-    rows = sorted(
-        [*(line.labels.get(name, "") for name in names), written(line.last, panel.unit)]
-        for _, line in lines
-    )
-    # What Grafana shows of such a table without scrolling.
-    shown = rows[: (panel.height - 2) * 2]
-    table = axes.table([*shown], colLabels=[*names, "value"], loc="upper left", cellLoc="left")
-    table.auto_set_font_size(False)  # noqa: FBT003  its signature
-    table.set_fontsize(8)
-    for cell in table.get_celld().values():
-        cell.set_edgecolor("#e4e4ea")
-
-
-DRAWINGS: Final = {
-    "timeseries": _timeseries,
-    "stat": _stat,
-    "bargauge": _bargauge,
-    "heatmap": _heatmap,
-    "table": _table,
-}
 
 
 def _span_of(window: TimeRange) -> str:
@@ -262,56 +183,3 @@ def _span_of(window: TimeRange) -> str:
         dt.datetime.fromtimestamp(time, dt.timezone.utc) for time in (window.start, window.end)
     )
     return f"{first:%d %B %Y, %H:%M} to {last:%H:%M} UTC"
-
-
-def _time_axis(axes: Axes, start: float, end: float) -> None:
-    axes.set_xlim(start, end)
-    step = next((each for each in TICK_SECONDS if (end - start) / each <= MAX_TICKS), end - start)
-    axes.xaxis.set_major_locator(ticker.MultipleLocator(step))
-    shape = "%d %b" if step >= DAY else "%H:%M" if step >= MINUTE else "%H:%M:%S"
-    axes.xaxis.set_major_formatter(
-        ticker.FuncFormatter(
-            lambda time, _: dt.datetime.fromtimestamp(time, dt.timezone.utc).strftime(shape)
-        )
-    )
-
-
-def _cut(name: str, length: int = 24) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"
-
-
-# --- numbers as a panel of a certain unit has them ---
-
-
-def written(value: float, unit: str, decimals: int | None = None) -> str:
-    """Write `value` as Grafana's `unit` does, about."""
-    if unit == "short" and decimals is not None and abs(value) < THOUSAND:
-        return f"{value:.{decimals}f}"
-    if unit == "percentunit":
-        return f"{value * 100:.3g} %"
-    if unit == "currencyUSD":
-        return _dollars(value)
-    if unit == "s":
-        return _duration(value)
-    return _short(value)
-
-
-def _dollars(value: float) -> str:
-    if value == 0 or abs(value) >= THOUSAND:
-        return f"${_short(value)}"
-    return f"${value:.2f}" if abs(value) >= CENT else f"${value:.2g}"
-
-
-def _short(value: float) -> str:
-    for suffix in ("", "K", "Mil", "Bil"):
-        if abs(value) < THOUSAND:
-            return f"{value:.3g}{' ' if suffix else ''}{suffix}"
-        value /= THOUSAND
-    return f"{value:.3g} Tri"
-
-
-def _duration(seconds: float) -> str:
-    for length, name in DURATIONS:
-        if abs(seconds) >= length:
-            return f"{seconds / length:.3g} {name}"
-    return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-Kind = Literal["timeseries", "stat", "bargauge", "heatmap", "table"]
+Kind = Literal["timeseries", "stat", "bargauge", "heatmap", "table", "text"]
 
 SCRAPES_PER_RATE: Final = 4
 """Grafana's `$__rate_interval` never covers fewer scrapes."""
@@ -39,10 +39,26 @@ class Panel:
     min_step: float
     """Seconds between two points, at least."""
     targets: tuple[Target, ...]
+    steps: tuple[tuple[float, str], ...]
+    """From which value on there is which colour."""
+    colours: tuple[tuple[str, str], ...]
+    """What the names of series must match, and the colour that such a series has."""
+    nothing: str
+    """What stands there where there is no data."""
+    content: str
+    """Of a text panel."""
     left: int
     top: int
     width: int
     height: int
+
+    def colour_of(self, name: str) -> str | None:
+        """Colour of a series, where it has one of its own."""
+        return next((colour for fits, colour in self.colours if re.search(fits, name)), None)
+
+    def colour_at(self, value: float) -> str:
+        """Colour of a value, by the thresholds."""
+        return next(colour for start, colour in reversed(self.steps) if value >= start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +108,8 @@ class TimeRange:
             "__range_s": f"{self.range:.0f}",
             **(variables or {}),
         }
-        return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".+"), expr)
+        # What a process may not have, such as a cluster, is meant by "all" as well.
+        return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".*"), expr)
 
 
 def seconds(text: str) -> float:
@@ -131,9 +148,10 @@ def read_all(directory: Path) -> tuple[Dashboard, ...]:
 
 def _panel(content: Mapping[str, Any]) -> Panel:
     place = content["gridPos"]
-    defaults = content["fieldConfig"]["defaults"]
+    defaults = content.get("fieldConfig", {}).get("defaults", {})
+    options = content["options"]
     kind = cast("Kind", content["type"])
-    unit = content["options"]["yAxis"]["unit"] if kind == "heatmap" else defaults["unit"]
+    unit = options["yAxis"]["unit"] if kind == "heatmap" else defaults.get("unit", "")
     return Panel(
         title=content["title"],
         kind=kind,
@@ -141,12 +159,33 @@ def _panel(content: Mapping[str, Any]) -> Panel:
         decimals=defaults.get("decimals"),
         min_step=seconds(content.get("interval", "1s")),
         stacked=defaults.get("custom", {}).get("drawStyle") == "bars",
-        targets=tuple(_target(each) for each in content["targets"]),
+        targets=tuple(_target(each) for each in content.get("targets", ())),
+        steps=_steps(defaults),
+        colours=tuple(_colours(content)),
+        nothing=defaults.get("noValue", ""),
+        content=options.get("content", ""),
         left=place["x"],
         top=place["y"],
         width=place["w"],
         height=place["h"],
     )
+
+
+def _steps(defaults: Mapping[str, Any]) -> tuple[tuple[float, str], ...]:
+    """Read thresholds; the first has no value in Grafana, as it begins below all."""
+    steps = defaults.get("thresholds", {}).get("steps") or [{"value": None, "color": "blue"}]
+    return tuple(
+        (-math.inf if each["value"] is None else float(each["value"]), each["color"])
+        for each in steps
+    )
+
+
+def _colours(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Read what gives some series a colour of their own."""
+    for override in content.get("fieldConfig", {}).get("overrides", ()):
+        for each in override["properties"]:
+            if override["matcher"]["id"] == "byRegexp" and each["id"] == "color":
+                yield override["matcher"]["options"].strip("/"), each["value"]["fixedColor"]
 
 
 def _target(content: Mapping[str, Any]) -> Target:

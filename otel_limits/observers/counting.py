@@ -250,6 +250,7 @@ class CountingObserver(SeriesKeeper):
 
     def _policy_read(self, fact: facts.PolicyRead) -> None:
         self.series(table.POLICY_VALID)(fact.valid)
+        self.series(table.POLICY_READS, "accepted" if fact.valid else "refused")(1)
 
     def _enforcing(self, fact: facts.Enforcing) -> None:
         self.series(table.ENFORCING, fact.source)(fact.in_force)

@@ -282,6 +282,14 @@ POLICY_VALID: Final = MetricSpec(
     "before it stays in force.",
     kind="gauge",
 )
+POLICY_READS: Final = MetricSpec(
+    name="otel_limits_policy_reads_total",
+    labels=("outcome",),
+    help="Versions of the policy file that were read, by whether they were taken (accepted) or the "
+    "one before stays in force (refused).",
+    unit="{version}",
+    values=("accepted", "refused"),
+)
 ENFORCING: Final = MetricSpec(
     name="otel_limits_enforcing",
     labels=("source",),

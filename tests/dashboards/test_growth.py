@@ -85,9 +85,15 @@ def scraped(
         yield Prometheus(url), {each.name: each for each in series}
 
 
+def growth(name: str, over: str) -> str:
+    """How much a process counted within a window, as panels and rules ask for it."""
+    expr: str = queries["growth"](f'{SELECTOR}{{name="{name}"}}', over)
+    return f"sum({expr})"
+
+
 def bars(prometheus: Prometheus, name: str) -> dict[float, float]:
     """What the steps of a panel show, by the time at which each ends."""
-    expr = queries["increase"](f'{SELECTOR}{{name="{name}"}}', f"{STEP}s")
+    expr = growth(name, f"{STEP}s")
     return {
         time: line.last
         for time in range(START, START + HOURS * 3600 + STEP, STEP)
@@ -135,7 +141,7 @@ def test_a_total_is_that_of_the_counter(
     Where something did, several times, `increase()` stretches what it saw to the first event.
     """
     prometheus, series = scraped
-    expr = queries["increase"](f'{SELECTOR}{{name="{name}"}}', f"{HOURS + 1}h")
+    expr = growth(name, f"{HOURS + 1}h")
     (line,) = prometheus.query(expr, START + HOURS * 3600)
 
     stretched = 0.03 if "r3" in name else 0

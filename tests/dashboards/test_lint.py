@@ -12,6 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LIMITS,
+    QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
+)
 from otel_limits.observers.instruments import METRICS
 from tests.dashboards.servers import ROOT, RULES, program
 
@@ -21,7 +27,7 @@ PANELS = [
     pytest.param(panel, id=f"{name}: {panel['title']}")
     for name, board in BOARDS.items()
     for panel in board["panels"]
-    if panel["type"] != "row"
+    if panel["type"] not in {"row", "text"}
 ]
 QUERIES = {
     f"{name}: {panel['title']}: {target['refId']}": target
@@ -30,7 +36,13 @@ QUERIES = {
     for target in panel.get("targets", ())
 }
 TARGETS = [pytest.param(target, id=name) for name, target in QUERIES.items()]
+MARKS = {
+    f"{name}: {each['name']}": each["expr"]
+    for name, board in BOARDS.items()
+    for each in board["annotations"]["list"]
+}
 EXPRESSIONS = [
+    *(pytest.param(expr, id=name) for name, expr in MARKS.items()),
     *(pytest.param(target["expr"], id=name) for name, target in QUERIES.items()),
     *(
         pytest.param(rule["expr"], id=rule.get("record") or rule["alert"])
@@ -49,6 +61,9 @@ SERIES = {
     for spec in METRICS
     for suffix in (SUFFIXES[1:] if spec.kind == "histogram" else SUFFIXES[:1])
 }
+PLACE = {"cluster", "namespace", "job", "instance"}
+"""Labels that come from where a process is scraped."""
+
 SELECTOR = re.compile(r"(otel_limits_\w+)(?:{([^}]*)})?(?:\[([^\]]+)\])?")
 
 
@@ -111,7 +126,9 @@ def variables(board: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-@pytest.mark.parametrize("name", ["job", "instance", "agent"])
+@pytest.mark.parametrize(
+    "name", ["environment", "cluster", "namespace", "job", "instance", "agent"]
+)
 def test_a_label_is_a_variable(board: dict[str, Any], name: str) -> None:
     """template-job-rule, template-instance-rule, template-on-time-change-reload-rule."""
     variable = variables(board)[name]
@@ -120,25 +137,31 @@ def test_a_label_is_a_variable(board: dict[str, Any], name: str) -> None:
     assert variable["label"] == name.capitalize()
     assert variable["multi"]
     assert variable["includeAll"]
-    assert variable["allValue"] == ".+"
+    # A process need not have the first three, and one without is meant by "All" as well.
+    assert variable["allValue"] == (".+" if name in {"job", "instance", "agent"} else ".*")
     assert variable["refresh"] == 2
 
 
-def test_models_can_be_chosen_where_money_is_spent() -> None:
-    """The spend dashboard has a variable for them."""
-    assert "model" in variables(BOARDS["token-spend"])
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_variable_is_of_use_and_is_there(board: dict[str, Any]) -> None:
+    """Each is asked for by some panel or other variable, and none that is asked for is missing."""
+    text = json.dumps([board["panels"], board["templating"], board["annotations"]])
+    known = set(variables(board))
+    assert known - {"datasource"} <= set(re.findall(r"\$\{?(\w+)", text))
+    asked = json.dumps([each.get("targets") for each in board["panels"]])
+    assert set(re.findall(r"\$(?!__)([a-z]\w+)", asked)) <= known
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_a_variable_asks_for_a_label_that_exists(board: dict[str, Any]) -> None:
     """template-label-promql-rule; `job` and `instance` come from the scrape."""
     for variable in variables(board).values():
-        if variable["type"] == "query":
+        if variable["type"] == "query" and variable["name"] != "selection":
             found = re.fullmatch(
                 r"label_values\((\w+)(?:{.*})?, (\w+)\)", variable["query"]["query"]
             )
             assert found is not None
-            assert found[2] in {"job", "instance", *SERIES[found[1]].labels}
+            assert found[2] in {*PLACE, *SERIES[found[1]].labels}
 
 
 @pytest.mark.parametrize("panel", PANELS)
@@ -151,6 +174,64 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
     assert panel["targets"]
 
 
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_says_so_where_nothing_is(panel: dict[str, Any]) -> None:
+    """0 or "None": with "No data" nobody knows whether something is broken."""
+    nothing = panel["fieldConfig"]["defaults"]["noValue"]
+    assert nothing == ("None" if panel["type"] in {"bargauge", "heatmap", "table"} else "0")
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_what_a_panel_names_leads_to_the_dashboard_of_it_alone(panel: dict[str, Any]) -> None:
+    """Every agent, reason, model and quota is a link; where it leads to has such a variable."""
+    urls = [link["url"] for link in panel["fieldConfig"]["defaults"].get("links", ())]
+    legends = "".join(target["legendFormat"] for target in panel["targets"])
+    named = {name for name in LINKED if f"{{{{{name}}}}}" in legends}
+    linked = {name for name in LINKED for url in urls if f"&var-{name}=${{__" in url}
+    assert named <= linked
+    for url in urls:
+        (board,) = (each for each in BOARDS.values() if f"/d/{each['uid']}?" in url)
+        assert "${__url_time_range}" in url
+        for name in re.findall(r"var-(\w+)=|\${(\w+):queryparam}", url):
+            assert set(name) - {""} <= set(variables(board))
+
+
+LINKED = ("agent", "reason", "model", "quota")
+
+
+def test_a_reason_has_one_colour_on_every_panel() -> None:
+    """All that otel-limits halts for have one, and no two the same."""
+    found = {
+        (override["matcher"]["options"], each["value"]["fixedColor"])
+        for board in BOARDS.values()
+        for panel in board["panels"]
+        for override in panel.get("fieldConfig", {}).get("overrides", ())
+        for each in override["properties"]
+    }
+    colours = dict(found)
+    assert len(colours) == len(found) == len(set(colours.values()))
+    for reason in HALTS:
+        assert sum(bool(re.search(name.strip("/"), f"agent: {reason}")) for name in colours) == 1
+
+
+HALTS = {
+    *(limit.reason for limit in LIMITS.values()),
+    QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
+    KILLED_STOP_REASON,
+}
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_what_happens_from_outside_is_marked(board: dict[str, Any]) -> None:
+    """Halts can be switched on where they are not what the dashboard draws anyway."""
+    marks = {each["name"]: each for each in board["annotations"]["list"]}
+    assert set(marks) == {"Deployments", "Policy files", "Kills", "Halts"}
+    assert all(each["datasource"] == DATASOURCE for each in marks.values())
+    off = [name for name, each in marks.items() if not each["enable"]]
+    assert off == (["Halts"] if board["uid"] == "otel-limits-agents" else [])
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_query_uses_the_data_source_and_names_what_it_draws(target: dict[str, Any]) -> None:
     """Several queries of a panel have different letters, and legends only labels that are kept."""
@@ -160,11 +241,17 @@ def test_a_query_uses_the_data_source_and_names_what_it_draws(target: dict[str, 
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_query_selects_job_and_instance(target: dict[str, Any]) -> None:
+def test_a_query_selects_where_from(target: dict[str, Any]) -> None:
     """target-job-rule, target-instance-rule: in each of its selectors."""
     for _, matchers, _ in SELECTOR.findall(target["expr"]):
-        assert 'job=~"$job"' in matchers
-        assert 'instance=~"$instance"' in matchers
+        for label in PLACE:
+            assert f'{label}=~"${label}"' in matchers
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_query_selects_the_environment(target: dict[str, Any]) -> None:
+    """It is a label of one metric only, with which every other is matched."""
+    assert 'deployment_environment=~"$environment"' in target["expr"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -181,9 +268,9 @@ def test_a_counter_is_only_seen_through_its_growth(target: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_growth_is_of_the_whole_range_or_of_one_step(target: dict[str, Any]) -> None:
-    """So that steps side by side add up; what was there before may have been silent for an hour."""
+    """So that steps side by side add up; or of the last hour, against one of the last day."""
     for _, _, over in SELECTOR.findall(target["expr"]):
-        assert over in {"", "$__range", "$__interval", "1h"}
+        assert over in {"", "$__range", "$__interval", "1h", "1d"}
 
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
@@ -206,7 +293,7 @@ def test_a_query_uses_metrics_and_labels_that_exist(expr: str) -> None:
     for name, matchers, _ in SELECTOR.findall(re.sub(r"\w+:otel_limits_[\w:]+", "recorded", expr)):
         assert name in SERIES
         for label in re.findall(r"(\w+)=", matchers):
-            assert label in {"job", "instance", "le", *SERIES[name].labels}, (name, label)
+            assert label in {*PLACE, "le", *SERIES[name].labels}, (name, label)
 
 
 def test_every_metric_is_shown_or_alerted_on() -> None:
@@ -219,8 +306,10 @@ def test_every_metric_is_shown_or_alerted_on() -> None:
 def test_promtool_can_parse_every_query(tmp_path: Path) -> None:
     """target-promql-rule: with Grafana's variables filled in, each is a rule that is valid."""
     rules = [
-        {"record": f"query:{number}", "expr": filled(target["expr"])}
-        for number, target in enumerate(QUERIES.values())
+        {"record": f"query:{number}", "expr": filled(expr)}
+        for number, expr in enumerate(
+            [*(target["expr"] for target in QUERIES.values()), *MARKS.values()]
+        )
     ]
     path = tmp_path / "rules.yaml"
     path.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}), "utf-8")
@@ -242,4 +331,4 @@ def filled(expr: str) -> str:
         "__interval": "2m",
         "__interval_ms": "120000",
     }
-    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".+"), expr)
+    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".*"), expr)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,7 @@ PANELS = [
     pytest.param(dashboard.name, panel, id=f"{dashboard.name}: {panel.title}")
     for dashboard in DASHBOARDS
     for panel in dashboard.panels
+    if panel.targets
 ]
 TURNS = panels.Target(
     'sum(increase(otel_limits_turns_total{agent!="patient"}[$__range]))',
@@ -56,9 +60,7 @@ def test_a_panel_shows_what_the_agents_produced(
 
 def answer(played: Scene, target: Target) -> dict[str, float]:
     """Evaluate a query once, with every interval as long as the scene."""
-    whole = f"{played.window.range * 1000:.0f}ms"
-    variables = {"__interval": whole, "__interval_ms": f"{played.window.range * 1000:.0f}"}
-    expr = played.window.fill(target.expr, variables)
+    expr = played.window.fill(target.expr, whole(played))
     lines = played.prometheus.query(expr, played.window.end)
     return {line.named(target.legend): line.last for line in lines}
 
@@ -89,10 +91,81 @@ def test_a_panel_has_something_to_draw(played: Scene, dashboard: str, panel: Pan
         assert played.prometheus.answer(target, window), (dashboard, target.expr)
 
 
+@pytest.mark.parametrize(("environment", "seen"), [("stage", 1), ("production", 0)])
+def test_an_environment_that_is_chosen_is_all_that_is_shown(
+    played: Scene, environment: str, seen: int
+) -> None:
+    """It is known of the process alone, and holds for counters and gauges of it."""
+    for title in ("Invocations finished", "Invocations are in progress"):
+        (target,) = panel_of("agent-limits", title).targets
+        expr = played.window.fill(target.expr, {"environment": environment, **whole(played)})
+        (line,) = played.prometheus.query(expr, played.window.end)
+        assert bool(line.last) == bool(seen)
+
+
+def whole(played: Scene) -> dict[str, str]:
+    """Every interval as long as the scene."""
+    milliseconds = f"{played.window.range * 1000:.0f}"
+    return {"__interval": f"{milliseconds}ms", "__interval_ms": milliseconds}
+
+
+BOARD = json.loads((directory() / "grafana/dashboards/agent-limits.json").read_text("utf-8"))
+MARKS = {each["name"]: each for each in BOARD["annotations"]["list"]}
+
+
+def marks(played: Scene, name: str, end: float | None = None) -> set[str]:
+    """What an annotation says, at the end of the scene or at another time."""
+    mark = MARKS[name]
+    lines = played.prometheus.query(
+        played.window.fill(mark["expr"], whole(played)), end or played.window.end
+    )
+    return {line.named(mark["titleFormat"]) for line in lines}
+
+
+def test_halts_are_marked_with_agent_and_reason(played: Scene) -> None:
+    """On every panel over time, when that annotation is switched on."""
+    assert {"research: max_turns", "coder: max_iterations"} < marks(played, "Halts")
+
+
+def test_a_deployment_is_marked_when_its_version_is_first_seen(played: Scene) -> None:
+    """In the window in which it began, and not any more in the one after it."""
+    said = f"agents: version 1.2.3, otel-limits {played.version}"
+    born = played.prometheus.query(
+        "min_over_time(timestamp(otel_limits_build_info)[1h:1s])", played.window.end
+    )[0].last
+    assert marks(played, "Deployments", born + 1) == {said}
+    assert marks(played, "Deployments", born + played.window.range + 2) == set()
+
+
+def test_what_did_not_happen_is_not_marked(played: Scene) -> None:
+    """Nobody was killed, and the policy file that a process begins with is not news."""
+    assert marks(played, "Kills") == marks(played, "Policy files") == set()
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [("research", "--where agent='research'"), ("research|coder", "--top 10"), (".+", "--top 10")],
+)
+def test_the_audit_command_is_of_the_agent_that_is_selected(
+    played: Scene, agent: str, told: str
+) -> None:
+    """What Grafana cuts out of the answer is what the text panel has behind the command."""
+    (variable,) = (each for each in BOARD["templating"]["list"] if each["name"] == "selection")
+    asked = variable["query"]["query"].removeprefix("query_result(").removesuffix(")")
+    (line,) = played.prometheus.query(
+        played.window.fill(asked, {"agent": agent, "1": "$1"}), played.window.end
+    )
+    labels = ",".join(f'{name}="{text}"' for name, text in line.labels.items())
+    cut_out = re.search(variable["regex"].strip("/"), f"{{{labels}}} {line.last}")
+    assert cut_out is not None
+    assert cut_out[1] == told
+
+
 def test_the_forecast_goes_on_at_the_pace_of_the_scene(played: Scene) -> None:
     """What is left of the month, at what was spent per second."""
     spent, forecast = (
-        panel_of("token-spend", title) for title in ("Tokens", "Tokens to end of month")
+        panel_of("token-spend", title)
+        for title in ("Agents used these tokens", "The month will still use")
     )
     moment = time.gmtime(played.window.end)
     days = played.prometheus.query("days_in_month()", played.window.end)[0].last
@@ -104,7 +177,7 @@ def test_the_forecast_goes_on_at_the_pace_of_the_scene(played: Scene) -> None:
 
 def test_only_the_call_under_way_has_something_reserved(played: Scene) -> None:
     """Everybody else's calls are settled."""
-    (target,) = panel_of("token-spend", "Quota reserved").targets
+    (target,) = panel_of("token-spend", "Calls under way have reserved this share").targets
     reserved = answer(played, target)
     assert [name for name, share in reserved.items() if share > 0] == ["waiting: (all)"]
 
@@ -166,7 +239,7 @@ def test_the_max_turns_alert_fires(played: Scene) -> None:
 
 def test_an_exemplar_leads_to_the_trace_of_the_halt(played: Scene) -> None:
     """The diamond in the graph has the trace id that the agent's result has."""
-    panel = panel_of("agent-limits", "Halts by agent, with links to their traces")
+    panel = panel_of("agent-limits", "Limits halted these agents; a diamond leads to the trace")
     (target,) = (target for target in panel.targets if target.exemplars)
     found = played.prometheus.get(
         "query_exemplars",
@@ -186,16 +259,20 @@ def test_an_exemplar_leads_to_the_trace_of_the_halt(played: Scene) -> None:
 def test_the_preview_draws_every_panel(
     played: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One picture per dashboard, and no panel without data."""
+    """Each part of each dashboard light and dark, fit for a slide, and no panel without data."""
     status = main(["dashboards", "preview", "--prometheus", played.url, "--out", str(tmp_path)])
     said = capsys.readouterr()
 
     assert (status, said.err) == (0, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "agent-limits.png",
-        "health.png",
-        "token-spend.png",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"{name}-{part}{look}.png"
+        for name, parts in (("agent-limits", 4), ("token-spend", 4), ("health", 2))
+        for part in range(1, parts + 1)
+        for look in ("", "-dark")
+    )
+    for path in tmp_path.iterdir():
+        # The size stands at the begin of a PNG (ISO/IEC 15948, 11.2.2).
+        assert struct.unpack(">II", path.read_bytes()[16:24]) == (1920, 1080)
     assert "no data" not in said.out
 
 

@@ -230,31 +230,36 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
     )
     seen = {a.name for a in ACTORS}  # who could be halted is drawn at 0
     return {
-        "Invocations": increases({ONE: len(ACTORS)}),
-        "Stopped by a limit": [Expected({ONE: total(enforced) / len(ACTORS)}, exact=True)],
-        "Stopped by max_turns": increases({ONE: limit("max_turns")}),
-        "Stopped by max_iterations": increases({ONE: limit("max_iterations")}),
-        "Would have been halted": increases({ONE: total(lambda p: p.action == "observed")}),
-        "In progress": [Expected({ONE: 1}, exact=True)],
-        "Stops by reason": increases(
+        **_last_hour(played),
+        "Invocations finished": increases({ONE: len(ACTORS)}),
+        "Limits stopped this share": [Expected({ONE: total(enforced) / len(ACTORS)}, exact=True)],
+        "max_turns stopped": increases({ONE: limit("max_turns")}),
+        "max_iterations stopped": increases({ONE: limit("max_iterations")}),
+        "Enforcement would halt": increases({ONE: total(lambda p: p.action == "observed")}),
+        "Invocations are in progress": [Expected({ONE: 1}, exact=True)],
+        "Invocations ended for these reasons": increases(
             {"max_turns": limit("max_turns")},
             {"max_iterations": limit("max_iterations")},
             others,
             reasons(lambda produces: produces.action == "none"),
         ),
-        "Share stopped by a limit, by agent": [
+        "Limits stopped this share of each agent's invocations": [
             Expected(
                 {name: by(agent, enforced)[name] / by(agent, one)[name] for name in seen},
                 exact=True,
             )
         ],
-        "Halts by agent, with links to their traces": increases(agents_and_reasons(enforced)),
-        "What enforcement would have halted": increases(
+        "Limits halted these agents; a diamond leads to the trace": increases(
+            agents_and_reasons(enforced)
+        ),
+        "Enforcement would have halted these": increases(
             agents_and_reasons(lambda produces: produces.action == "observed")
         ),
-        "Budget used": increases(buckets_of_budgets()),
-        "Budget used by limit, 95th percentile": [Expected(quantiles_of_budgets(), exact=True)],
-        "Turns per invocation, 95th percentile": [
+        "Invocations used this share of their limits": increases(buckets_of_budgets()),
+        "19 of 20 invocations used at most this much of a limit": [
+            Expected(quantiles_of_budgets(), exact=True)
+        ],
+        "19 of 20 invocations took at most so many turns": [
             Expected(
                 {
                     "all agents, median": quantile(
@@ -267,12 +272,12 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
                 quantiles_by_agent(lambda p: p.turns, instruments.INVOCATION_TURNS), exact=True
             ),
         ],
-        "Duration of an invocation, 95th percentile": [
+        "19 of 20 invocations took at most this long": [
             Expected({"all agents, median": 0}, loose=True),
             Expected(dict.fromkeys((a.name for a in ACTORS), 0), loose=True),
         ],
-        "Warnings": increases(warned),
-        "Tokens above a token limit": [
+        "Invocations passed these soft thresholds": increases(warned),
+        "Halted invocations went so far above a token limit": [
             Expected(
                 {
                     f"{a.name}: {a.produces.overshoot[0]}": a.produces.overshoot[1]
@@ -282,16 +287,39 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
                 exact=True,
             )
         ],
-        "Agents most often stopped by a limit": increases(some(by(agent, enforced))),
-        "Agents with the most turns": increases(some(by(agent, lambda p: p.turns))),
-        "Tools called most": increases(tools),
-        "Tool calls by how they ended": increases(statuses),
-        "Synthetic messages beside model calls without tokens": increases(
+        "Limits stopped these agents most": increases(some(by(agent, enforced))),
+        "These agents took the most turns": increases(some(by(agent, lambda p: p.turns))),
+        "These tools were called most": increases(tools),
+        "Tool calls ended like this": increases(statuses),
+        "A halt is not a call, and a call can be without tokens": increases(
             {"synthetic message": total(enforced)},
             {"zero-token call": calls("zero_token")},
             {"unmeasured call": calls("unmeasured")},
             {"failed call": calls("failed")},
         ),
+    }
+
+
+def _last_hour(played: Scene) -> dict[str, list[Expected]]:
+    """The first row, of the whole play: with the rehearsal, and with the one call of `patient`."""
+    rounds = played.rounds + 1
+    cost = times(rounds, dollars_by(agent)) | {
+        "patient": (CALL["inputTokens"] * 100 + CALL["outputTokens"] * 500) / 1e6
+    }
+    most = sorted(some(cost).items(), key=lambda each: -each[1])[:5]
+    quotas = ("spend: priced-model", "research: research", "waiting: (all)")
+    return {
+        "Limits stopped this share of invocations": [
+            Expected({ONE: total(enforced) / len(ACTORS)}, exact=True)
+        ],
+        "Agents spent this in the last hour": [Expected({ONE: sum(cost.values())}, exact=True)],
+        "That is so much of a usual hour": [Expected({ONE: 1}, exact=True)],
+        "So many processes enforce no limit": [Expected({ONE: 0}, exact=True)],
+        "These agents spent most": [Expected(dict(most), exact=True)],
+        "Limits stopped these agents, for these reasons": [
+            Expected(times(rounds, agents_and_reasons(enforced)), exact=True)
+        ],
+        "These quotas are nearest to their end": [Expected(dict.fromkeys(quotas, 0), loose=True)],
     }
 
 
@@ -316,20 +344,20 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
     kinds = merged(actor.produces.calls for actor in ACTORS)
     return {
         **_quotas(played),
-        "Tokens": increases({ONE: spent}),
-        "US dollars": increases({ONE: cost}),
-        "USD to end of month": [Expected({ONE: 0}, loose=True)],
-        "Tokens to end of month": [Expected({ONE: 0}, loose=True)],
-        "Input read from a cache": [
+        "Agents used these tokens": increases({ONE: spent}),
+        "Agents spent these dollars": increases({ONE: cost}),
+        "The month will still cost": [Expected({ONE: 0}, loose=True)],
+        "The month will still use": [Expected({ONE: 0}, loose=True)],
+        "A cache gave so much input": [
             Expected({ONE: total(lambda p: p.cache_read) / total(lambda p: p.input)}, exact=True)
         ],
-        "Tokens without a price": [Expected({ONE: unpriced / spent}, exact=True)],
-        "Tokens per minute by type": per_minute(
+        "So many tokens lack a price": [Expected({ONE: unpriced / spent}, exact=True)],
+        "Agents read and wrote so many tokens a minute": per_minute(
             {"input": total(lambda p: p.input), "output": total(lambda p: p.output)}
         ),
-        "Tokens per minute by agent": per_minute(by(agent, tokens) | at_rest),
-        "Tokens per minute by model": per_minute(by(model, tokens)),
-        "Tokens per invocation, 95th percentile": [
+        "These agents used the tokens, a minute": per_minute(by(agent, tokens) | at_rest),
+        "These models used the tokens, a minute": per_minute(by(model, tokens)),
+        "19 of 20 invocations used at most so many tokens": [
             Expected(
                 {
                     "all agents, median": quantile(
@@ -340,18 +368,18 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
             ),
             Expected(quantiles_by_agent(tokens, instruments.INVOCATION_TOKENS), exact=True),
         ],
-        "Cached tokens per minute": per_minute(
+        "Caches were read and written, tokens a minute": per_minute(
             {"read": total(lambda p: p.cache_read), "write": total(lambda p: p.cache_write)}
         ),
-        "Input read from a cache, by model": [
+        "Caches gave each model so much of its input": [
             Expected({name: cached[name] / read[name] for name in read}, exact=True)
         ],
-        "US dollars per hour by agent": per_hour(dollars_by(agent) | at_rest),
-        "US dollars per hour by model": per_hour(dollars_by(model)),
-        "Most expensive agents": increases(some(dollars_by(agent))),
-        "Most expensive models": increases(some(dollars_by(model))),
-        "Tokens without a price, by model": increases({UNPRICED: unpriced}),
-        "Model calls without usage": increases(
+        "These agents spent the money, USD an hour": per_hour(dollars_by(agent) | at_rest),
+        "These models cost the money, USD an hour": per_hour(dollars_by(model)),
+        "These agents cost most": increases(some(dollars_by(agent))),
+        "These models cost most": increases(some(dollars_by(model))),
+        "These models used tokens without a price": increases({UNPRICED: unpriced}),
+        "Providers reported no usage of these calls": increases(
             some(
                 by(
                     lambda a: f"{a.name}: {a.model}",
@@ -359,7 +387,7 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
                 )
             )
         ),
-        "Model calls by kind": increases(kinds),
+        "Model calls were of these kinds": increases(kinds),
     }
 
 
@@ -380,16 +408,16 @@ def _quotas(played: Scene) -> dict[str, list[Expected]]:
         return [Expected(times(played.rounds, values))]
 
     return {
-        "Quotas used most": [Expected(used, exact=True)],
-        "Time until a quota begins again": [
+        "These quotas are used most": [Expected(used, exact=True)],
+        "Quotas begin again after this time": [
             Expected({labels(quota=q, key=k): 0 for q, k in map(named, every)}, loose=True)
         ],
-        "Quota used": [Expected(every, exact=True)],
-        "Quota reserved": [Expected(dict.fromkeys(every, 0), loose=True)],
-        "Decisions of quotas by kind": increases(
+        "Quotas were used to this share": [Expected(every, exact=True)],
+        "Calls under way have reserved this share": [Expected(dict.fromkeys(every, 0), loose=True)],
+        "Quotas decided like this": increases(
             {"admitted": admitted, "unpriced": unpriced, "refused": refused}
         ),
-        "Not simply admitted, by quota": increases(
+        "Quotas did not simply admit these calls": increases(
             {"spend: unpriced": unpriced, "guests: refused": refused}
         ),
     }
@@ -415,29 +443,31 @@ def _health(played: Scene) -> dict[str, list[Expected]]:
         return [Expected(times(rounds, values))]
 
     return {
-        "Processes": [Expected({ONE: 1}, exact=True)],
-        "Oldest scrape": [Expected({ONE: 0}, loose=True)],
-        "Internal errors": increases({ONE: failing}),
-        "Facts lost": increases({ONE: failing}),
-        "Refused policy files": [Expected({ONE: 0}, exact=True)],
-        "Not enforcing": [Expected({ONE: 0}, exact=True)],
-        "Blind invocations": increases({ONE: sum(blind.values())}),
-        "Blind invocations by agent": increases(blind),
-        "Names counted as _other, by label": [
+        "Processes report": [Expected({ONE: 1}, exact=True)],
+        "The oldest was seen this long ago": [Expected({ONE: 0}, loose=True)],
+        "Errors happened inside": increases({ONE: failing}),
+        "Facts were lost": increases({ONE: failing}),
+        "Policy files were refused": [Expected({ONE: 0}, exact=True)],
+        "Processes enforce no limit": [Expected({ONE: 0}, exact=True)],
+        "Invocations had no span": increases({ONE: sum(blind.values())}),
+        "Spans of these agents did not arrive": increases(blind),
+        "So many names were counted as _other": [
             Expected(dict.fromkeys(instruments.FOLDED_NAMES.values, 0.0), exact=True)
         ],
-        "Scrape age": [Expected({f"agents 127.0.0.1:{played.port}": 0}, loose=True)],
-        "Internal errors by component": increases({"observer": failing}),
-        "Facts lost by observer": increases({"observer": failing}),
-        "Observer lag, 99th percentile": [
+        "Processes were last seen so long ago": [
+            Expected({f"agents 127.0.0.1:{played.port}": 0}, loose=True)
+        ],
+        "These components failed": increases({"observer": failing}),
+        "These observers lost facts": increases({"observer": failing}),
+        "Observers kept 99 of 100 ends waiting at most this long": [
             Expected(
                 dict.fromkeys(("events", "first_calls", "log", "observer", "prometheus"), 0),
                 loose=True,
             )
         ],
-        "Invocations that nobody finished": increases(
+        "Nobody finished these invocations": increases(
             agents_and_reasons(lambda produces: produces.reason == "aborted")
         ),
-        "Configured limits": [Expected(limits(), exact=True)],
-        "Versions": [Expected({labels(version=played.version): 1}, exact=True)],
+        "These limits are configured": [Expected(limits(), exact=True)],
+        "Processes run these versions": [Expected({labels(version=played.version): 1}, exact=True)],
     }

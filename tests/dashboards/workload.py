@@ -293,6 +293,7 @@ SETTINGS = {
     "OTEL_LIMITS_UNMEASURED": "ignore",
     "OTEL_LIMITS_METRICS_MAX_AGENTS": "16",
     "OTEL_PYTHON_TRACER_PROVIDER": "otel_limits",
+    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=stage,service.version=1.2.3",
 }
 """What the process is to be started with, besides a policy file and a port."""
 

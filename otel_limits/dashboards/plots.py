@@ -1,0 +1,239 @@
+"""Draws what is within a panel, by its kind."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from matplotlib import ticker
+
+from otel_limits.dashboards.api import Line
+from otel_limits.dashboards.theme import NAMED, PALETTE, Theme
+from otel_limits.dashboards.units import written
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from otel_limits.dashboards.panels import Panel, TimeRange
+
+Named: TypeAlias = Sequence[tuple[str, Line]]
+"""Series with the names that the legend gives them."""
+
+MAX_LEGEND: Final = 10
+OVER_TIME: Final = ("timeseries", "heatmap")
+"""Kinds of panels with a time axis."""
+
+MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
+TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A panel that is drawn."""
+
+    axes: Axes
+    panel: Panel
+    lines: Named
+    window: TimeRange
+    theme: Theme
+
+    def colours(self) -> dict[str, str]:
+        """Give every series a colour: its own, or the next of the palette."""
+        own = {name: self.panel.colour_of(name) for name, _ in self.lines}
+        left = itertools.cycle(sorted(set(PALETTE) - set(own.values()), key=PALETTE.index))
+        return {name: colour or next(left) for name, colour in own.items()}
+
+    def write(self, value: float) -> str:
+        """Write a value in the unit of the panel."""
+        return written(value, self.panel.unit, self.panel.decimals)
+
+
+def timeseries(plot: Plot) -> None:
+    """Draw lines, or bars on top of each other."""
+    axes, colours = plot.axes, plot.colours()
+    if plot.panel.stacked:
+        _stack(plot, colours)
+    else:
+        for name, line in plot.lines:
+            marker = "o" if len(line.times) == 1 else None  # a line of one point is invisible
+            axes.plot(line.times, line.values, label=name, marker=marker, color=colours[name])
+    # From 0, or a counter that hardly moves looks like a mountain; a little above, or the highest
+    # line lies on the frame.
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    axes.grid(axis="y")
+    unit = plot.panel.unit
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: written(value, unit)))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
+    _legend(plot)
+
+
+def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
+    times = sorted({time for _, line in plot.lines for time in line.times})
+    # Bars touch at the shortest step, so that a gap in the data shows as a gap.
+    width = 0.85 * min(
+        (after - before for before, after in itertools.pairwise(times)), default=60.0
+    )
+    below = dict.fromkeys(times, 0.0)
+    for name, line in plot.lines:
+        floor = [below[time] for time in line.times]
+        # The edge keeps two agents apart that were stopped for the same reason.
+        plot.axes.bar(
+            line.times,
+            line.values,
+            width,
+            bottom=floor,
+            label=name,
+            color=colours[name],
+            edgecolor=plot.theme.panel,
+            linewidth=0.8,
+        )
+        for time, value in zip(line.times, line.values, strict=True):
+            below[time] += value
+
+
+def _legend(plot: Plot) -> None:
+    handles, names = plot.axes.get_legend_handles_labels()
+    peaks = {name: max(line.values) for name, line in plot.lines}
+    labels = [f"{_cut(name)}  {plot.write(peaks[name])}" for name in names]
+    shown = list(zip(handles, labels, names, strict=True))
+    if not plot.panel.stacked:  # bars keep the order in which they lie on each other
+        shown.sort(key=lambda each: -peaks[each[2]])
+    more = len(shown) - MAX_LEGEND
+    legend = plot.axes.legend(
+        [handle for handle, _, _ in shown[:MAX_LEGEND]],
+        [label for _, label, _ in shown[:MAX_LEGEND]],
+        title="name and maximum" + (f", {more} more" if more > 0 else ""),
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.04),
+        handlelength=1,
+        alignment="left",
+        borderaxespad=0,
+    )
+    legend.get_title().set_color(plot.theme.faint)
+
+
+def stat(plot: Plot) -> None:
+    """Write one number, in the colour of its threshold."""
+    plot.axes.axis("off")
+    value = plot.lines[0][1].last
+    plot.axes.text(
+        0.5,
+        0.42,
+        plot.write(value),
+        ha="center",
+        va="center",
+        fontsize=30,
+        fontweight="bold",
+        color=NAMED[plot.panel.colour_at(value)],
+    )
+
+
+def bargauge(plot: Plot) -> None:
+    """Draw the largest values as bars, the name above each and the value at its end."""
+    axes, panel = plot.axes, plot.panel
+    axes.axis("off")
+    ordered = sorted(plot.lines, key=lambda each: -each[1].last)
+    longest = max(ordered[0][1].last, 1.0 if panel.unit == "percentunit" else 0.0)
+    for at, (name, line) in enumerate(ordered):
+        colour = panel.colour_of(name) or NAMED[panel.colour_at(line.last)]
+        axes.barh(at, longest, color=plot.theme.line, height=0.34)
+        axes.barh(at, line.last, color=colour, height=0.34)
+        axes.text(0, at - 0.27, _cut(name, 40), va="bottom", fontsize=10)
+        axes.text(
+            longest, at - 0.27, plot.write(line.last), va="bottom", ha="right", fontweight="bold"
+        )
+    axes.set_xlim(0, longest)
+    axes.set_ylim(max(len(ordered), 5) - 0.6, -0.75)
+
+
+def heatmap(plot: Plot) -> None:
+    """Draw buckets, which count what is below them: each without the one beneath."""
+    ordered = sorted((float(line.labels["le"]), line) for _, line in plot.lines)
+    times = sorted({time for _, line in ordered for time in line.times})
+    counted = [dict(zip(line.times, line.values, strict=True)) for _, line in ordered]
+    cells = [
+        [max(0.0, upper.get(time, 0) - lower.get(time, 0)) for time in times]
+        for lower, upper in zip([{}, *counted], counted, strict=False)
+    ]
+    step = times[1] - times[0] if len(times) > 1 else 60.0
+    edges = [*(time - step / 2 for time in times), times[-1] + step / 2]
+    axes = plot.axes
+    mesh = axes.pcolormesh(edges, range(len(cells) + 1), cells, cmap=plot.theme.scale, vmin=0)
+    bar = axes.figure.colorbar(mesh, ax=axes, pad=0.01, fraction=0.04)
+    bar.outline.set_visible(False)
+    axes.set_yticks(
+        [number + 0.5 for number in range(len(cells))],
+        [
+            f"≤ {written(bound, plot.panel.unit)}" if math.isfinite(bound) else "more"
+            for bound, _ in ordered
+        ],
+    )
+
+
+def table(plot: Plot) -> None:
+    """Draw labels and values, as many rows as Grafana shows without scrolling."""
+    axes = plot.axes
+    axes.axis("off")
+    names = sorted({name for _, line in plot.lines for name in line.labels})
+    rows = sorted(
+        [*(line.labels.get(name, "") for name in names), written(line.last, plot.panel.unit)]
+        for _, line in plot.lines
+    )
+    shown = rows[: (plot.panel.height - 2) * 2]
+    drawn = axes.table([*shown], colLabels=[*names, "value"], loc="upper left", cellLoc="left")
+    drawn.auto_set_font_size(False)  # noqa: FBT003  its signature
+    drawn.set_fontsize(9)
+    for (row, _), cell in drawn.get_celld().items():
+        cell.set_edgecolor(plot.theme.line)
+        cell.set_facecolor(plot.theme.panel)
+        cell.get_text().set_color(plot.theme.text if row else plot.theme.faint)
+
+
+def text(plot: Plot) -> None:
+    """Write a text panel, its variables filled in as Grafana does where everything is selected."""
+    plot.axes.axis("off")
+    start, end = (_utc(time).strftime("%Y-%m-%dT%H:%M:%S.000Z") for time in _span(plot.window))
+    values = {"__from:date:iso": start, "__to:date:iso": end, "selection": "--top 10"}
+    filled = re.sub(r"\$\{([\w:]+)\}", lambda found: values[found[1]], plot.panel.content)
+    code = "\n".join(line for line in filled.splitlines() if not line.startswith("```"))
+    plot.axes.text(0, 0.85, code, va="top", family="monospace", fontsize=11, linespacing=1.7)
+
+
+Drawing: TypeAlias = Callable[[Plot], None]
+
+DRAWINGS: Final[Mapping[str, Drawing]] = {
+    "timeseries": timeseries,
+    "stat": stat,
+    "bargauge": bargauge,
+    "heatmap": heatmap,
+    "table": table,
+    "text": text,
+}
+
+
+def time_axis(plot: Plot) -> None:
+    """Label the time that is shown."""
+    start, end = _span(plot.window)
+    axes = plot.axes
+    axes.set_xlim(start, end)
+    step = next((each for each in TICK_SECONDS if (end - start) / each <= MAX_TICKS), end - start)
+    axes.xaxis.set_major_locator(ticker.MultipleLocator(step))
+    shape = "%d %b" if step >= DAY else "%H:%M" if step >= MINUTE else "%H:%M:%S"
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda time, _: _utc(time).strftime(shape)))
+
+
+def _span(window: TimeRange) -> tuple[float, float]:
+    return window.start, window.end
+
+
+def _utc(time: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(time, dt.timezone.utc)
+
+
+def _cut(name: str, length: int = 26) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
