@@ -201,6 +201,9 @@ QUOTA_RESETS: Final = select("otel_limits_quota_resets_timestamp_seconds", QUOTA
 QUOTA_DECISIONS: Final = select("otel_limits_quota_decisions_total", QUOTA)
 NOT_ADMITTED: Final = select("otel_limits_quota_decisions_total", QUOTA, 'decision!="admitted"')
 
+QUOTA_WAITING: Final = select("otel_limits_quota_waiting", QUOTA)
+QUOTA_WAIT: Final = select("otel_limits_quota_wait_seconds", QUOTA)
+
 BUILDS: Final = select("otel_limits_build_info", ENVIRONMENT)
 ENFORCING: Final = select("otel_limits_enforcing")
 POLICY_VALID: Final = select("otel_limits_policy_valid")

@@ -156,6 +156,18 @@ QUOTAS: Final = (
         SHARE,
         Target(queries.share_of_quota(queries.QUOTA_RESERVED), "{{quota}}: {{key}}"),
     ),
+    panels.lines(
+        "So many calls wait for these quotas",
+        "Model calls that wait because their quota has on_exceeded: wait and too little is left.",
+        SHORT,
+        Target(f"sum by (quota) ({queries.gauge(queries.QUOTA_WAITING)})", "{{quota}}"),
+    ),
+    panels.lines(
+        "19 of 20 calls that waited did so at most this long",
+        "95th percentile by quota, however the wait ended.",
+        SECONDS,
+        Target(queries.quantile(0.95, queries.QUOTA_WAIT, "quota"), "{{quota}}"),
+    ),
     panels.bars(
         "Quotas decided like this",
         "A model call to which several quotas apply is decided by each. Those that begin with "

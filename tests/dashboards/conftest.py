@@ -8,7 +8,7 @@ import pytest
 
 from tests.dashboards.servers import Scene, scene
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 @pytest.fixture(scope="session")

@@ -399,7 +399,7 @@ def _quotas(played: Scene) -> dict[str, list[Expected]]:
         "waiting: (all)": CALL["totalTokens"] / WAITABLE,
     }
     every = used | {"guests: (all)": 0.0}
-    refused = reasons(enforced)["quota_exceeded"]
+    refused = by(lambda a: a.name if a.produces.reason == "quota_exceeded" else None, one)
     unpriced = sum(sum(a.produces.calls.values()) for a in ACTORS if asks_without_price(a))
     priced = sum(sum(a.produces.calls.values()) for a in ACTORS if a.model == PRICED)
     admitted = priced + by(agent, lambda p: sum(p.calls.values()))["research"]
@@ -415,11 +415,24 @@ def _quotas(played: Scene) -> dict[str, list[Expected]]:
         "Quotas were used to this share": [Expected(every, exact=True)],
         "Calls under way have reserved this share": [Expected(dict.fromkeys(every, 0), loose=True)],
         "Quotas decided like this": increases(
-            {"admitted": admitted, "unpriced": unpriced, "refused": refused}
+            {
+                "admitted": admitted,
+                "unpriced": unpriced,
+                "refused": refused["guest"],
+                "gave_up": refused["postponed"],
+            }
         ),
         "Quotas did not simply admit these calls": increases(
-            {"spend: unpriced": unpriced, "guests: refused": refused}
+            {
+                "spend: unpriced": unpriced,
+                "guests: refused": refused["guest"],
+                "waiting: gave_up": refused["postponed"],
+            }
         ),
+        "So many calls wait for these quotas": [Expected({"waiting": 0}, exact=True)],
+        "19 of 20 calls that waited did so at most this long": [
+            Expected({"waiting": 0}, loose=True)
+        ],
     }
 
 

@@ -38,12 +38,15 @@ quotas:
   spend: {{usd: {SPENDABLE}, window: P365D, key: model, where: {{agent: "[!p]*"}}}}
   research: {{tokens: {RESEARCHABLE}, window: P365D, key: agent, where: {{agent: research}}}}
   guests: {{tokens: 50, window: P365D, where: {{agent: guest}}}}
-  waiting: {{tokens: {WAITABLE}, window: P365D, where: {{agent: patient}}}}
+  waiting:
+    {{tokens: {WAITABLE}, window: P365D, where: {{agent: "p[ao]*"}},
+      on_exceeded: wait, max_wait: 1s}}
 """
 """Policy file of the process: USD per million tokens, the same for cached ones.
 
 No window ends while somebody plays, and no call of a guest fits into what guests may use.
-`patient`, which plays once, has a quota of its own, so that all the others count equal rounds.
+`patient`, which plays once, shares a quota with `postponed` alone, whose calls wait for what the
+call of `patient` has reserved: so that all the others count equal rounds.
 """
 
 CALL = {"inputTokens": 100, "outputTokens": 20, "totalTokens": 120}
@@ -266,6 +269,15 @@ ACTORS = (
         model=PRICED,
         script=lambda: [says("done", usage=CALL)],
         output_cap=100,
+        produces=Produces(
+            reason="quota_exceeded", action="halted", turns=0, calls={}, input=0, output=0
+        ),
+    ),
+    Actor(
+        name="postponed",
+        model=PRICED,
+        script=lambda: [says("done", usage=CALL)],
+        output_cap=16_000,
         produces=Produces(
             reason="quota_exceeded", action="halted", turns=0, calls={}, input=0, output=0
         ),
