@@ -123,7 +123,7 @@ def test_the_examples_are_python(block: str) -> None:
         assert hasattr(otel_limits, name)
 
 
-@pytest.mark.parametrize("block", blocks("yaml", *PAGES))
+@pytest.mark.parametrize("block", [b for b in blocks("yaml", *PAGES) if "apiVersion:" not in b])
 def test_the_policy_files_are_valid(block: str) -> None:
     """They can be copied."""
     assert parse(block, "limits.yaml")[1] == ()

@@ -91,12 +91,12 @@ def served(words: Sequence[str], **variables: str) -> Iterator[None]:
             sys.stdout.write(log)
 
 
-def ask(port: int) -> object:
+def ask(port: int, path: str = "") -> object:
     """Ask a server once it answers."""
     pause = threading.Event()
     for _ in range(600):
         try:
-            with urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS) as answer:
+            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_SECONDS) as answer:
                 return json.load(answer)
         except (URLError, ConnectionError):  # noqa: PERF203  it is not up yet
             pause.wait(0.1)

@@ -24,6 +24,7 @@ class PendingRows:
         is_wanted: Somebody waits for rows to be durable.
         is_stuck: Somebody has waited in vain; until rows land again nobody waits.
         lost: Rows that had no room.
+        spills: How often rows went to a spill file.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,8 @@ class PendingRows:
         self.is_wanted = False
         self.is_stuck = False
         self.lost = 0
+        self.spills = 0
+        self._taken_back = 0
         # Kept until they are durable: whoever spills while the database hangs writes these, too.
         self._in_flight: Rows = []
         self._added = 0
@@ -103,6 +106,18 @@ class PendingRows:
             # From here on nobody waits in vain again: one agent has paid for what all have learned.
             self.is_stuck = True
             return False
+
+    def taken_back(self, spills: int) -> None:
+        """Note that what spilled in the first so many times is in the database."""
+        with self.changed:
+            self._taken_back = spills
+            self.changed.notify_all()
+
+    def wait_until_landed(self, seconds: float) -> None:
+        """Wait until what spilled is in the database; no longer than so."""
+        with self.changed:
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self._taken_back >= self.spills, seconds)
 
     def give_up(self) -> int:
         """Drop what still waits, and return how many rows are lost in all."""

@@ -125,6 +125,13 @@ class Writer:
             # keep the agent waiting for as long as the database did.
             self._spill_everything(to_disk=False)
 
+    def wait_until_landed(self, seconds: float) -> None:
+        """Return when all is in the database; after so long, when it is in a file at least."""
+        deadline = time.monotonic() + seconds
+        self.wait_until_durable(seconds)
+        if self._thread is not None and self._pid == os.getpid():
+            self._pending.wait_until_landed(deadline - time.monotonic())
+
     def close(self) -> None:
         """Write what is left and end the thread; a dead database costs `CLOSE_SECONDS`."""
         atexit.unregister(self.close)
@@ -201,6 +208,7 @@ class Writer:
                 f"the process ends first",
             )
             return False
+        self._pending.spills += 1
         self._take_back_at = 0.0
         return True
 
@@ -278,9 +286,11 @@ class Writer:
         if time.monotonic() < max(self._take_back_at, self._retry_at):
             return
         self._take_back_at = math.inf
+        spills = self._pending.spills
         try:
             for _ in self._spill.taking_own(self._database):
                 self._flush()
+            self._pending.taken_back(spills)
             for _ in () if only_own else taking_back(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are

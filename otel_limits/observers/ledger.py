@@ -58,8 +58,8 @@ class LedgerObserver(OwnObserver):
         self.writer.after_fork()
 
     def flush(self) -> None:
-        """Have every row in the database or in the spill file."""
-        self.writer.wait_until_durable(FLUSH_SECONDS)
+        """Have every row in the database, or in the spill file where that takes too long."""
+        self.writer.wait_until_landed(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Write what is left."""

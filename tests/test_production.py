@@ -1,0 +1,190 @@
+"""What the pages about production show works: workers, notebooks, images and Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import jsonschema
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from otel_limits import Limits, enable
+from otel_limits.cli import main
+from otel_limits.cli.parser import make_parser
+from otel_limits.settings.policy.reader import parse
+from otel_limits.settings.table import SETTINGS
+from otel_limits.testing import ScriptedModel, endless, uses
+from tests.launching import RUN
+from tests.pages import BLOCK, files
+from tests.readme import PAGES, README, ROOT
+from tests.test_run import free_port
+from tests.test_workers import PROGRAMS, ask, served
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeAgent
+
+DOCS = ROOT / "otel_limits/docs"
+
+# --- FastAPI with workers -------------------------------------------------------------------------
+
+AGENTS = """\
+import os
+from served import call
+def answer(prompt):
+    return call("api") | {"pid": os.getpid()}
+"""
+"""What the page leaves to its reader: here an agent that asks for its tool 12 times."""
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """Serve the page's application with two workers; gives its port, and that of the metrics."""
+    (tmp_path / "api.py").write_text(files(DOCS / "workers.md")["api.py"], encoding="utf-8")
+    (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
+    (tmp_path / "numbers").mkdir()
+    port, metrics = free_port(), free_port()
+    words = [*RUN, "--", "uvicorn", "api:app", "--workers=2", f"--port={port}"]
+    with served(
+        words,
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{PROGRAMS}",
+        PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "numbers"),
+        OTEL_LIMITS_PROMETHEUS_PORT=str(metrics),
+    ):
+        yield port, metrics
+
+
+def test_one_scrape_has_what_all_workers_have_counted(api: tuple[int, int]) -> None:
+    """And each of them halts its agents."""
+    port, metrics = api
+    answers: list[Any] = []
+    while len({answer["pid"] for answer in answers}) < 2 and len(answers) < 200:
+        answers.append(ask(port, "ask?prompt=go"))
+    assert {answer["stop_reason"] for answer in answers} == {"max_turns"}
+    assert len({answer["pid"] for answer in answers}) == 2
+    with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as scraped:
+        families = list(text_string_to_metric_families(scraped.read().decode()))
+    turns = [
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "otel_limits_turns_total" and sample.labels["agent"] == "api"
+    ]
+    assert sum(turns) == 3 * len(answers)
+
+
+def test_a_cell_of_a_notebook_is_limited(make_agent: MakeAgent) -> None:
+    """It calls an agent without `await` while the loop of the kernel runs."""
+    enable(Limits(max_turns=3))
+
+    async def cell() -> str:
+        agent = make_agent(ScriptedModel(endless(uses("search"))))
+        return str(agent("go").stop_reason)
+
+    assert asyncio.run(cell()) == "max_turns"
+
+
+# --- Kubernetes -----------------------------------------------------------------------------------
+
+MANIFESTS = {
+    manifest["kind"]: manifest
+    for manifest in yaml.safe_load_all(files(DOCS / "kubernetes.md")["agents.yaml"])
+}
+SCHEMAS: dict[str, Any] = json.loads(
+    (ROOT / "tests/kubernetes_schemas.json").read_text(encoding="utf-8")
+)
+"""The published schemas, without what is below fields that the page does not use."""
+
+
+def mistakes(manifest: dict[str, Any]) -> list[str]:
+    """Hold an object against its schema."""
+    checks = jsonschema.Draft202012Validator(SCHEMAS[manifest["kind"]])
+    return [error.message for error in checks.iter_errors(manifest)]
+
+
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "Deployment", "PodMonitor"])
+def test_an_object_of_the_page_is_valid(kind: str) -> None:
+    """By its published schema, which refuses fields that it does not know."""
+    assert mistakes(MANIFESTS[kind]) == []
+    misspelt = copy.deepcopy(MANIFESTS[kind])
+    part = "spec" if "spec" in misspelt else "metadata"
+    misspelt[part]["nmae"] = "agents"
+    assert len(mistakes(misspelt)) == 1
+
+
+def container() -> dict[str, Any]:
+    """Return the container of the page."""
+    (found,) = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["containers"]
+    answer: dict[str, Any] = found
+    return answer
+
+
+def test_its_environment_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `otel-limits check`, with the policy file where the ConfigMap puts it."""
+    (tmp_path / "limits.yaml").write_text(MANIFESTS["ConfigMap"]["data"]["limits.yaml"])
+    for name, value in MANIFESTS["Secret"]["stringData"].items():
+        monkeypatch.setenv(name, value)
+    for variable in container()["env"]:
+        value = variable["value"].replace("/etc/otel-limits", str(tmp_path))
+        monkeypatch.setenv(variable["name"], value)
+    assert main(["check"]) == 0, capsys.readouterr()
+    assert parse(MANIFESTS["ConfigMap"]["data"]["limits.yaml"], "limits.yaml")[1] == ()
+
+
+def test_what_is_scraped_is_what_is_served() -> None:
+    """The port has the same name and the same number, and the labels are those of the pods."""
+    (port,) = container()["ports"]
+    (endpoint,) = MANIFESTS["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    variables = {variable["name"]: variable["value"] for variable in container()["env"]}
+    assert endpoint["port"] == port["name"]
+    assert variables["OTEL_LIMITS_PROMETHEUS_PORT"] == str(port["containerPort"])
+    labels = MANIFESTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert MANIFESTS["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
+
+
+# --- images and variables -------------------------------------------------------------------------
+
+IMAGES = [
+    (path.stem, body)
+    for path in PAGES
+    for language, body in BLOCK.findall(path.read_text(encoding="utf-8"))
+    if language == "dockerfile"
+]
+EXTRAS = re.compile(r"'otel-limits\[([\w,]+)\]'")
+
+
+@pytest.mark.parametrize("body", [body for _, body in IMAGES], ids=[name for name, _ in IMAGES])
+def test_the_commands_of_an_image_exist(body: str) -> None:
+    """And so do the extras that it installs."""
+    for command in re.findall(r"(otel-limits (?!\[)[a-z][^&\n]*)", body):
+        make_parser().parse_args(shlex.split(command)[1:])
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for extra in ",".join(EXTRAS.findall(body)).split(","):
+        assert not extra or f"\n{extra} = [" in project
+
+
+def test_every_variable_that_a_page_names_exists() -> None:
+    """Where it ends in `…` or `*`, those that begin so."""
+    known = [setting.variable for setting in SETTINGS]
+    text = "".join(path.read_text(encoding="utf-8") for path in (README, *PAGES))
+    named = set(re.findall(r"\bOTEL_LIMITS_[A-Z_]+(?![A-Z_])(?:…|\*)?", text))
+    unknown = [
+        name
+        for name in named
+        if not any(
+            variable == name or (name[-1] in "…*_" and variable.startswith(name.rstrip("…*")))
+            for variable in known
+        )
+    ]
+    assert unknown == []
