@@ -10,11 +10,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_limits.quotas.keys import EVERYTHING, Key
-from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.store import LOOKED_AT, Count, QuotaStore
 
 if TYPE_CHECKING:
     from otel_limits.core.usage import Number
+    from otel_limits.quotas.quota import Quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +93,15 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
     while page := list(islice(counts, LOOKED_AT)):
         standings = store.look([(count, quota.amount) for count in page])
         for count, standing in zip(page, standings, strict=True):
+            figures = quota.figures(standing)
             yield KeyUse(
                 quota=quota.name,
                 key=count.shown,
-                unit=unit_name(quota.unit),
-                used=in_unit(quota.unit, standing.used),
-                reserved=in_unit(quota.unit, standing.reserved),
-                remaining=in_unit(quota.unit, standing.remaining),
-                limit=in_unit(quota.unit, standing.limit),
+                unit=figures.unit,
+                used=figures.used,
+                reserved=figures.reserved,
+                remaining=figures.left,
+                limit=figures.limit,
                 resets=count.window.end,
                 blocked=standing.block.reason if standing.block else None,
             )

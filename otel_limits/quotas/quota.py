@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from otel_limits.core.usage import EXACT
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import Count
+from otel_limits.quotas.store import Count, Standing
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Action
@@ -43,6 +43,16 @@ GRACE_SECONDS: Final = 30.0
 NO_KEY: Final = Template("")
 
 
+class Figures(NamedTuple):
+    """How a count stands, in the unit in which people read it."""
+
+    unit: str
+    used: Number
+    reserved: Number
+    limit: Number
+    left: Number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
     """A budget over a time window, shared by many invocations and processes."""
@@ -72,6 +82,11 @@ class Quota:
     def count(self, key: Key, now: float) -> Count:
         """Name what is counted of a key at a time, in seconds since the epoch."""
         return Count(self.name, key.id, self.windows.at(now), key.shown, self.unit)
+
+    def figures(self, standing: Standing) -> Figures:
+        """Put how a count stands into the unit of the quota."""
+        parts = (standing.used, standing.reserved, standing.limit, standing.remaining)
+        return Figures(unit_name(self.unit), *(in_unit(self.unit, each) for each in parts))
 
     def __str__(self) -> str:
         """Say it in one line."""

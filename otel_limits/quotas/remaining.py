@@ -10,7 +10,7 @@ from opentelemetry import baggage as current_baggage
 from otel_limits.core.errors import QuotaUnavailableError
 from otel_limits.core.quota_state import Remaining
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.quota import in_unit, unit_name
+from otel_limits.quotas.quota import in_unit
 from otel_limits.quotas.store import Look, Standing, StoreError
 from otel_limits.runs.registry import LIVE
 
@@ -79,15 +79,15 @@ class _Question(NamedTuple):
 
     def answer(self, standing: Standing) -> Remaining:
         """Put the answer into the quota's unit."""
-        unit, ((count, _),) = self.quota.unit, self.look.counts
+        figures, ((count, _),) = self.quota.figures(standing), self.look.counts
         return Remaining(
             quota=self.quota.name,
             key=self.key.shown,
-            unit=unit_name(unit),
-            limit=in_unit(unit, standing.limit),
-            used=in_unit(unit, standing.used),
-            reserved=in_unit(unit, standing.reserved),
-            left=in_unit(unit, standing.remaining),
+            unit=figures.unit,
+            limit=figures.limit,
+            used=figures.used,
+            reserved=figures.reserved,
+            left=figures.left,
             resets_at=count.window.end,
         )
 

@@ -217,14 +217,15 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     this = need.amount if reply.status == "refused" else 0
     total = standing.used + standing.reserved + this
     quota, window = need.quota, demand.count.window
+    figures = quota.figures(standing)
     if standing.block is not None:
         return _blocked(need, standing, standing.block, window.end, reply.now)
     whose = f" for {need.key.shown}" if quota.key.text else ""
     wait = max(0, math.ceil(window.end - reply.now))
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
-        f"call {in_words(quota.unit, total)} could be used: {in_unit(quota.unit, standing.used)} "
-        f"are used, {in_unit(quota.unit, standing.reserved)} reserved by calls under way; "
+        f"call {in_words(quota.unit, total)} could be used: {figures.used} are used, "
+        f"{figures.reserved} reserved by calls under way; "
         f"it begins again in {wait} s, at {shown_time(window.end)}"
     )
     refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
@@ -296,14 +297,14 @@ def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDec
 
 def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
     """Make the fact how a quota stands after a call was reserved or settled."""
-    unit = need.quota.unit
+    figures = need.quota.figures(standing)
     return QuotaUse(
         quota=need.quota.name,
         key=need.key.shown,
-        unit=unit_name(unit),
-        used=in_unit(unit, standing.used),
-        reserved=in_unit(unit, standing.reserved),
-        limit=in_unit(unit, standing.limit),
+        unit=figures.unit,
+        used=figures.used,
+        reserved=figures.reserved,
+        limit=figures.limit,
         resets=demand.count.window.end,
     )
 
@@ -311,14 +312,14 @@ def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
 def _refusal(
     need: QuotaNeed, standing: Standing, *, resets_at: float, retry_after: float
 ) -> QuotaRefusal:
-    unit = need.quota.unit
+    figures = need.quota.figures(standing)
     return QuotaRefusal(
         quota=need.quota.name,
         key=need.key.shown,
-        unit=unit_name(unit),
-        used=in_unit(unit, standing.used),
-        reserved=in_unit(unit, standing.reserved),
-        limit=in_unit(unit, standing.limit),
+        unit=figures.unit,
+        used=figures.used,
+        reserved=figures.reserved,
+        limit=figures.limit,
         resets_at=resets_at,
         retry_after_seconds=retry_after,
     )
