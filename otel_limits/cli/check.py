@@ -16,13 +16,16 @@ from otel_limits.quotas.quota import too_small
 from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
-from otel_limits.settings.table import SETTINGS
+from otel_limits.settings.table import SETTINGS, Settings
 
 HELP: Final = """\
 Print every setting, its value and where it came from.
 
 With --agent it is what applies to one agent, by the line of the policy file that says so. What a
 LimitsPlugin sets in code wins over it and is not known here.
+
+Where quotas are counted on a server, the rights of its user are tried, and the access rule that is
+missing is said.
 
 Exit status 1 if any is wrong, or if the agent framework that is installed cannot be followed, with
 one sentence per mistake on standard error.
@@ -73,7 +76,35 @@ def check(options: Namespace) -> int:
         *(f"No limit can be in force: {sentence}" for sentence in guarded.obstacles),
     ]
     refuse([f"{sentence} Every limit stays in force." for sentence in guarded.weakened])
+    if quotas and not reading.mistakes:
+        warnings, wrong = store_rights(reading.settings)
+        refuse(warnings)
+        mistakes += wrong
     return refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
+
+
+def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
+    """Try what the user of the quota store may do; returns warnings and mistakes."""
+    from otel_limits.quotas.store import StoreError, StorePlace
+    from otel_limits.quotas.stores import is_shared, open_shared_store
+
+    if not is_shared(settings.quota_store):
+        return [], []
+    place = StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
+    store = open_shared_store(place)
+    try:
+        missing = store.missing_rights()
+    except StoreError as error:
+        sentence = f"The quota store does not answer ({error}): what its user may do was not tried."
+        return [sentence], []
+    finally:
+        store.close()
+    rule = f"Add it with ACL SETUSER and the name of the user: {' '.join(missing)}"
+    # Without these quotas are counted all the same.
+    if all(each == "+subscribe" or each.startswith("&") for each in missing):
+        sentence = "hear no kills and nothing that becomes free, and look for them once a second"
+        return [f"OTEL_LIMITS_QUOTA_STORE: processes {sentence}. {rule}"] if missing else [], []
+    return [], [f"OTEL_LIMITS_QUOTA_STORE: its user may not do all that quotas need. {rule}"]
 
 
 def has_limit(reading: config.Reading, document: Document, agent: str | None) -> bool:

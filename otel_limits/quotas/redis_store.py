@@ -19,6 +19,7 @@ from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.redis_asker import Link, RedisAsker
 from otel_limits.quotas.redis_listening import messages
+from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
 from otel_limits.quotas.store import (
     LOOKED_AT,
@@ -90,6 +91,15 @@ class RedisStore:
         """
         # A write, as a replica, or a server whose disk is full, still answers to PING.
         self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
+
+    def missing_rights(self) -> list[str]:
+        """Return the rules of the server's ACL that this user lacks.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        found: list[str] = self._server.ask(lambda client: missing(client, self._names))
+        return found
 
     def now(self) -> float:
         """Return the server's time.

@@ -273,6 +273,15 @@ class QuotaStore(Protocol):
 class SharedStore(QuotaStore, Protocol):
     """A place where a whole fleet counts, which can outlive whoever reserved there."""
 
+    def missing_rights(self) -> list[str]:
+        """Return what its access rules do not permit this process, as rules to be added.
+
+        Those that begin with `&` are about listening; without them quotas are counted all the same.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+
     def expired(self, first: int, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first.
 

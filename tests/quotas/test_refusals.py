@@ -100,7 +100,8 @@ def test_an_outage_is_not_taken_for_a_spent_quota(
     hold: Hold, make_agent: MakeAgent, own_server: Server
 ) -> None:
     """Its reason, its exception and its numbers say that nobody could be asked."""
-    hold({"calls": {"model_calls": 5, "window": "day", "action": "raise"}}, own_server.url)
+    calls = {"model_calls": 5, "window": "day", "action": "raise", "grace": 0}
+    hold({"calls": calls}, own_server.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
     own_server.stop()

@@ -1,0 +1,129 @@
+"""Which rights of a server's user quotas need: documented, enough, and missed by name."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from otel_limits import cli
+from otel_limits.quotas.redis_rights import COMMANDS, needed
+from otel_limits.quotas.redis_scripts import KeyNames
+from otel_limits.quotas.store import StorePlace
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import eventually, free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
+
+CALLS = {"model_calls": 3, "window": "P366D", "key": "agent", "on_exceeded": "wait"}
+
+
+class Run(Protocol):
+    """Types a command."""
+
+    def __call__(self, url: str, *arguments: str) -> tuple[int, str]:
+        """Return its exit status and what it says on standard error."""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Type a command where there is a quota, on a store."""
+
+    def type_in(url: str, *arguments: str) -> tuple[int, str]:
+        path = tmp_path / "policy.yaml"
+        path.write_text(json.dumps({"quotas": {"calls": CALLS}}))
+        monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+        monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
+        return cli.main(arguments), capsys.readouterr().err
+
+    return type_in
+
+
+def add_user(server: Server, *rules: str) -> str:
+    """Add a user who has what quotas need, changed by more rules; returns where it asks."""
+    rights = ("reset", "on", ">hunter2", *needed(KeyNames()).split(), *rules)
+    server.client.execute_command("ACL", "SETUSER", "agents", *rights)
+    return server.url.replace("redis://", "redis://agents:hunter2@")
+
+
+def test_the_documented_rule_is_what_is_needed() -> None:
+    """Word by word, so that nobody has to find out."""
+    text = (importlib.resources.files("otel_limits") / "docs" / "quotas.md").read_text("utf-8")
+    assert f"ACL SETUSER agents on >password {needed(KeyNames())}\n" in text
+    assert needed(KeyNames("prod")).startswith("~{otel_limits:prod}* &{otel_limits:prod}* +")
+
+
+def test_the_documented_rights_are_enough(
+    hold: Hold,
+    make_agent: MakeAgent,
+    own_server: Server,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For agents, which share and wait, and for every command."""
+    url = add_user(own_server)
+    assert run(url, "check")[0] == 0
+    hold({"calls": CALLS}, url)
+    agent = make_agent(ScriptedModel(endless(says("done"))), name="joe")
+    assert agent("go").stop_reason == "end_turn"
+    eventually(lambda: own_server.client.zcard("{otel_limits}:workers") == 1)
+    for command in (
+        ("quotas",),
+        ("quotas", "grant", "calls", "joe", "5", "--until", "2999-01-01"),
+        ("quotas", "revoke", "calls", "joe"),
+        ("quotas", "block", "calls", "joe"),
+        ("quotas", "unblock", "calls", "joe"),
+        ("quotas", "reset", "calls", "joe"),
+        ("kill", "--agent", "nobody"),
+    ):
+        assert run(url, *command) == (0, "")
+    assert "may not" not in caplog.text
+
+
+@pytest.mark.parametrize("namespace", ["", "prod"])
+def test_every_right_that_is_missing_is_named(own_server: Server, namespace: str) -> None:
+    """One command after the other, the keys, the channels; and nothing stays on the server."""
+    names = KeyNames(namespace)
+    rules = {f"-{each}": f"+{each}" for each in (*COMMANDS, "subscribe")}
+    rules |= {"resetkeys": f"~{names.tag}*", "resetchannels": f"&{names.tag}*"}
+    found = {}
+    for rule in rules:
+        url = add_user(own_server, *needed(names).split(), "resetkeys", f"~{names.tag}*", rule)
+        store = open_shared_store(StorePlace(url, 2.0, namespace))
+        found[rule] = store.missing_rights()
+        store.close()
+    assert found == {rule: [missing] for rule, missing in rules.items()}
+    eventually(lambda: not own_server.client.keys())
+
+
+def test_check_says_which_rule_to_add(own_server: Server, run: Run) -> None:
+    """As a mistake, since agents could reserve nothing; without the password."""
+    status, said = run(add_user(own_server, "-hset", "resetkeys", "~other*"), "check")
+    assert status == 1
+    assert "OTEL_LIMITS_QUOTA_STORE: its user may not do all that quotas need." in said
+    assert "ACL SETUSER and the name of the user: +hset ~{otel_limits}*" in said
+    assert "hunter2" not in said
+
+
+def test_check_warns_of_a_user_that_may_not_listen(own_server: Server, run: Run) -> None:
+    """Quotas are held all the same."""
+    status, said = run(add_user(own_server, "resetchannels"), "check")
+    assert status == 0
+    assert "look for them once a second" in said
+    assert "ACL SETUSER and the name of the user: &{otel_limits}*" in said
+
+
+def test_check_says_that_a_store_does_not_answer(run: Run) -> None:
+    """It may be reached from elsewhere only: nothing is wrong with the settings."""
+    status, said = run(f"redis://:hunter2@127.0.0.1:{free_port()}/0", "check")
+    assert status == 0
+    assert "The quota store does not answer" in said
+    assert "what its user may do was not tried" in said
+    assert "hunter2" not in said
