@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 from strands import Agent, tool
@@ -10,11 +11,14 @@ from strands.memory import ExtractionConfig, InvocationTrigger, MemoryManager, M
 from strands.vended_memory_stores import TestMemoryStore as MemoryStore
 
 from otel_limits import Fact, Limits, enable
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 from tests.test_ways_out import calls, extract, read, stops
 
 if TYPE_CHECKING:
-    from tests.conftest import Metric
+    import pytest
+
+    from tests.conftest import MakeAgent, Metric
 
 
 def remembering(extractor: ScriptedModel, model: ScriptedModel) -> Agent:
@@ -136,3 +140,24 @@ def test_tools_in_the_background_that_outlive_the_invocation_are_recorded(
     assert [each.usage.total for each in late[:3]] == [1000] * 3
     assert [each.kind for each in late[3:]] == ["unmeasured"]
     assert {each.invocation.id for each in late} == {stops(facts)["busy"].invocation_id}
+
+
+def test_an_end_in_another_thread_counts_a_call_once(
+    make_agent: MakeAgent, facts: list[Fact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many live invocations end the oldest one, whose call may just be counted by itself."""
+    quote = LIVE.quote
+    others = [make_agent(ScriptedModel([says("done")]), name="other")]
+
+    def slow_quote(sale: Any) -> Any:
+        while others:
+            beginning = threading.Thread(target=others.pop(), args=("go",))
+            beginning.start()
+            beginning.join()
+        return quote(sale)
+
+    monkeypatch.setattr(LIVE, "quote", slow_quote)
+    monkeypatch.setattr(LIVE, "_max_live", 1)
+    enable(tree=Limits(max_turns=5), observers=[facts.append])
+    make_agent(ScriptedModel([says("done")]))("go")
+    assert [each.number for each in calls(facts) if each.invocation.agent == "tester"] == [1]

@@ -198,12 +198,10 @@ class Calls:
             counted = completed(call.record, call.input_estimate, call.output_estimate)
         sale = call.sale(counted)
         quote = run.runs.quote(sale)
-        number = self._count(
-            call, counted, quote.price, estimated=estimated, retried=failed and not aborted
-        )
-        # Until here a fault leaves the call open, and it is settled when the invocation ends.
-        call.is_open = False
-        self._publish(call, number, kind, sale, quote, estimated=estimated)
+        retried = failed and not aborted
+        number = self._count(call, counted, quote.price, estimated=estimated, retried=retried)
+        if number is not None:
+            self._publish(call, number, kind, sale, quote, estimated=estimated)
 
     def settle_all(self) -> None:
         """The invocation is over: nobody waits for what its loop has still under way.
@@ -273,22 +271,22 @@ class Calls:
                 self._run.budgets.give_back(kept)
         self._turn = self._kept = NOTHING
 
-    def _learn(self, model: str, output: int) -> None:
-        outputs = self._run.budgets.outputs
-        if output > outputs.get(model, 0):
-            outputs[model] = output
-
     def _count(
         self, call: OpenCall, usage: Usage, price: Decimal | None, *, estimated: bool, retried: bool
-    ) -> int:
-        """Add a call to every budget in the place of its reservation, and return its number."""
+    ) -> int | None:
+        """Add a call to every budget in the place of its reservation; `None` for one that was."""
         run = self._run
         # One step for the invocation and its trees, as another agent may be judged by those.
         with run.runs.lock:
+            if not call.is_open:  # its invocation was ended meanwhile by another thread
+                return None
             for budget in run.budgets:
                 add_call(budget.tally, call.model, usage, price, estimated=estimated)
-            self._learn(call.model, usage.output)
+            if usage.output > run.budgets.outputs.get(call.model, 0):
+                run.budgets.outputs[call.model] = usage.output
             self._give_back(call, failed=retried)
+            # Until here a fault leaves the call open, and it is settled when the invocation ends.
+            call.is_open = False
             # Two that end at once must not have one number: it is what tells their rows apart.
             return run.tally.model_calls
 
