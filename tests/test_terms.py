@@ -199,6 +199,16 @@ def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
     ]
 
 
+def test_a_search_in_files_is_billed_by_the_call() -> None:
+    """By OpenAI, and no answer's usage has their number: the price is open, whoever reads it."""
+    tools = [{"type": "file_search", "vector_store_ids": ["v"]}]
+    terms = terms_of(asked("openai_responses", params={"tools": tools}))
+    assert terms == Terms(file_searches=True)
+    assert terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == Terms()
+    told = cost("gpt-5", "openai_responses", Usage(input=100), terms)
+    assert told == "it may have searched files, and nobody says how often"
+
+
 @listed
 @pytest.mark.parametrize(
     ("model", "usage", "terms", "expected"),

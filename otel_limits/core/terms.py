@@ -45,6 +45,8 @@ class Terms:
     audio_out: bool = False
     searches: bool = False
     """True when the vendor may search the web for the model."""
+    file_searches: bool = False
+    """True when it may search files, and bills each search: no usage has their number."""
 
 
 DEFAULT_TERMS: Final = Terms()
@@ -95,6 +97,8 @@ def sale_of(
         opens.append("it may have answered with audio, and nobody says how much")
     if terms.searches and usage.web_searches is None:
         opens.append("it may have searched the web, and nobody says how often")
+    if terms.file_searches:
+        opens.append("it may have searched files, and nobody says how often")
     return Sale(
         model=model,
         provider=provider,

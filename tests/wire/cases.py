@@ -37,7 +37,8 @@ STRUCTURED: Final = Bill(input=61, output=10)
 GEMINI_BY_OPENAI: Final = "Gemini, by OpenAI's class"
 PICTURED: Final = Bill(input=900, output=10)
 """What the vendors' rules make of the picture: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
-STATUSES: Final = (400, 402, 403, 429, 500, 503)
+STATUSES: Final = (400, 402, 403, 429, 500, 503, 529)
+"""529 is Anthropic's, when it is overloaded: https://platform.claude.com/docs/en/api/errors."""
 
 TOOL: Final = ("Report", json.dumps({"text": "a report of the harbour"}))
 

@@ -349,6 +349,17 @@ def llamaapi(answer: Answer) -> list[JSON]:
     return events
 
 
+def llamaapi_sse(*events: JSON) -> list[bytes]:
+    """Write events of the Llama API: an error has a name, by which its client knows it.
+
+    llama-api-client, _streaming.py, `Stream.__stream__`.
+    """
+    return [
+        sse({"type": "error", **each}, names=True)[0] if "error" in each else sse(each)[0]
+        for each in events
+    ]
+
+
 def sagemaker(answer: Answer) -> list[tuple[str, JSON]]:
     """What a container on SageMaker streams, in the parts of AWS."""
     return [("PayloadPart", event) for event in sse(*openai_chat(answer), "[DONE]")]

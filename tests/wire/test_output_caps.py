@@ -59,6 +59,14 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
     "Gemini": (models.gemini, {"params": {"max_output_tokens": CAP}}),
     "Mistral": (models.mistral, {"max_tokens": CAP}),
     "llama.cpp": (models.llamacpp, {"params": {"max_tokens": CAP}}),
+    "llama.cpp, what its class drops": (
+        models.llamacpp,
+        {"params": {"max_tokens": CAP, "n_predict": 9 * CAP}},
+    ),
+    "OpenAI's class for llama.cpp": (
+        models.openai,
+        {"params": {"extra_body": {"n_predict": CAP}}},
+    ),
     "LiteLLM": (models.litellm, {"params": {"max_tokens": CAP}}),
     "LiteLLM, client_args": (models.litellm, {"client_args": {"max_tokens": CAP}}),
     "Writer": (models.writer, {"max_tokens": CAP}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
@@ -31,6 +31,10 @@ OUTPUT_CAPS: Final = (
 """What providers call the most output tokens of an answer: the last two in Bedrock's and Gemini's
 own spelling, `num_predict` in Ollama's, `n_predict` in llama.cpp's, `max_new_tokens` in those of
 containers on SageMaker."""
+
+NOT_SENT: Final = {"llamacpp": frozenset({"n_predict"})}
+"""What a class drops of its settings: llama.cpp's server would know this one, but Strands' class of
+that name sends only what is on its lists (strands/models/llamacpp.py, `_format_request`)."""
 
 CONFIGS: Final = ("config", "payload_config", "client_args")
 """Attributes of a model that hold its settings: the second one is SageMaker's, and what is in the
@@ -96,16 +100,18 @@ def output_cap(model: object) -> int | None:
     Where several say so, the provider takes one of them, nobody knows which: the highest is safe.
     """
     held = (getattr(model, name, None) for name in CONFIGS)
-    return max((cap for config in held for cap in _caps(config, MAX_DEPTH)), default=None)
+    dropped = NOT_SENT.get(provider_of(cast("type", type(model))), frozenset())
+    names = tuple(name for name in OUTPUT_CAPS if name not in dropped)
+    return max((cap for config in held for cap in _caps(config, names, MAX_DEPTH)), default=None)
 
 
-def _caps(settings: Any, depth: int) -> Iterator[int]:
+def _caps(settings: Any, names: tuple[str, ...], depth: int) -> Iterator[int]:
     """Yield the caps in some settings, and in those within them."""
     if settings is None or not isinstance(settings, DICTIONARIES) or depth == 0:
         return
-    for name in OUTPUT_CAPS:
+    for name in names:
         # 0, or Ollama's -1 and -2, is not a cap.
         if name in settings and (cap := token_count(settings[name])):
             yield cap
     for name in SETTINGS:
-        yield from _caps(settings.get(name), depth - 1)
+        yield from _caps(settings.get(name), names, depth - 1)

@@ -31,6 +31,11 @@ SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "searc
 SEARCH_TOOL: Final = "web_search"
 """What the type of a search tool begins with, at Anthropic and in OpenAI's Responses API."""
 
+FILE_SEARCH: Final = "file_search"
+"""Type of the tool that OpenAI's Responses API bills by the call, $2.50 for a thousand:
+https://developers.openai.com/api/docs/pricing. Gemini's of that name is not a type, and to search
+is free there: https://ai.google.dev/gemini-api/docs/file-search."""
+
 MODALITIES: Final = ("modalities", "response_modalities", "responseModalities")
 
 ADDRESSES: Final = ("base_url", "api_base", "azure_endpoint", "server_url", "host")
@@ -74,6 +79,7 @@ def terms_of(model: Any, content: object = ()) -> Terms:
             audio_in="audio" in kinds,
             audio_out=any(_has_audio(said) for said in settings),
             searches=any(_is_search(said) for said in settings),
+            file_searches=Said("type", FILE_SEARCH) in settings,
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
         note("binding", error)
