@@ -60,19 +60,24 @@ IN_A_PROCESS: Final = frozenset({"run", "doctor", "autoload", "demo"})
 """Commands that become another program, or start some."""
 FOREIGN: Final = frozenset(
     {"pip", "docker", "kubectl", "pytest", "ruff", "python", "opentelemetry-instrument"}
-    | {".ci/run", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
+    | {"ACL", ".ci/run", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
 )
-"""Programs of others, which tests of their own run where they are installed."""
+"""Programs of others, and what is said to Redis: tests of their own run them where they can."""
+STORE: Final = "redis://localhost:6379/0"
+OF_A_STORE: Final = re.compile(r"^otel-limits (quotas|kill)\b(?!.*--watch)")
+"""Commands that are run where a test has a server, whose address takes the place of `STORE`."""
 PARSED: Final = re.compile(
-    r"--prometheus|^otel-limits (quotas|kill|autoload|top)\b|\b(FILE|CORRUPT)\b"
+    r"--prometheus|^otel-limits (quotas|kill|autoload|top)\b|\bFILE\b"
     r"|spans\.jsonl|run .*-- (gunicorn|celery|uvicorn|python -m )|OTEL_EXPORTER_OTLP"
 )
 """Commands that need a server, somebody's file or an environment of their own: it is looked whether
 they are right. Their own tests run them."""
 
 
-EXAMPLES: Final = {"TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247"}
-"""What stands for a placeholder: a trace of the example ledger."""
+LEDGER: Final = "otel-limits/ledger.db"
+"""Where commands look for the user's own ledger, below `XDG_DATA_HOME`."""
+EXAMPLES: Final = {"TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247", "CORRUPT": LEDGER}
+"""What stands for a placeholder: a trace of the example ledger, and that ledger."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,8 @@ class Session:
 
     directory: Path
     variables: dict[str, str] = field(default_factory=dict)
+    store: str | None = None
+    """The address of a server that keeps quotas, where there is one."""
 
     def run(self, command: Command) -> str | None:
         """Run a command as a shell would.
@@ -123,7 +130,8 @@ class Session:
         words, target = redirected(command.words)
         given = [word for word in words if re.match(r"[A-Z_]+=", word)]
         if words[0] == "export":
-            self.variables |= dict(word.split("=", 1) for word in words[1:])
+            given = [word.replace(STORE, self.store or STORE) for word in words[1:]]
+            self.variables |= dict(word.split("=", 1) for word in given)
             return ""
         rest = words[len(given) :] if words[: len(given)] == given else words
         variables = self.variables | dict(word.split("=", 1) for word in given)
@@ -132,7 +140,8 @@ class Session:
         if rest[0] == "cat":
             return self._told((self.directory / rest[1]).read_text(encoding="utf-8"))
         assert rest[0] == "otel-limits", f"nobody knows how to run {command.text}"
-        if PARSED.search(command.text):
+        has_server = self.store is not None and OF_A_STORE.search(command.text)
+        if PARSED.search(command.text) and not has_server:
             make_parser().parse_args([word for word in rest[1:] if word != "..."])
             return None
         if rest[1] in IN_A_PROCESS and "--record" not in rest:
@@ -236,14 +245,14 @@ def files(path: Path) -> dict[str, str]:
     return {name[1]: body for name, body in named if name}
 
 
-def prepared(path: Path, directory: Path) -> Session:
-    """Begin a session with the files of a page."""
+def prepared(path: Path, directory: Path, store: str | None = None) -> Session:
+    """Begin a session with the files of a page, and the example ledger where one is asked."""
     for name, body in {"app.py": PROGRAM, **files(path)}.items():
         (make((directory / name).parent) / Path(name).name).write_text(body, encoding="utf-8")
-    if "--record" not in path.read_text(encoding="utf-8"):
-        # Where commands look for the user's own ledger.
-        record.write(make(directory / "otel-limits") / "ledger.db", date(2026, 11, 23))
-    return Session(directory, {"XDG_DATA_HOME": str(directory)})
+    asked = [command.text for command in sessions(path)]
+    if any(re.match("otel-limits (audit|ledger) ", text) for text in asked):
+        record.write(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
+    return Session(directory, {"XDG_DATA_HOME": str(directory)}, store)
 
 
 def make(directory: Path) -> Path:
@@ -266,10 +275,10 @@ def steady(text: str) -> str:
     return " ".join(text.split())
 
 
-def written(path: Path, directory: Path) -> str:
+def written(path: Path, directory: Path, store: str | None = None) -> str:
     """Put what the commands of a page print where it says so, unless that is the same."""
     text, shift = path.read_text(encoding="utf-8"), 0
-    session = prepared(path, directory)
+    session = prepared(path, directory, store)
     for command in sessions(path):
         printed = session.run(command)
         if command.shown is None or printed is None or is_shown(command.shown, printed):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import Command, Session, commands, is_shown, sessions, written
+from tests.pages import Command, Session, commands, is_shown, make, sessions, written
+from tests.quotas.conftest import Server, require_program
 from tests.readme import PAGES, README
 
-WITH_COMMANDS = [path for path in (README, *PAGES) if list(sessions(path))]
+QUOTAS = next(path for path in PAGES if path.stem == "quotas")
+WITH_COMMANDS = [path for path in (README, *PAGES) if list(sessions(path)) and path != QUOTAS]
 
 
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.stem)
@@ -19,6 +21,17 @@ def test_commands_print_what_a_page_says(path: Path, tmp_path: Path) -> None:
     # As /tmp is a link somewhere else on a Mac.
     printed = written(path, Path(os.path.realpath(tmp_path)))
     assert printed == path.read_text(encoding="utf-8")
+
+
+def test_commands_about_quotas_work(tmp_path: Path) -> None:
+    """On a server with nothing in it."""
+    require_program("redis-server")
+    server = Server(make(tmp_path / "redis"))
+    server.start()
+    try:
+        written(QUOTAS, tmp_path, server.url)
+    finally:
+        server.stop()
 
 
 def test_a_wrong_output_is_found() -> None:

@@ -110,6 +110,11 @@ def test_the_wheel_contains_every_page(tmp_path: Path) -> None:
     assert names >= {f"otel_limits/docs/{path.name}" for path in PAGES}
 
 
+def test_the_readme_leads_and_the_pages_explain() -> None:
+    """It has at most 250 lines."""
+    assert len(read(README).splitlines()) <= 250
+
+
 def test_the_first_example_has_twelve_lines() -> None:
     """It fits on the first screen."""
     assert len([line for line in blocks("python", README)[0].splitlines() if line.strip()]) <= 12
