@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len, chop_cells
-from rich.control import strip_control_codes
 
 from otel_limits.audit.formatting import NUMBERS, written
 
@@ -92,7 +91,9 @@ def _text(value: Any, kind: Kind) -> str:
 
 def printable(text: str) -> str:
     """Leave out what would move the cursor."""
-    return text if text.isprintable() else strip_control_codes(text).replace("\n", " ")
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " if each.isspace() else "" for each in text)
 
 
 def _needed(lanes: Sequence[Lane], gap: int, *, natural: bool = False) -> int:
