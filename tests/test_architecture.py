@@ -34,6 +34,7 @@ FLOORS = (
     ("settings",),
     ("runtime",),
     ("plugin", "testing", "instrumentor", "environment_variables", "audit", "dashboards", "docs"),
+    ("top",),
     ("cli",),
     ("demo",),
 )
@@ -41,7 +42,7 @@ FLOORS = (
 
 OUTSIDE = {
     "opentelemetry.sdk": ("otel", "observers"),
-    "prometheus_client": ("observers",),
+    "prometheus_client": ("observers", "top"),
     "sqlalchemy": ("ledger", "audit", "observers"),
     "redis": ("quotas",),
     "strands": ("bindings", "demo"),

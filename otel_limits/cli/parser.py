@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "check": "check",
     "doctor": "doctor.command",
     "demo": "demo",
+    "top": "top.command",
     "audit": "audit",
     "ledger": "ledger",
     "dashboards": "dashboards",

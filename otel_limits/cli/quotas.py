@@ -252,9 +252,19 @@ def unblock_key(options: Namespace) -> None:
 
 def kill_agents(options: Namespace) -> None:
     """End agents in every process."""
-    heard = shared_store().kill(options.agent)
+    sys.stdout.write(f"{kill_named(options.agent)}\n")
+
+
+def kill_named(pattern: str) -> str:
+    """End the agents whose name fits a glob, in every process; returns who was told, in words.
+
+    Raises:
+        ValueError: There is no store that processes share.
+        StoreError: It does not answer.
+    """
+    heard = shared_store().kill(pattern)
     processes = "1 process" if heard == 1 else f"{heard} processes"
-    sys.stdout.write(f"Told {processes} to end agents named {options.agent!r}.\n")
+    return f"Told {processes} to end agents named {pattern!r}."
 
 
 def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:

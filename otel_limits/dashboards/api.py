@@ -45,22 +45,61 @@ class Line:
         return re.sub(r"{{(\w+)}}", lambda found: self.labels.get(found[1], ""), legend)
 
 
-class Prometheus:
-    """A Prometheus, or anything that speaks its query API.
+class WebAddress:
+    """An address that is asked over HTTP, and apart from it who asks.
 
     Args:
-        url: Address, such as http://localhost:9090.
+        url: The address, which may have a user and a password.
         authorization: Value of the header `Authorization` (RFC 9110, 11.6.2); otherwise that of
             the user and the password in the address.
     """
 
     def __init__(self, url: str, authorization: str | None = None) -> None:
-        """Keep the address, and apart from it who asks: no message names a password."""
-        self._shown = masked(url)
-        scheme, separator, place = url.rstrip("/").partition("://")
+        """Take the credentials out of the address: no message names a password."""
+        scheme, separator, place = url.partition("://")
         credentials, _, place = place.rpartition("@")
         self._url = scheme + separator + place
         self._authorization = authorization or (_basic(credentials) if credentials else None)
+
+    def open(self, path: str, timeout: float, **headers: str) -> Any:
+        """Ask for what is at `path` below it; `timeout` seconds for each wait.
+
+        Raises:
+            OSError: It does not answer.
+            HTTPException: It does not answer over HTTP.
+            ValueError: It is not an address of the web.
+        """
+        # Imported here: they bring email and ssl, and every audit imports this module.
+        import http.client
+        import urllib.request
+
+        url = self._url + path
+        # Otherwise urlopen would read file:// and whatever else it has a handler for.
+        if not url.startswith(("http://", "https://")):
+            raise http.client.InvalidURL
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310
+        if self._authorization is not None:
+            # Not to where an answer may send us on to: that is for somebody else to know.
+            request.add_unredirected_header("Authorization", self._authorization)
+        return urllib.request.urlopen(request, timeout=timeout)  # noqa: S310
+
+
+class Prometheus:
+    """A Prometheus, or anything that speaks its query API.
+
+    Args:
+        url: Address, such as http://localhost:9090.
+        authorization: As in `WebAddress`.
+        timeout: Seconds that it may be silent.
+    """
+
+    def __init__(
+        self, url: str, authorization: str | None = None, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        """Keep the address."""
+        self._shown = masked(url)
+        self._address = WebAddress(url.rstrip("/"), authorization)
+        self._timeout = timeout
 
     def answer(self, target: Target, window: TimeRange) -> tuple[Line, ...]:
         """Ask one query of a panel, as Grafana would.
@@ -107,22 +146,12 @@ class Prometheus:
         Raises:
             PrometheusError: It did not answer.
         """
-        # Imported here: they bring email and ssl, and every audit imports this module.
         import http.client
         import urllib.error
-        import urllib.request
 
         query = urllib.parse.urlencode(parameters)
-        url = f"{self._url}/api/v1/{path}?{query}"
-        # Otherwise urlopen would read file:// and whatever else it has a handler for.
-        if not url.startswith(("http://", "https://")):
-            raise self._misfit()
         try:
-            request = urllib.request.Request(url)  # noqa: S310
-            if self._authorization is not None:
-                # Not to where an answer may send us on to: that is for somebody else to know.
-                request.add_unredirected_header("Authorization", self._authorization)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+            with self._address.open(f"/api/v1/{path}?{query}", self._timeout) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self._shown} refused a query: {_reason(error)}") from error

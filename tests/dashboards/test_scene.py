@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from otel_limits.cli import main
+from otel_limits.cli.top import command
 from otel_limits.dashboards import panels
 from otel_limits.dashboards.files import directory
 from tests.dashboards.servers import RULES, until
@@ -274,6 +275,27 @@ def test_the_preview_draws_every_panel(
         # The size stands at the begin of a PNG (ISO/IEC 15948, 11.2.2).
         assert struct.unpack(">II", path.read_bytes()[16:24]) == (1920, 1080)
     assert "no data" not in said.out
+
+
+@pytest.mark.parametrize("way", ["--prometheus", "--scrape"])
+def test_top_tells_the_same_halts(
+    played: Scene, way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`otel-limits top` knows all of a process that is younger than an hour, whomever it asks."""
+    monkeypatch.setattr(command, "ONCE_SECONDS", 0.0)
+    address = {"--prometheus": played.url, "--scrape": f"127.0.0.1:{played.port}"}[way]
+    assert main(["top", "--once", "--json", way, address]) == 0
+    fleet = json.loads(capsys.readouterr().out)
+    query = 'otel_limits_stops_total{action=~"halted|wrapped_up|raised"} > 0'
+    expected: dict[str, dict[str, float]] = {}
+    for line in played.prometheus.query(query, time.time()):
+        reasons = expected.setdefault(line.labels["agent"], {})
+        reason = line.labels["reason"]
+        reasons[reason] = reasons.get(reason, 0) + line.last
+
+    assert expected
+    assert {row["agent"]: row["halts"] for row in fleet["agents"] if row["halts"]} == expected
+    assert fleet["feeds"][0]["error"] is None
 
 
 def test_every_actor_has_its_own_reason_to_be_there() -> None:

@@ -1,0 +1,1 @@
+"""The command `otel-limits top`: the fleet live in the terminal."""

@@ -1,0 +1,112 @@
+"""The live view: asks every feed each second, draws, and does what keys say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from rich.console import Group
+from rich.control import Control
+
+from otel_limits.cli.terminal import console
+from otel_limits.cli.top.keyboard import Hangup, ending_by_signal, pressed, unbuffered
+from otel_limits.cli.top.screen import draw
+from otel_limits.cli.top.view import View, press
+from otel_limits.quotas.store import StoreError
+from otel_limits.top.scrapes import Feed, Scrape, ScrapeError, scrape
+from otel_limits.top.standing import Watch, watching
+
+EVERY_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.2
+"""How long a key is waited for before it is seen whether there is something new."""
+
+Kill = Callable[[str], str]
+"""Ends the agents that fit a glob; returns what came of it as a sentence."""
+
+
+class Asking(threading.Thread):
+    """Asks one feed each second, so that one which is slow keeps nobody else waiting."""
+
+    def __init__(self, feed: Feed, scrapes: queue.SimpleQueue[Scrape]) -> None:
+        """Begin to ask."""
+        # A daemon: whoever leaves does not wait for an address that does not answer.
+        super().__init__(name=f"otel-limits-top {feed.shown}", daemon=True)
+        self._feed = feed
+        self._scrapes = scrapes
+        self._closing = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Ask until it is enough, the history first."""
+        # What is wrong is said by the first question about now, which is asked anyway.
+        with contextlib.suppress(ScrapeError):
+            for each in self._feed.history(time.time()):
+                self._scrapes.put(each)
+        while not self._closing.is_set():
+            began = time.monotonic()
+            self._scrapes.put(scrape(self._feed, time.time()))
+            self._closing.wait(max(0.0, began + EVERY_SECONDS - time.monotonic()))
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closing.set()
+
+
+def look(feeds: Sequence[Feed], kill: Kill) -> None:
+    """Show the fleet until somebody leaves."""
+    scrapes: queue.SimpleQueue[Scrape] = queue.SimpleQueue()
+    asking = [Asking(feed, scrapes) for feed in feeds]
+    try:
+        with contextlib.suppress(KeyboardInterrupt, Hangup), ending_by_signal(), unbuffered():
+            show(scrapes, watching(feeds, time.time()), kill)
+    finally:
+        for each in asking:
+            each.close()
+
+
+def show(scrapes: queue.SimpleQueue[Scrape], watch: Watch, kill: Kill) -> None:
+    """Draw whenever there is something new, until somebody leaves."""
+    screen = console()
+    view = View()
+    fleet, size = watch.fleet(), None
+    with screen.screen() as drawn:
+        while True:
+            news = list(waiting(scrapes))
+            for each in news:
+                watch.take(each)
+            keys = pressed(0.0 if news else LOOK_SECONDS)
+            fleet = watch.fleet() if news else fleet
+            for key in keys:
+                after = press(view, key, fleet)
+                if after == "quit":
+                    return
+                view = killed(view, kill) if after == "kill" else after
+            if news or keys or screen.size != size:
+                size = screen.size
+                # Over the screen before; rich would write below it.
+                screen.control(Control.home())
+                drawn.update(Group(*draw(fleet, view, size.width, size.height)))
+
+
+def waiting(scrapes: queue.SimpleQueue[Scrape]) -> Iterator[Scrape]:
+    """Yield what feeds have said since the last time."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield scrapes.get_nowait()
+
+
+def killed(view: View, kill: Kill) -> View:
+    """End the chosen agent's invocations, and say what came of it."""
+    try:
+        said = kill(glob.escape(view.chosen or ""))
+    except ValueError as error:
+        said = str(error)
+    except StoreError as error:
+        said = f"The quota store does not answer ({error})."
+    return dataclasses.replace(view, mode="rows", message=said)

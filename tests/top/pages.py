@@ -1,0 +1,54 @@
+"""Expositions as a process would write them, and scrapes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from otel_limits.top.endpoints import samples_of
+from otel_limits.top.scrapes import Scrape
+from otel_limits.top.standing import Watch
+
+if TYPE_CHECKING:
+    from otel_limits.top.fleet import AgentRow, Fleet
+
+BEGAN = 1_800_000_000.0
+"""When somebody begins to look, in a test."""
+OLD = f"process_start_time_seconds {BEGAN - 90_000:.0f}"
+"""A process that began a day ago."""
+YOUNG = f"process_start_time_seconds {BEGAN - 600:.0f}"
+
+
+def page(lines: str) -> str:
+    """Write an exposition: without the prefix of every metric of ours, for short."""
+    whole = (line.strip() for line in lines.strip().splitlines())
+    return "".join(
+        f"{line if line.startswith('process_') else f'otel_limits_{line}'}\n"
+        for line in whole
+        if line
+    )
+
+
+def told(lines: str, after: float, feed: str = "one", *, is_past: bool = False) -> Scrape:
+    """Make the scrape of an exposition, so many seconds after somebody began to look."""
+    samples = tuple(samples_of(page(lines), is_openmetrics=False))
+    return Scrape(feed, BEGAN + after, samples, is_past=is_past)
+
+
+def watched(*scrapes: Scrape, rate_seconds: float = 60.0) -> Fleet:
+    """Return how the fleet stands after some scrapes."""
+    watch = Watch(BEGAN, rate_seconds)
+    for each in scrapes:
+        watch.take(each)
+    return watch.fleet()
+
+
+def row_of(fleet: Fleet, agent: str = "a") -> AgentRow:
+    """Return the row of an agent."""
+    (row,) = (row for row in fleet.agents if row.agent == agent)
+    return row
+
+
+def names(rows: Iterable[AgentRow]) -> list[str]:
+    """Return the agents in the order of their rows."""
+    return [row.agent for row in rows]
