@@ -40,7 +40,8 @@ class Ended:
     @property
     def ours(self) -> list[str]:
         """Lines of the log in which we speak."""
-        return [line for line in self.log.splitlines() if "otel-limits" in line or " cap " in line]
+        signs = ("otel-limits", " halted by ")
+        return [line for line in self.log.splitlines() if any(sign in line for sign in signs)]
 
 
 def fresh_environment(**variables: str) -> dict[str, str]:

@@ -145,7 +145,7 @@ class BotFramework(Listener):
         verdict = run.judge()
         assert verdict is not None
         run.halt(verdict, "halted")
-        bot.said.append({"text": halt_text(verdict)})
+        bot.said.append({"text": halt_text(verdict, bot.name)})
         self.mark(bot.said[-1], run.stop(verdict.reason), synthetic=True)
         ending = {"reason": "", "message": bot.said[-1]}
         self.put_stop(ending, verdict.reason)

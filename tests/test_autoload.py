@@ -79,7 +79,7 @@ def bare(tmp_path: Path) -> Environment:
 def halted(ended: Ended) -> bool:
     """Tell whether the cap held: counted once, and told once."""
     assert ended.status == 0, ended.log
-    assert sum("cap reached" in line for line in ended.log.splitlines()) == 1
+    assert sum("halted by" in line for line in ended.log.splitlines()) == 1
     assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
     return (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
 

@@ -248,7 +248,10 @@ def test_the_exception_is_a_sentence() -> None:
     error = limit_reached(
         Verdict("max_turns", (Breach("max_turns", 3, 3, "max_turns", "turns"),)), a_stop()
     )
-    assert str(error) == "max_turns reached by agent 'tester': 3 of 3 turns used."
+    assert str(error) == (
+        "Agent 'tester' was halted by max_turns: 3 of 3 turns used. "
+        "Call the agent again to go on, or raise the limit."
+    )
     assert str(MaxTurnsReachedException(3, 3)) == "max_turns reached: 3 of 3 turns used."
 
 

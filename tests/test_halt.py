@@ -112,20 +112,26 @@ def test_a_halt_is_one_warning(
     """The log says once which agent reached which cap, and what was counted."""
     enable(LIMITS)
     halting()("go")
-    assert warnings_logged() == [
-        "max_token_budget cap reached by agent 'tester': 15 of 15 tokens used; it was halted."
-    ]
+    (warning,) = warnings_logged()
+    assert warning.startswith(
+        "Agent 'tester' was halted by max_token_budget: 15 of 15 tokens used. The limit is set in "
+    )
 
 
 def test_the_warning_of_turns(
-    make_agent: MakeAgent, warnings_logged: Callable[[], list[str]]
+    make_agent: MakeAgent,
+    warnings_logged: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The warning begins with `max_turns cap reached`, which alerts may search for."""
-    enable(Limits(max_turns=3))
+    """It names agent, limit, amount, where that is set and what to do, in this order."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    enable()
     make_agent(ScriptedModel(endless(uses("search"))), name="crawler")("go")
-    assert warnings_logged() == [
-        "max_turns cap reached by agent 'crawler': 3 of 3 turns used; it was halted."
-    ]
+    sentence = (
+        "Agent 'crawler' was halted by max_turns: 3 of 3 turns used. The limit is set in "
+        "OTEL_LIMITS_MAX_TURNS. Call the agent again to go on, or raise the limit there."
+    )
+    assert warnings_logged() == [sentence]
 
 
 def test_a_halt_is_told_once(halting: Halting, source: str, metric: Metric) -> None:
@@ -168,7 +174,7 @@ def test_no_model_event_tells_of_the_synthetic_message(halting: Halting, source:
 
     streamed = asyncio.run(read())
     assert len(answered) == 1
-    assert "Stopped by otel-limits" not in json.dumps(streamed)
+    assert "otel-limits wrote this message" not in json.dumps(streamed)
 
 
 def test_the_marker(halting: Halting, source: str) -> None:
@@ -218,7 +224,7 @@ def test_the_model_never_sees_the_marker(halting: Halting) -> None:
     agent("x")
     assert isinstance(agent.model, ScriptedModel)
     request = json.dumps(agent.model.requests[-1])
-    assert "Stopped by otel-limits" in request
+    assert "otel-limits wrote this message" in request
     assert "metadata" not in request
     assert '"synthetic"' not in request
 

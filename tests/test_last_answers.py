@@ -46,7 +46,9 @@ def test_an_answer_that_was_cut_by_its_cap_is_kept(
     """The provider's cap on an answer is no error here: the limit ended the agent."""
     last = says("So far I know", stop_reason="max_tokens")
     result = wrap_up(make_agent, last, facts)
-    assert str(result).strip() == "So far I know"
+    answer, note = result.message["content"]
+    assert answer == {"text": "So far I know"}
+    assert note["text"].startswith("\nThis answer is partial. Agent 'tester' was halted")
     assert not otel_limits.is_synthetic(result.message)
     assert actions(facts) == ["wrapped_up", "wrapped_up"]
 
@@ -67,7 +69,7 @@ def test_an_answer_without_words_is_replaced(
     """The conversation ends as after a halt: providers refuse a message without content."""
     result = wrap_up(make_agent, last, facts)
     assert otel_limits.is_synthetic(result.message)
-    assert "max_turns reached (1 of 1 turns used)" in str(result)
+    assert "halted by max_turns: 1 of 1 turns used" in str(result)
     assert actions(facts) == ["halted", "halted"]
 
 
@@ -77,7 +79,8 @@ def test_the_words_of_a_cut_answer_are_kept_without_its_tool_use(
     """What is left of a tool use has no result, and can have none."""
     last = Answer(text="Half of it", tools=(("search", {}),), stop_reason="max_tokens")
     result = wrap_up(make_agent, last, facts)
-    assert result.message["content"] == [{"text": "Half of it"}]
+    assert [*map(list, result.message["content"])] == [["text"], ["text"]]
+    assert result.message["content"][0] == {"text": "Half of it"}
 
 
 class Thinking(ScriptedModel):

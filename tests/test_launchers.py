@@ -48,7 +48,9 @@ def test_the_cap_holds_under_run_in_every_order(order: str) -> None:
     ended = execute(*ORDERS[order], *PYTHON, ENDLESS, **CAP, **NO_EXPORT)
     assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
     assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
-    assert [line.split(" by ")[0] for line in ended.ours] == ["max_turns cap reached"]
+    assert [line.split(":")[0] for line in ended.ours] == [
+        "Agent 'endless' was halted by max_turns"
+    ]
     assert ended.facts["threads_instrumented"] is ("instrument" in order)
 
 

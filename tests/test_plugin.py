@@ -118,7 +118,7 @@ def test_a_plugin_never_doubles(
     assert calls(agent) == 2
     assert len([fact for fact in facts if isinstance(fact, Started)]) == 1
     assert [fact.turns for fact in facts if isinstance(fact, Stop)] == [2]
-    assert sum("cap reached" in each for each in warnings_logged()) == 1
+    assert sum("halted by" in each for each in warnings_logged()) == 1
     registered = list(agent.hooks._registered_callbacks.values())
     own = [
         each for entries in registered for each in entries if each.order in (-math.inf, math.inf)
@@ -252,7 +252,7 @@ def test_enabling_twice_is_enabling_once(
         enable(Limits(max_turns=2))
     assert calls(make_agent(runaway())) == 2
     assert len(processors(trace.get_tracer_provider())) == 1
-    assert sum("cap reached" in each for each in warnings_logged()) == 1
+    assert sum("halted by" in each for each in warnings_logged()) == 1
     assert metric("otel_limits_turns_total", agent="tester") == 2
 
 

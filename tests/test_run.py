@@ -97,7 +97,9 @@ def test_spans_are_followed(limited: Ended) -> None:
 
 def test_the_log_tells_the_halt_once_and_nothing_else(limited: Ended) -> None:
     """One line of ours."""
-    assert [line.split(" by ")[0] for line in limited.ours] == ["max_turns cap reached"]
+    assert [line.split(":")[0] for line in limited.ours] == [
+        "Agent 'endless' was halted by max_turns"
+    ]
 
 
 # --- otel-limits run ------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def mistaken() -> Ended:
 
 def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended) -> None:
     """It cannot end the program, which others instrument as well."""
-    errors = [line for line in mistaken.ours if "cap reached" not in line]
+    errors = [line for line in mistaken.ours if "halted by" not in line]
     sentence = (
         "otel-limits: OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got 'abc'. "
         "Leave it unset for no such limit. Every other setting is in force."

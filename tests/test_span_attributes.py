@@ -54,7 +54,11 @@ def test_an_observed_halt_is_on_the_span(
     result = make_agent(ScriptedModel([*[uses("search")] * 3, says("done")]))("go")
 
     assert result.stop_reason == "end_turn"
-    assert of_agents(spans)["tester"] == {
+    found = of_agents(spans)["tester"]
+    assert str(found.pop("otel_limits.stop.message")).startswith(
+        "Agent 'tester' would have been halted by max_turns: 2 of 2 turns used. "
+    )
+    assert found == {
         "otel_limits.stop.would_be": "max_turns",
         "otel_limits.stop.action": "observed",
         "otel_limits.limit.name": "max_turns",

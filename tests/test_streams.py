@@ -135,7 +135,7 @@ def test_leaving_a_stream_leaves_nothing_behind(
         asyncio.run(leave(runaway(make_agent), at))
         ours = [text for name, text in logged(caplog) if name.startswith("otel_limits")]
         assert len(LIVE) == 0, at
-        assert [text for text in ours if "cap reached" not in text] == [], at
+        assert [text for text in ours if "halted by" not in text] == [], at
         kinds = [type(fact) for fact in facts if isinstance(fact, Started | Stop)]
         assert kinds == [Started, Stop], at
 

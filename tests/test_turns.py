@@ -539,7 +539,7 @@ def test_observe_runs_to_the_natural_end(
     assert (model.calls, result.stop_reason) == (6, "end_turn")
     assert not any(otel_limits.is_synthetic(message) for message in agent.messages)
     (warning,) = warnings_logged()
-    assert warning.startswith("max_turns cap reached")
+    assert "would have been halted by max_turns" in warning
     observed = {"agent": "tester", "reason": "max_turns", "action": "observed"}
     assert metric("otel_limits_stops_total", **observed) == 1
 

@@ -22,7 +22,8 @@ from otel_limits.audit.turns import (
     turns_table,
 )
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.limits import LOOP_LIMITS
+from otel_limits.core.halts import halt_sentence
+from otel_limits.core.limits import LIMITS, LOOP_LIMITS, TREE_PREFIX, Breach
 from otel_limits.ledger.rows import MICROSECONDS
 
 HALTS: Final[Mapping[str, str]] = {
@@ -31,14 +32,6 @@ HALTS: Final[Mapping[str, str]] = {
     "wrapped_up": "halted after a last answer",
     "observed": "would have been halted",
 }
-
-SAID: Final[Mapping[str, str]] = {
-    "halted": "was halted",
-    "raised": "was halted and raised",
-    "wrapped_up": "was asked for a last answer and halted",
-    "observed": "would have been halted",
-}
-"""The same within a sentence."""
 
 COLUMNS: Final = (
     Column("agent", "Agent", is_key=True),
@@ -165,22 +158,29 @@ def halt_of(row: Any) -> str | None:
 
 
 def summary(branches: Sequence[Branch], tools: Tools) -> str:
-    """Say where a tree was halted, and by what, in one sentence."""
+    """Say of the first halt of a tree what its message said, and what had been used by then."""
     halted = [branch for branch in branches if branch.row.action in HALTS]
     if not halted:
         return _unhalted(branches[0])
     first = halted[0]
-    row = first.row
-    by = f"by {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
-    if row.breach_limit is None:
-        by = f"with {row.reason}"
-    said = f"{row.agent} {SAID[row.action]} after {_turns(row)} {by}"
-    if row.breach_limit in LOOP_LIMITS:
-        said += _repeated(alike(tools.get(row.id, ())))
-    said += f". It had used {_spent(first)}"
+    said = first.row.halt or _sentence(first.row)
+    if first.row.breach_limit in LOOP_LIMITS:
+        said += _repeated(alike(tools.get(first.row.id, ())))
+    said += f" It had used {_spent(first)} in {_turns(first.row)}"
     others = len(halted) - 1
     were = "was" if others == 1 else "were"
     return said + (f"; {others:,} more of the tree {were} halted." if others else ".")
+
+
+def _sentence(row: Any) -> str:
+    """Say it of a row that has no sentence: an earlier version wrote it, or it was imported."""
+    breach = None
+    if row.breach_limit is not None:
+        kind = LIMITS.get(row.breach_limit.removeprefix(TREE_PREFIX))
+        unit = "" if kind is None else kind.unit
+        reason = row.reason if kind is None else kind.reason
+        breach = Breach(row.breach_limit, row.breach_cap, row.breach_observed, reason, unit)
+    return halt_sentence(row.agent, row.reason, row.action, breach)
 
 
 def _unhalted(branch: Branch) -> str:
@@ -206,7 +206,7 @@ def _repeated(groups: Sequence[Alike]) -> str:
     if not groups or not groups[0].repeats:
         return ""
     most = groups[0]
-    return f", as {most.tool} was called {most.calls:,} times with equal arguments and results"
+    return f" It called {most.tool} {most.calls:,} times with equal arguments and results."
 
 
 def _row(branch: Branch) -> tuple[Any, ...]:

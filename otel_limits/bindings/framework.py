@@ -63,11 +63,11 @@ class Host(Protocol):
         """Return what applies to an agent, or a group of agents, of this name."""
 
     def own_policy(
-        self, limits: Limits, action: Action | None, tree: Limits
+        self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
     ) -> Callable[[str], Policy] | None:
         """Return what applies to an agent that sets these itself, by its name, from now on.
 
-        `None` where otel-limits is disabled.
+        `None` where otel-limits is disabled. `origin` is where it sets them, in words.
 
         Raises:
             ConfigurationError: A limit on cost is asked for where no price can be known.

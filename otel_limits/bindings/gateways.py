@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.core.halts import GATEWAY_BUDGET
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Verdict
 
@@ -74,7 +75,8 @@ def budget_refusal(error: BaseException) -> Verdict | None:
     """Return the stop that a provider's error means, or `None` for any other error."""
     if not any(_says_spent(each) for each in chain_of(error)):
         return None
-    breach = Breach("gateway_budget", 1, 1, QUOTA_EXCEEDED_STOP_REASON, "refusals by the gateway")
+    reason, note = QUOTA_EXCEEDED_STOP_REASON, "a gateway or vendor says that its budget is spent"
+    breach = Breach(GATEWAY_BUDGET, 1, 1, reason, "refusals by the gateway", note=note)
     return Verdict(QUOTA_EXCEEDED_STOP_REASON, (breach,))
 
 

@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from otel_limits.core.halts import halt_sentence
+
 if TYPE_CHECKING:
     from otel_limits.core.facts import Stop
     from otel_limits.core.policy import Verdict
@@ -96,14 +98,15 @@ class LimitReachedError(Exception):
         self.cap = cap
 
     def __str__(self) -> str:
-        """Name the agent, the limit, what it permits and what was used."""
-        agent = f" by agent {self.stop.agent!r}" if self.stop else ""
-        breach = self.stop.breach if self.stop else None
-        if breach is not None and breach.note:
-            return f"{self.limit} reached{agent}: {breach.note}."
-        if breach is not None and breach.reserved:
-            return f"{self.limit} reached{agent}: {breach.amount}."
-        return f"{self.limit} reached{agent}: {self.observed} of {self.cap} {self.unit} used."
+        """Say what message, log and span say of the halt, where one raised this."""
+        stop = self.stop
+        if stop is None:
+            return self._by_itself()
+        return halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
+
+    def _by_itself(self) -> str:
+        """Name the limit, what it permits and what was used."""
+        return f"{self.limit} reached: {self.observed} of {self.cap} {self.unit} used."
 
 
 class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  the name users know
@@ -204,11 +207,10 @@ class LoopDetectedError(LimitReachedError):
         self.tool_name = tool_name
         self.count = count
 
-    def __str__(self) -> str:
-        """Name the agent, the tool and how often."""
-        agent = f" by agent {self.stop.agent!r}" if self.stop else ""
+    def _by_itself(self) -> str:
+        """Name the tool and how often."""
         tool = f" of tool {self.tool_name!r}" if self.tool_name else ""
-        return f"loop detected{agent}: {self.count} repetitions{tool}."
+        return f"loop detected: {self.count} repetitions{tool}."
 
 
 class QuotaExceededError(LimitReachedError):
@@ -222,12 +224,9 @@ class QuotaUnavailableError(LimitReachedError):
 
     limit = "quota"
 
-    def __str__(self) -> str:
-        """Name the agent and what could not be asked."""
-        agent = f" of agent {self.stop.agent!r}" if self.stop else ""
-        breach = self.stop.breach if self.stop else None
-        note = breach.note if breach is not None else "their store does not answer"
-        return f"The quotas{agent} could not be asked: {note}."
+    def _by_itself(self) -> str:
+        """Say what could not be asked."""
+        return "The quotas could not be asked: their store does not answer."
 
 
 class KilledError(LimitReachedError):
@@ -239,10 +238,9 @@ class KilledError(LimitReachedError):
         """There is nothing to count."""
         super().__init__(observed, cap)
 
-    def __str__(self) -> str:
-        """Name the agent."""
-        agent = f" of agent {self.stop.agent!r}" if self.stop else ""
-        return f"The invocation{agent} was killed."
+    def _by_itself(self) -> str:
+        """Say no more than is known."""
+        return "The invocation was killed."
 
 
 BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {

@@ -218,6 +218,9 @@ class Halt:
     breaches: tuple[Breach, ...]
     """Every limit that was reached, the one that decides first; none when it was killed."""
     action: ActionTaken
+    sentence: str = field(default="", compare=False)
+    """All of it for a reader: what was stopped, by which limit, how much of how much, where that is
+    set, and what to do next."""
 
     @property
     def breach(self) -> Breach | None:

@@ -261,10 +261,18 @@ class Breach:
     """How much of `observed` is not used yet, but reserved by model calls under way."""
     quota: QuotaRefusal | None = None
     """How the quota stood, where one refused."""
+    origin: str = field(default="", compare=False)
+    """Where the limit is set, such as `OTEL_LIMITS_MAX_TURNS` or `limits.yaml:12`; empty where that
+    is not known."""
 
     @property
     def amount(self) -> str:
         """How much was used of what is permitted, in words."""
+        kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
+        if kind is not None and kind.is_refusal:  # `observed` counts the call that did not run
+            return f"{self.cap} of {self.cap} {self.unit} used, and one more was asked for"
+        if self.reason == LOOP_DETECTED_STOP_REASON:
+            return f"{self.observed} of {self.cap} {self.unit}"
         if not self.reserved:
             return f"{self.observed} of {self.cap} {self.unit} used"
         used = self.observed - self.reserved  # type: ignore[operator]  # both are of one kind

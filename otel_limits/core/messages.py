@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.facts import Stop
+from otel_limits.core.halts import halt_sentence, reached
 from otel_limits.core.limits import Breach, Level
 from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import Usage
@@ -22,9 +23,16 @@ MARKER: Final = "otel_limits"
 QUOTA_NUMBERS: Final = ("used", "reserved", "limit")
 
 
-def halt_text(verdict: Verdict) -> str:
+def halt_text(verdict: Verdict, agent: str) -> str:
     """What stands in the conversation where the agent was stopped."""
-    return f"Stopped by otel-limits: {why(verdict)}. No model wrote this message."
+    said = halt_sentence(agent, verdict.reason, "halted", verdict.breach)
+    return f"{said} otel-limits wrote this message, and no model."
+
+
+def partial_note(verdict: Verdict, agent: str) -> str:
+    """What stands below a last answer, so that nobody takes it for the whole."""
+    said = halt_sentence(agent, verdict.reason, "wrapped_up", verdict.breach)
+    return f"\nThis answer is partial. {said}"
 
 
 def why(verdict: Verdict) -> str:
@@ -32,10 +40,7 @@ def why(verdict: Verdict) -> str:
     breach = verdict.breach
     if breach is None:
         return "the invocation was killed"
-    if breach.note:
-        return breach.note
-    tool = f" by tool {breach.subject!r}" if breach.subject else ""
-    return f"{breach.limit} reached ({breach.amount}{tool})"
+    return reached(breach)
 
 
 def wrap_up_note(verdict: Verdict) -> str:
@@ -70,9 +75,9 @@ def budget_note(levels: Sequence[Level]) -> str:
     return f"Budget left for this task: {left}. Use it sparingly and finish in time."
 
 
-def halt_message(verdict: Verdict) -> dict[str, Any]:
+def halt_message(verdict: Verdict, agent: str) -> dict[str, Any]:
     """Make the assistant message that ends a halted conversation."""
-    return {"role": "assistant", "content": [{"text": halt_text(verdict)}]}
+    return {"role": "assistant", "content": [{"text": halt_text(verdict, agent)}]}
 
 
 def stop_to_json(stop: Stop) -> dict[str, Any]:
@@ -113,8 +118,10 @@ def _breach(values: Mapping[str, Any]) -> Breach:
     """Read a breach back."""
     quota = values.get("quota")
     refusal = None if quota is None else QuotaRefusal(**_with_money(quota, *QUOTA_NUMBERS))
+    known = {spec.name for spec in dataclasses.fields(Breach)}  # as above
     read = _with_money(values, "cap", "observed", "reserved")
-    return Breach(**{**read, "quota": refusal})
+    named = {name: value for name, value in read.items() if name in known}
+    return Breach(**{**named, "quota": refusal})
 
 
 def _with_money(values: Mapping[str, Any], *numbers: str) -> dict[str, Any]:

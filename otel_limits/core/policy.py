@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.core.globs import best_match
 from otel_limits.core.labels import clean
-from otel_limits.core.limits import KILLED_STOP_REASON, NO_LIMITS, STOP_REASONS, Breach, Limits
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    NO_LIMITS,
+    STOP_REASONS,
+    TREE_PREFIX,
+    Breach,
+    Limits,
+)
+from otel_limits.core.origins import origins_of
 from otel_limits.core.values import choice
 
 if TYPE_CHECKING:
@@ -74,15 +83,29 @@ class Policy:
     """Tools that loop limits don't look at: names or globs."""
     watched_tools: frozenset[str] = frozenset()
     """Names or globs of tools that loop limits look at where a wider glob exempts them."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each cap is set, by its name; one of a tree as `tree_max_turns`, one of a tool as
+    `max_calls_per_tool.search`."""
 
-    def under(self, limits: Limits, action: Action | None, tree: Limits) -> Policy:
+    def under(
+        self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
+    ) -> Policy:
         """What applies where these are set, over this policy; `action` where it is one."""
         return replace(
             self,
             limits=limits.over(self.limits),
             tree=tree.over(self.tree),
             action=action or self.action,
+            origins={
+                **self.origins,
+                **origins_of(limits, origin),
+                **origins_of(tree, origin, TREE_PREFIX),
+            },
         )
+
+    def origin_of(self, limit: str, tool: str | None = None) -> str:
+        """Where a cap is set; empty where that is not known."""
+        return self.origins.get(f"{limit}.{tool}") or self.origins.get(limit, "")
 
     def exempts(self, tool: str) -> bool:
         """Tell whether loop limits don't look at `tool`; the most specific glob decides."""
@@ -109,7 +132,9 @@ class Policy:
         if tally.unpriced_calls and self.unpriced == "halt":
             why = f"no price for {clean(tally.unpriced_model)}"
             breaches += self._unknown(tally, breaches, "USD", prefix, why)
-        return breaches
+        if not breaches:
+            return breaches
+        return tuple(replace(each, origin=self.origin_of(each.limit)) for each in breaches)
 
     def _unknown(
         self, tally: Tally, known: tuple[Breach, ...], unit: str, prefix: str, why: str

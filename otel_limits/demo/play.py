@@ -112,7 +112,7 @@ class ScenarioOutcome:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The lines about a limit that was reached."""
-        return tuple(line for line in self.log if " cap reached by agent " in line)
+        return tuple(line for line in self.log if " halted by " in line)
 
     @property
     def model_calls(self) -> int:

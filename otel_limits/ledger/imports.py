@@ -355,6 +355,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "breach_limit": _text(found.get(semconv.LIMIT_NAME)),
         "breach_cap": _text(cap),
         "breach_observed": _text(observed),
+        "halt": _text(found.get(semconv.STOP_MESSAGE)),
     }
 
 

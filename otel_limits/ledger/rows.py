@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.halts import halt_sentence
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.usage import EXACT, Usage
@@ -45,6 +46,7 @@ SAME_CALL_MICROSECONDS: Final = 60_000_000
 another one: an application that seeds `random` makes the same ids in every run."""
 
 MAX_NAME: Final = 256
+MAX_SENTENCE: Final = 1024
 FINGERPRINT: Final = 16
 """Hexadecimal digits that are kept of a hash."""
 MOST_TOOLS: Final = 32
@@ -125,6 +127,7 @@ def _ending(stop: Stop | None) -> Row:
         "reason": name(stop.reason),
         "action": stop.action,
         **_breach(stop.breach),
+        "halt": _halt(stop),
         "turns": stop.turns,
         "cycles": stop.cycles,
         "tool_calls": stop.tool_calls,
@@ -145,8 +148,16 @@ def _breach(breach: Breach | None) -> Row:
     }
 
 
+def _halt(stop: Stop) -> str | None:
+    """The sentence that message and log say of a halt; `None` where nothing was halted."""
+    if stop.action == "none":
+        return None
+    said = halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
+    return clean(said, MAX_SENTENCE)
+
+
 ENDING: Final = (
-    "ended_us", "reason", "action", "breach_limit", "breach_cap", "breach_observed",
+    "ended_us", "reason", "action", "breach_limit", "breach_cap", "breach_observed", "halt",
     "turns", "cycles", "tool_calls", "model_calls",
     "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
     "price_pico", "unpriced_calls",

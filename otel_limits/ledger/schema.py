@@ -56,6 +56,7 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("cache_write_tokens", BIG),
     sa.Column("price_pico", BIG),
     sa.Column("unpriced_calls", BIG),
+    sa.Column("halt", TEXT),
 )
 
 MODEL_CALL_TABLE: Final = sa.Table(

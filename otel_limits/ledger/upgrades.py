@@ -58,6 +58,11 @@ def _identify_calls_by_number(connection: sa.Connection) -> None:
     _run(connection, *INDEXES_4.split(";"), ADOPT_ORPHANS_4, reason)
 
 
+def _keep_sentences(connection: sa.Connection) -> None:
+    """To version 5: an invocation has its halt in a sentence, with where the limit is set."""
+    _run(connection, "ALTER TABLE otel_limits_invocations ADD COLUMN halt TEXT")
+
+
 def _rebuild(connection: sa.Connection, table: str, statement: str, columns: str) -> None:
     """Make a table anew: SQLite cannot take a constraint from one."""
     kept = columns.replace("root_id", "nullif(root_id, invocation_id)")
@@ -238,6 +243,7 @@ UPGRADES: Final[tuple[Upgrade, ...]] = (
     _index_unknown_sizes,
     _keep_settlements,
     _identify_calls_by_number,
+    _keep_sentences,
 )
 """The n-th leads from version n to n + 1; one that was ever released is never changed."""
 

@@ -43,7 +43,7 @@ class EventObserver(OwnObserver):
                 severity_number=SeverityNumber.WARN,
                 severity_text="WARN",
                 event_name=semconv.HALT_EVENT,
-                body=f"Agent {halt.invocation.agent!r}: {halt.reason} ({halt.action}).",
+                body=halt.sentence,
                 attributes=attributes_of(halt),
             )
         )

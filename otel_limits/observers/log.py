@@ -24,13 +24,6 @@ UNPRICED_EFFECT = {
 
 logger = logging.getLogger("otel_limits")
 
-CONSEQUENCES = {
-    "observed": "it goes on, because the action is observe",
-    "halted": "it was halted",
-    "wrapped_up": "it wrote a last answer without tools",
-    "raised": "it was halted and the call raises",
-}
-
 
 class LogObserver(OwnObserver):
     """Logs a halt, a soft threshold and what passes a limit on cost by as warnings."""
@@ -84,21 +77,4 @@ def _log_threshold(fact: Warned) -> None:
 
 
 def _log_halt(fact: Halt) -> None:
-    consequence = CONSEQUENCES.get(fact.action, fact.action)
-    if fact.breach is None:
-        logger.warning("%s: agent %r; %s.", fact.reason, fact.invocation.agent, consequence)
-        return
-    # A limit that is reached for want of a figure has no numbers that would say so.
-    if fact.breach.note:
-        logger.warning("agent %r: %s; %s.", fact.invocation.agent, fact.breach.note, consequence)
-        return
-    logger.warning(
-        "%s cap reached by agent %r: %s of %s %s used%s; %s.",
-        fact.breach.limit,
-        fact.invocation.agent,
-        fact.breach.observed,
-        fact.breach.cap,
-        fact.breach.unit,
-        f" by tool {fact.breach.subject!r}" if fact.breach.subject else "",
-        consequence,
-    )
+    logger.warning("%s", fact.sentence)

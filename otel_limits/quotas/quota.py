@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -78,6 +78,8 @@ class Quota:
     """Whether a call that finds too little left is refused at once, or waits."""
     max_wait: float = MAX_WAIT_SECONDS
     """Seconds for which it waits at most."""
+    origin: str = field(default="", compare=False)
+    """Line of the policy file that sets it, such as `limits.yaml:12`."""
 
     def count(self, key: Key, now: float) -> Count:
         """Name what is counted of a key at a time, in seconds since the epoch."""

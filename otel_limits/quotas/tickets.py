@@ -337,6 +337,7 @@ def _breach(
         unit=unit_name(unit),
         note=note,
         quota=refusal,
+        origin=need.quota.origin,
     )
 
 

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core import facts
 from otel_limits.core.facts import ActionTaken, Invocation, Stop
 from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.halts import halt_sentence
 from otel_limits.core.limits import (
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
+    NO_LIMITS,
     Breach,
     Level,
     Limits,
 )
 from otel_limits.core.loops import Call, LoopState
+from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import KILLED, Policy, Verdict, verdict_of
 from otel_limits.runs.budget import Budget, Budgets
 from otel_limits.runs.calls import Calls
@@ -50,6 +53,8 @@ class Run:
     action: ActionTaken = "none"
     verdict: Verdict | None = None
     """Why it was halted, or would have been."""
+    said = ""
+    """The sentence of that."""
     killed = False
     is_over = False
     """True when it is settled how it ends, although its framework is not done with it yet."""
@@ -116,8 +121,8 @@ class Run:
         self.measure_time()
         # Counted from what is used by now and not from the old cap, which may have been passed by
         # far.
-        limits = more.beyond(self.tally, self.tools.by_tool).over(self.policy.limits)
-        self.budget.policy = replace(self.policy, limits=limits)
+        more = more.beyond(self.tally, self.tools.by_tool)
+        self.budget.policy = self.policy.under(more, None, NO_LIMITS, EXTENSION)
         # They would be breaches for ever, and end what was just extended.
         self.tools.refusals.clear()
         self.time_limit.start()
@@ -218,14 +223,9 @@ class Run:
             return
         self.action = action
         self.verdict = verdict
-        self.runs.observers.publish(
-            facts.Halt(
-                invocation=self.invocation,
-                reason=verdict.reason,
-                breaches=verdict.breaches,
-                action=action,
-            )
-        )
+        # Once, and not by each who tells it: they are called deeper down in the stack.
+        self.said = halt_sentence(self.invocation.agent, verdict.reason, action, verdict.breach)
+        self.runs.observers.publish(halt_of(self, verdict))
 
     def stop(self, reason: str) -> Stop:
         """How the invocation ends, or would end now."""
@@ -283,6 +283,17 @@ class Run:
         if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:
             return replace(breach, subject=self.loops.blame(breach.limit))
         return breach
+
+
+def halt_of(run: Run, verdict: Verdict) -> facts.Halt:
+    """Make the fact of what was just done to a run."""
+    return facts.Halt(
+        invocation=run.invocation,
+        reason=verdict.reason,
+        breaches=verdict.breaches,
+        action=run.action,
+        sentence=run.said,
+    )
 
 
 def has_loop_limit(limits: Limits) -> bool:

@@ -99,7 +99,9 @@ class ToolCalls:
         for limit, cap, used, subject, budget in scopes:
             if cap is not None and used >= cap:
                 reason = MAX_TOOL_CALLS_STOP_REASON
-                yield Breach(limit, cap, used + 1, reason, "calls", subject), budget
+                origin = budget.policy.origin_of(limit, subject)
+                breach = Breach(limit, cap, used + 1, reason, "calls", subject, origin=origin)
+                yield breach, budget
 
     def _count(self, tool: str, change: int) -> None:
         self.by_tool[tool] = self.by_tool.get(tool, 0) + change

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.origins import calling_line
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.core.secrets import masked
 from otel_limits.runs.registry import LIVE, kill
@@ -61,11 +62,11 @@ def enable(
         require_tree(tree)
     except ValueError as error:
         mistakes.append(str(error))
-    policy = reading.settings.policy
-    mistakes += price_mistakes([limits, tree, policy.limits, policy.tree], policy_file.document)
+    policy = reading.settings.policy.under(limits, action, tree, calling_line("enable"))
+    mistakes += price_mistakes([policy.limits, policy.tree], policy_file.document)
     if mistakes:
         raise ConfigurationError(mistakes)
-    settings = replace(reading.settings, policy=policy.under(limits, action, tree))
+    settings = replace(reading.settings, policy=policy)
     RUNTIME.start(settings, observers, policy_file)
     _warn(reading)
 

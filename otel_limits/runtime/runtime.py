@@ -171,8 +171,9 @@ class Runtime:
         limits: Limits = NO_LIMITS,
         action: Action | None = None,
         tree: Limits = NO_LIMITS,
+        origin: str = "",
     ) -> Policy:
-        """Return what applies now to an agent of this name that sets these itself."""
+        """Return what applies now to an agent of this name that sets these itself, at `origin`."""
         self._policy_file.refresh()
         document = self._policy_file.document
         self._wiring.use_document(document)
@@ -183,14 +184,14 @@ class Runtime:
         base = document.effective(agent, base)
         if limits is tree is NO_LIMITS and action is None:
             return base
-        return base.under(limits, action, tree)
+        return base.under(limits, action, tree, origin)
 
     def own_policy(
-        self, limits: Limits, action: Action | None, tree: Limits
+        self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
     ) -> Callable[[str], Policy] | None:
         """Return what applies to an agent that sets these itself, over what `start` gave to all.
 
-        `None` where otel-limits is disabled.
+        `None` where otel-limits is disabled. `origin` is where it sets them.
 
         Raises:
             ConfigurationError: A limit on cost is asked for where no price can be known.
@@ -207,7 +208,9 @@ class Runtime:
             # nothing for others.
             self._follow(self._settings or _settings_without_start(settings))
         self._probe_when_imported()
-        return functools.partial(self.policy, limits=limits, action=action, tree=tree)
+        return functools.partial(
+            self.policy, limits=limits, action=action, tree=tree, origin=origin
+        )
 
     def flushes(self) -> list[Callable[[], object]]:
         """Return what keeps the end of the process from losing what was told."""

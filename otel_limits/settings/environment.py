@@ -25,6 +25,9 @@ VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
 
 SUFFIXES: Final = tuple(name.removeprefix(PREFIX) for name in VARIABLES)
 
+PRESET: Final = "preset "
+"""What the source of a value begins with that a preset gives."""
+
 NEAR: Final = 0.85
 """How alike a prefix must be; of two that differ in one or two letters more than this is alike."""
 
@@ -80,9 +83,9 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
     # Last, as a preset only fills what nobody has set.
     for name, value in PRESETS[values["preset"]].items():
         if values[name] is None:
-            values[name], sources[name] = value, f"preset {values['preset']}"
+            values[name], sources[name] = value, PRESET + values["preset"]
     return Reading(
-        settings=_settings(values),
+        settings=_settings(values, sources),
         values=values,
         sources=sources,
         mistakes=tuple(mistakes),
@@ -158,8 +161,21 @@ def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> 
     return ("prometheus",)
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
+def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
+    """Say of each cap which variable sets it, or would replace that of a preset."""
+    caps = (*LIMIT_NAMES, *(TREE_PREFIX + name for name in TREE_LIMITS))
+    variables = {name: PREFIX + name.upper() for name in caps if values[name] is not None}
+    return {
+        name: f"{sources[name]}, which {variable} replaces"
+        if sources[name].startswith(PRESET)
+        else variable
+        for name, variable in variables.items()
+    }
+
+
+def _settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
     policy = Policy(
+        origins=_origins(values, sources),
         **policy_fields(values),
         limits=Limits(**{name: values[name] for name in LIMIT_NAMES}),
         tree=Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS}),

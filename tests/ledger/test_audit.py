@@ -329,7 +329,7 @@ def test_a_tree_on_a_terminal(family: LedgerFile, capsys: pytest.CaptureFixture[
     """It is drawn as a tree, below the sentence that says what halted it."""
     assert main(["audit", "show", "00000001"]) == 0
     summary, _, title, *tree = capsys.readouterr().out.splitlines()
-    assert summary.startswith("bad was halted after 3 turns by max_turns (3 of 3).")
+    assert summary.startswith("Agent 'bad' was halted by max_turns: 3 of 3 turns used.")
     assert title == "Budget tree"
     assert [line[:9] for line in tree[:4]] == ["boss  end", "├── good ", "└── bad  ", "    └── d"]
     assert "halted at max_turns (3 of 3)" in tree[2]

@@ -21,6 +21,8 @@ from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger.book import Call, Entry, write
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import MakeAgent
     from tests.ledger.conftest import LedgerFile
 
@@ -116,17 +118,25 @@ def test_a_real_loop_is_told_without_a_limit_on_it(
 
 
 def test_show_opens_with_what_halted_it(
-    ledger: LedgerFile, make_agent: MakeAgent, capsys: Output
+    ledger: LedgerFile,
+    make_agent: MakeAgent,
+    capsys: Output,
+    warnings_logged: Callable[[], list[str]],
 ) -> None:
-    """Agent, turn, limit, what it repeated, and what it had used."""
+    """The sentence that the log says, then what it repeated, and what it had used."""
     enable(Limits(max_identical_tool_calls=3))
     make_agent(ScriptedModel(endless(uses("search"))))("go")
+    (said,) = warnings_logged()
+    assert said.startswith(
+        "Agent 'tester' was halted by max_identical_tool_calls for tool 'search': 3 of 3 identical "
+        "calls. The limit is set in test_loops_in_ledgers.py:"
+    )
     identity = ledger.invocations()[0]["id"]
     capsys.readouterr()
     assert main(["audit", "show", identity]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
-        "tester was halted after 3 turns by max_identical_tool_calls (3 of 3), as search was "
-        "called 3 times with equal arguments and results. It had used 45 tokens."
+        f"{said} It called search 3 times with equal arguments and results. "
+        "It had used 45 tokens in 3 turns."
     )
     answer = asked(capsys, "show", identity)
     assert [row["tools"] for row in answer["turns"]] == ["search"] * 3
@@ -134,7 +144,10 @@ def test_show_opens_with_what_halted_it(
     assert (tool["calls"], tool["turns"]) == (3, "1-3")
 
 
-LAST = "worker was asked for a last answer"
+CAP = "by max_turns: 1 of 1 turns used."
+OPERATOR = "Agent 'worker' was killed by an operator."
+GOES_ON = "It goes on, because the action is observe."
+AGAIN = "Call the agent again to go on, or raise the limit."
 OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
 
 
@@ -144,15 +157,15 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         (Entry(), "worker ended with end_turn after 1 turn, and no limit halted anything. It used"),
         (
             Entry(reason="killed", action="raised"),
-            "worker was halted and raised after 1 turn with killed. It had used",
+            f"{OPERATOR} Call the agent again when it may go on. It had used",
         ),
         (
             Entry(action="observed", breach=OBSERVED),
-            "worker would have been halted after 1 turn by max_turns (1 of 1). It had used",
+            f"Agent 'worker' would have been halted {CAP} {GOES_ON} It had used",
         ),
         (
             Entry(action="wrapped_up", breach=OBSERVED),
-            f"{LAST} and halted after 1 turn by max_turns (1 of 1). It had used",
+            f"Agent 'worker' was halted after a last answer {CAP} {AGAIN} It had used",
         ),
     ],
     ids=["ended", "killed", "observed", "wrapped up"],
@@ -162,7 +175,7 @@ def test_the_sentence_of_other_ends(
 ) -> None:
     """Natural ends, kills, and what is only observed."""
     write(ledger.address, entry)
-    assert asked(capsys, "show", "00000001")["summary"] == f"{said} 120 tokens."
+    assert asked(capsys, "show", "00000001")["summary"].startswith(f"{said} 120 tokens")
 
 
 def test_a_tree_names_its_first_halt_and_counts_the_others(
@@ -175,8 +188,8 @@ def test_a_tree_names_its_first_halt_and_counts_the_others(
         Entry(agent="lower", parent=parent, **LOOPED), first=10,
     )  # fmt: skip
     said = asked(capsys, "show", "00000001")["summary"]
-    assert said.startswith("low was halted after 1 turn by max_identical_tool_calls (3 of 3).")
-    assert said.endswith("It had used 120 tokens; 1 more of the tree was halted.")
+    assert said.startswith("Agent 'low' was halted by max_identical_tool_calls: 3 of 3 calls.")
+    assert said.endswith("It had used 120 tokens in 1 turn; 1 more of the tree was halted.")
 
 
 def test_the_turns_and_tools_of_a_tree(ledger: LedgerFile, capsys: Output) -> None:

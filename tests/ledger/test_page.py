@@ -262,7 +262,7 @@ def test_every_answer_is_readable_on_a_telephone(
     try:
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 420
         told = browser.execute_script("return document.body.innerText")
-        assert ("was halted after 4 turns" in told) == (question[0] == "show")
+        assert ("was halted by max_identical_tool_calls" in told) == (question[0] == "show")
         assert ("No forecast: " in told) == ("tool" in question)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

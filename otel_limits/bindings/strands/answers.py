@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from strands.types.events import ModelStopReason
 
-from otel_limits.core.messages import halt_message, halt_text
+from otel_limits.core.messages import halt_message, halt_text, partial_note
 
 if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message
@@ -18,26 +18,28 @@ GO_ON: Final = frozenset(("tool_use", "cancelled"))
 cancelled call is to leave is put in by Strands."""
 
 
-def as_last(answer: ModelStopReason, verdict: Verdict) -> ModelStopReason:
+def as_last(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopReason:
     """Let a last answer end the loop for the reason of the halt.
 
     The model's own would have it go on: after `end_turn` the loop asks for structured output that
-    is missing, and at `max_tokens` it raises. Providers refuse a conversation in which a message
-    has no content, so that our text takes the place of an answer without any.
+    is missing, and at `max_tokens` it raises. It says that it is partial, in a block of its own.
+    Providers refuse a conversation in which a message has no content, so that our text takes the
+    place of an answer without any.
     """
     if answer.stop_reason in GO_ON:
         return answer
     # A tool use here was cut off in the middle, and would never get its result.
     content = [block for block in answer.message["content"] if "toolUse" not in block]
-    message: Any = halt_message(verdict)
+    message: Any = halt_message(verdict, agent)
     if any(map(_says_something, content)):
+        content = [*content, {"text": partial_note(verdict, agent)}]
         message = {**answer.message, "content": content}
     return ModelStopReason(cast("Any", verdict.reason), message, answer.usage, answer.metrics)
 
 
-def is_ours(message: Message, verdict: Verdict) -> bool:
+def is_ours(message: Message, verdict: Verdict, agent: str) -> bool:
     """Tell whether a message is a halt's: nothing but our text says so."""
-    return message["content"] == [{"text": halt_text(verdict)}]
+    return message["content"] == [{"text": halt_text(verdict, agent)}]
 
 
 def _says_something(block: ContentBlock) -> bool:

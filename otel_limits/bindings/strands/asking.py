@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
@@ -10,8 +9,9 @@ from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.bindings.strands.spans import as_json
-from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
-from otel_limits.core.messages import why
+from otel_limits.core.halts import reached, set_in
+from otel_limits.core.limits import LIMIT_NAMES, NO_LIMITS, Breach, Limits
+from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import Policy, Verdict
 
 if TYPE_CHECKING:
@@ -69,11 +69,13 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
                 "reason": breach.reason,
                 "unit": breach.unit,
                 "note": breach.note,
+                "subject": breach.subject,
+                "origin": breach.origin,
                 "agent": invocation.agent,
                 "invocation_id": invocation.id,
-                "question": f"{why(verdict)} by agent {invocation.agent!r} in invocation "
-                f"{invocation.id}. Answer {{'extend': {{{breach.limit!r}: …}}}} to go on, anything "
-                "else to stop.",
+                "question": f"Agent {invocation.agent!r} asks for more than {reached(breach)}"
+                f"{set_in(breach)} Its invocation is {invocation.id}. Answer "
+                f"{{'extend': {{{breach.limit!r}: …}}}} to go on, anything else to stop.",
             },
         )
     )
@@ -119,7 +121,7 @@ def extend(policy: Policy, response: object) -> Policy:
     extension = extension_of(response)
     if extension is None:
         return policy
-    return dataclasses.replace(policy, limits=extension.over(policy.limits))
+    return policy.under(extension, None, NO_LIMITS, EXTENSION)
 
 
 def declined_verdict(answer: Interrupt | None) -> Verdict | None:
@@ -138,7 +140,9 @@ def declined_verdict(answer: Interrupt | None) -> Verdict | None:
                 reason.get("observed", 0),
                 reason.get("reason", "max_turns"),
                 reason.get("unit", ""),
+                subject=reason.get("subject"),
                 note=reason.get("note", ""),
+                origin=reason.get("origin", ""),
             ),
         ),
     )

@@ -104,8 +104,10 @@ class StrandsFramework:
         if self._patcher is not None and not self.has_own:
             self._patcher.stop()
 
-    def adopt(self, agent: Agent, limits: Limits, action: Action | None, tree: Limits) -> None:
-        """Give one agent limits of its own, which its copies keep.
+    def adopt(
+        self, agent: Agent, limits: Limits, action: Action | None, tree: Limits, origin: str
+    ) -> None:
+        """Give one agent limits of its own, set at `origin`, which its copies keep.
 
         Raises:
             ConfigurationError: A limit on cost is asked for where no price can be known.
@@ -114,7 +116,7 @@ class StrandsFramework:
         from otel_limits.bindings.strands.invocations import STATES
 
         assert self.host is not None  # `otel_limits.plugin` sees to it
-        own = self.host.own_policy(limits, action, tree)
+        own = self.host.own_policy(limits, action, tree, origin)
         if own is None:
             return
         attachment = anchor(agent)

@@ -117,7 +117,7 @@ def perform(
     live.run.halt(verdict, action)
     live.marked = message
     stop = live.run.stop(verdict.reason)
-    synthetic = is_ours(message, verdict)
+    synthetic = is_ours(message, verdict, live.run.invocation.agent)
     STRANDS.mark(cast("Any", message), stop, synthetic=synthetic)
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
@@ -127,7 +127,7 @@ def perform_if_due(agent: Agent, live: Live, message: Message) -> None:
     """Perform the halt under way when this is its message, unless that was done."""
     if live.marked is not None or live.verdict is None:
         return
-    if is_ours(message, live.verdict):
+    if is_ours(message, live.verdict, live.run.invocation.agent):
         action = live.verdict.action or live.run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
         perform(agent, live, message, live.verdict, taken)

@@ -253,7 +253,7 @@ def _canceller(
                 return  # what its hooks still do is theirs; a leg that one resumes is refused
             if live.verdict is None:
                 live.verdict = verdict
-                agent.cancel(message=halt_text(verdict))
+                agent.cancel(message=halt_text(verdict, run.invocation.agent))
                 # Strands looks at that between chunks only, and there may never be another one.
                 live.waits.cut()
 

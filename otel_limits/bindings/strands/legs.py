@@ -174,5 +174,6 @@ def _look_at_turn(agent: Agent, live: Live, message: Message) -> None:
     if live.run.loops is not None:
         live.text = "".join(block.get("text", "") for block in message["content"])
     if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
-        taken: ActionTaken = "halted" if is_ours(message, live.wrapping) else "wrapped_up"
+        is_halt = is_ours(message, live.wrapping, live.run.invocation.agent)
+        taken: ActionTaken = "halted" if is_halt else "wrapped_up"
         perform(agent, live, message, live.wrapping, taken)

@@ -8,6 +8,7 @@ from strands.plugins import Plugin
 
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.origins import calling_line
 from otel_limits.core.policy import ACTION, Action
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class LimitsPlugin(Plugin):
         self._limits = limits
         self._action = action
         self._tree = require_tree(tree)
+        self._origin = calling_line("LimitsPlugin")
 
     @property
     def name(self) -> str:
@@ -52,4 +54,4 @@ class LimitsPlugin(Plugin):
 
     def init_agent(self, agent: Agent) -> None:
         """Attach to `agent`."""
-        STRANDS.adopt(agent, self._limits, self._action, self._tree)
+        STRANDS.adopt(agent, self._limits, self._action, self._tree, self._origin)

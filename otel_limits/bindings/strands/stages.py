@@ -148,10 +148,11 @@ async def _answer(agent: Agent, live: Live, context: Any) -> Any:
     assert live.verdict is not None  # what a refusal carries
     # A refused call leaves the user's message, or tool results, as the last one. With an answer
     # after it the history is one that every provider accepts when the conversation goes on.
-    message: Any = halt_message(live.verdict)
+    name = live.run.invocation.agent
+    message: Any = halt_message(live.verdict, name)
     live.asked = False
     # What was refused may be a call that a hook made before the tools: they have no results then.
-    if (unanswered := results_for(agent.messages, halt_text(live.verdict))) is not None:
+    if (unanswered := results_for(agent.messages, halt_text(live.verdict, name))) is not None:
         await append_message(agent, unanswered)
     await append_message(agent, message)
     request_state = context.invocation_state.get("request_state", {})
@@ -247,7 +248,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
                 model_pass.has_streamed = True
             elif type(event) is ModelStopReason:
                 if live.wrapping is not None:
-                    event = as_last(event, live.wrapping)
+                    event = as_last(event, live.wrapping, live.run.invocation.agent)
                 answer = live.response = event
             yield event
     except Exception as error:

@@ -105,7 +105,7 @@ def after_tools(event: AfterToolsEvent) -> None:
         run.tools.keep(use["name"], use["input"], text_of(result), trigger=halts)
     if verdict is not None and not _ends_anyway(live, event) and ends_loop(live, verdict):
         live.verdict, live.wrapping = verdict, None
-        event.end_turn = halt_text(verdict)
+        event.end_turn = halt_text(verdict, run.invocation.agent)
 
 
 def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:

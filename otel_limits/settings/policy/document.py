@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.globs import matching, specificity
 from otel_limits.core.labels import Names
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
+from otel_limits.core.origins import file_name
 from otel_limits.settings.table import SETTINGS, Setting, policy_fields
 
 if TYPE_CHECKING:
@@ -132,7 +133,10 @@ class Document:
         """What applies to `agent`, with `base` for all that the file leaves open."""
         if self is NO_DOCUMENT:
             return base
-        values = {name: entry.value for name, entry in self.entries(agent).items()}
+        entries = self.entries(agent)
+        values = {name: entry.value for name, entry in entries.items()}
+        file = file_name(self.path)
+        lines = {name: f"{file}:{entry.line}" for name, entry in entries.items()}
         exempt = frozenset(glob for glob, entry in self.exemptions.items() if entry.value)
         watched = frozenset(self.exemptions) - exempt
         return dataclasses.replace(
@@ -143,6 +147,7 @@ class Document:
             # exemption back.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
+            origins={**base.origins, **lines},
             **policy_fields(values),
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from otel_limits.core.hints import meant
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
+from otel_limits.core.origins import file_name
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import MISSING, Offer, Prices
 from otel_limits.core.secrets import masked
@@ -78,7 +80,7 @@ class _Reader:
             },
             prices=self._models(parts.get("models", EMPTY)),
             exemptions=self._tools(parts.get("tools", EMPTY)),
-            quotas=self._quotas(parts["quotas"]) if "quotas" in parts else {},
+            quotas=self._quotas(parts["quotas"], path) if "quotas" in parts else {},
         )
         self._require_prices(document)
         return document
@@ -194,7 +196,7 @@ class _Reader:
                 sentence = f'quotas["{name}"].usd {MISSING}'
                 self.mistakes.append(Mistake(entry.line, sentence))
 
-    def _quotas(self, node: Node) -> dict[str, Entry]:
+    def _quotas(self, node: Node, path: str) -> dict[str, Entry]:
         # Imported here: a file without quotas does not need them.
         from otel_limits.quotas.section import read_quotas
 
@@ -202,7 +204,11 @@ class _Reader:
             _unlined(node, {}),
             refuse=lambda path, sentence: self._refuse(_below(node, path), sentence),
         )
-        return {name: Entry(quota, _below(node, (name,)).line) for name, quota in quotas.items()}
+        lines = {name: _below(node, (name,)).line for name in quotas}
+        return {
+            name: Entry(replace(quota, origin=f"{file_name(path)}:{lines[name]}"), lines[name])
+            for name, quota in quotas.items()
+        }
 
     # --- what parts are made of -------------------------------------------------------------------
 

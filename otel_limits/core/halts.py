@@ -1,0 +1,96 @@
+"""Says of a halt what was stopped, by which limit, where that is set, and what to do next.
+
+Message, log line, exception, span, event and audit take their sentence from here, so that whoever
+has read one of them knows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LOOP_DETECTED_STOP_REASON,
+    QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
+)
+
+if TYPE_CHECKING:
+    from otel_limits.core.limits import Breach
+
+GATEWAY_BUDGET: Final = "gateway_budget"
+"""Stands for the name of a limit where a gateway or a vendor has refused a call."""
+
+DONE: Final[Mapping[str, str]] = {
+    "halted": "was halted",
+    "raised": "was halted",
+    "wrapped_up": "was halted after a last answer",
+    "observed": "would have been halted",
+    "none": "was refused a model call",
+}
+"""What became of the agent, by the action that was taken."""
+
+KILLED_NEXT: Final = "Call the agent again when it may go on."
+OBSERVED_NEXT: Final = "It goes on, because the action is observe."
+
+NEXT: Final[Mapping[str, str]] = {
+    LOOP_DETECTED_STOP_REASON: "Look at what it repeats before you raise the limit; "
+    "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll.",
+    QUOTA_EXCEEDED_STOP_REASON: "Wait for the next window, or have an operator look at "
+    "`otel-limits quotas`, which can grant more or unblock a key.",
+    QUOTA_UNAVAILABLE_STOP_REASON: "Bring its store back; on_backend_error in the policy file says "
+    "what is done without it.",
+}
+"""What to do about a halt, by its stop reason, where raising the limit is not the first answer."""
+
+
+def halt_sentence(agent: str, reason: str, action: str, breach: Breach | None) -> str:
+    """Say what was stopped, by which limit at how much, where it is set, and what to do next.
+
+    Args:
+        agent: Name of the agent; empty where nobody knows it.
+        reason: The stop reason.
+        action: What was done, such as `halted`.
+        breach: The limit that decided, if one did.
+    """
+    who = f"Agent {agent!r}" if agent else "The agent"
+    done = DONE.get(action, DONE["halted"])
+    if breach is None:
+        is_killed = reason == KILLED_STOP_REASON
+        return (
+            f"{who} was killed by an operator. {KILLED_NEXT}"
+            if is_killed
+            else (f"{who} {done} by {reason}.")
+        )
+    then = OBSERVED_NEXT if action == "observed" else next_step(breach)
+    return f"{who} {done} by {reached(breach)}{set_in(breach)} {then}"
+
+
+def reached(breach: Breach) -> str:
+    """Name the limit, the tool it is about, and how much of how much was used."""
+    # The note of a quota has its name in it, with the key and the window that are meant.
+    is_quota = breach.reason in (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON)
+    limit = breach.reason if is_quota else breach.limit
+    tool = f" for tool {breach.subject!r}" if breach.subject else ""
+    return f"{limit}{tool}: {breach.note or breach.amount}"
+
+
+def set_in(breach: Breach) -> str:
+    """End a sentence, and say in another one where its limit is set, if that is known."""
+    return f". The limit is set in {breach.origin}." if breach.origin else "."
+
+
+def next_step(breach: Breach) -> str:
+    """Say what whoever reads of a halt can do about it."""
+    if breach.limit == GATEWAY_BUDGET:
+        return "Raise the budget there."
+    if breach.reason in NEXT:
+        return NEXT[breach.reason]
+    if breach.note:  # the cap was not reached, but nobody knows what a call took
+        return (
+            "Give the price under models in the policy file."
+            if breach.unit == "USD"
+            else "OTEL_LIMITS_UNMEASURED=estimate counts such calls by an estimate."
+        )
+    return f"Call the agent again to go on, or raise the limit{' there' if breach.origin else ''}."

@@ -1,0 +1,46 @@
+"""Where a limit is set, in words: a variable, a line of a file, or a line of the application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from otel_limits.core.limits import Limits
+
+PACKAGE: Final = "otel_limits"
+
+EXTENSION: Final = "the answer that extended it"
+"""Where a limit is set that a human was asked about, and gave more."""
+
+
+def origins_of(limits: Limits, origin: str, prefix: str = "") -> dict[str, str]:
+    """Say of each cap that it comes from one place; of caps of single tools, tool by tool."""
+    origins: dict[str, str] = {}
+    for name, cap in limits.items():
+        # Two places can each cap other tools, and both hold.
+        names = [f"{name}.{tool}" for tool in cap] if isinstance(cap, Mapping) else [name]
+        origins |= dict.fromkeys((prefix + each for each in names), origin)
+    return origins
+
+
+def file_name(path: str) -> str:
+    """Return a path without its folders.
+
+    The sentence that it is for reaches models and users, who have nothing to do with the paths of a
+    machine.
+    """
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def calling_line(door: str) -> str:
+    """Return where the application came in by a name of this package, as `app.py:12 (enable)`."""
+    import inspect  # only whoever sets a limit in code needs it
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] != PACKAGE:
+            return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno} ({door})"
+        frame = frame.f_back
+    return door

@@ -1,0 +1,143 @@
+"""What a halt is told with: one sentence, and in it the place where the limit is set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import Limits, LimitsPlugin, MaxTurnsReachedException, enable
+from otel_limits.core.halts import halt_sentence
+from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
+from otel_limits.testing import ScriptedModel, endless, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from tests.conftest import MakeAgent
+
+SENTENCE = (
+    "Agent 'tester' was halted by max_turns: 2 of 2 turns used. The limit is set in "
+    "OTEL_LIMITS_MAX_TURNS. Call the agent again to go on, or raise the limit there."
+)
+
+
+def runaway() -> ScriptedModel:
+    """A model that never stops."""
+    return ScriptedModel(endless(uses("search")))
+
+
+def origin_of(result: Any) -> str:
+    """Where the limit is set that ended an agent."""
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert stop.breach is not None
+    return stop.breach.origin
+
+
+def test_everything_says_the_same(
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    warnings_logged: Callable[[], list[str]],
+    spans: InMemorySpanExporter,
+) -> None:
+    """Exception, log, message and span: whoever has read one knows all of them."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
+    enable(action="raise")
+    agent = make_agent(runaway())
+    with pytest.raises(MaxTurnsReachedException) as caught:
+        agent("go")
+    (span,) = [each for each in spans.get_finished_spans() if each.name.startswith("invoke_agent")]
+
+    assert str(caught.value) == SENTENCE
+    assert warnings_logged() == [SENTENCE]
+    assert agent.messages[-1]["content"][0]["text"].startswith(SENTENCE)
+    assert (span.attributes or {})["otel_limits.stop.message"] == SENTENCE
+
+
+def test_a_line_of_the_policy_file(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file by its name alone: models and users read it, too."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("defaults:\n  limits:\n    max_turns: 2\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "9")
+    enable()
+    assert origin_of(make_agent(runaway())("go")) == "limits.yaml:3"
+
+
+def test_a_tree_of_the_policy_file(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A limit of the tree has its own line."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("defaults:\n  tree:\n    max_turns: 2\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    enable()
+    assert origin_of(make_agent(runaway())("go")) == "limits.yaml:3"
+
+
+def test_a_preset(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which variable replaces what the preset gives."""
+    monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
+    enable()
+    assert origin_of(make_agent(runaway())("go")) == (
+        "preset recommended, which OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS replaces"
+    )
+
+
+def test_a_line_of_code(make_agent: MakeAgent) -> None:
+    """The one that called `enable()`, or made the plugin; the plugin wins."""
+    enable(Limits(max_turns=2))
+    file, _, rest = origin_of(make_agent(runaway())("go")).partition(":")
+    assert (file, rest.split(" ")[1]) == ("test_halt_sentences.py", "(enable)")
+    assert rest.split(" ")[0].isdecimal()
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=1))])
+    assert origin_of(agent("go")).endswith("(LimitsPlugin)")
+
+
+def test_the_tools_of_two_places(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, warnings_logged: Callable[[], list[str]]
+) -> None:
+    """Caps of single tools are told apart, and a call that was refused is not counted as used."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_CALLS_PER_TOOL", "search=1")
+    enable(Limits(max_calls_per_tool={"fetch": 1}))
+    make_agent(runaway())("go")
+    (warning,) = warnings_logged()
+    assert warning.startswith(
+        "Agent 'tester' was halted by max_calls_per_tool for tool 'search': 1 of 1 calls used, and "
+        "one more was asked for. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
+    )
+
+
+def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was extended is set by the answer, until it is spent as well."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "1")
+    enable(action="ask")
+    agent = make_agent(runaway())
+    (asked,) = agent("go").interrupts or ()
+    assert (
+        "max_turns: 1 of 1 turns used. The limit is set in OTEL_LIMITS_MAX_TURNS."
+        in (asked.reason["question"])
+    )
+    extended = {"interruptId": asked.id, "response": {"extend": {"max_turns": 1}}}
+    answer: Any = [{"interruptResponse": extended}]
+    (again,) = agent(answer).interrupts or ()
+    assert again.reason["origin"] == "the answer that extended it"
+
+
+@pytest.mark.parametrize("reason", STOP_REASONS)
+def test_every_reason_says_what_to_do(reason: str) -> None:
+    """It ends with a sentence of its own, whatever stopped the agent."""
+    limits = [limit for limit in LIMITS.values() if limit.reason == reason]
+    limit = limits[0].name if limits else "quota"
+    breach = None if reason == "killed" else Breach(limit, 3, 3, reason, origin="limits.yaml:12")
+    what, *_, then = halt_sentence("tester", reason, "halted", breach).split(". ")
+    assert what.startswith("Agent 'tester' was ")
+    assert then.endswith(".")
+    assert then.split(" ")[0] in ("Call", "Look", "Wait", "Bring")
