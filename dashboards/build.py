@@ -151,10 +151,11 @@ def write(directory: Path) -> None:
     """Write one JSON file per dashboard, and what is made of the templates."""
     boards = directory / "grafana" / "dashboards"
     boards.mkdir(parents=True, exist_ok=True)
-    for name, board in dashboards().items():
-        text = json.dumps(_plain(board), indent=2, sort_keys=True)
+    made = {name: _plain(board) for name, board in dashboards().items()}
+    for name, board in made.items():
+        text = json.dumps(board, indent=2, sort_keys=True)
         (boards / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
-    rules.write(directory)
+    rules.write(directory, made)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ Write out the Grafana dashboards and alerts, or look at them without Grafana.
 """
 
 EXPORT_HELP: Final = """\
-Write dashboards, alert rules, provisioning files and a compose file to a directory.
+Write dashboards, alert rules, provisioning files, objects for Kubernetes and a compose file to
+a directory.
 
 Begin with README.md there. What is in the directory under the same names is replaced.
 """
@@ -44,6 +45,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
     )
+    command.add_argument("--grafana", metavar="URL", help="where alerts find their panels")
     command = add_command(dashboards, "preview", PREVIEW_HELP, preview)
     command.add_argument(
         "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
@@ -69,7 +71,7 @@ def add(commands: Any) -> None:
 
 def export(options: Namespace) -> int:
     """Write the files out and say where to begin."""
-    written = files.export(options.directory, options.runbook)
+    written = files.export(options.directory, options.runbook, options.grafana)
     sys.stdout.write(
         f"Wrote {len(written)} files to {options.directory}. Begin with README.md there.\n"
     )

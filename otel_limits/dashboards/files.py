@@ -6,14 +6,26 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-BROUGHT: Final = ("grafana", "prometheus", "compose.yaml", "README.md", "pictures")
+from otel_limits.dashboards import kubernetes
+
+BROUGHT: Final = (
+    "grafana",
+    "prometheus",
+    "kubernetes",
+    "compose.yaml",
+    "README.md",
+    "pictures",
+)
 """What is written out: everything but the code that the JSON is generated with."""
 
 RUNBOOK: Final = "dashboards/README.md"
 """What the `runbook_url` of every alert begins with, until --runbook says where it really is."""
 
+GRAFANA: Final = "http://localhost:3000"
+"""What the `dashboard_url` of every alert begins with, until --grafana says where it really is."""
+
 YAML: Final = ("prometheus/rules.yaml", "grafana/provisioning/alerting/otel-limits.yaml")
-"""Files with a `runbook_url`."""
+"""Files with a `runbook_url` or a `dashboard_url`."""
 
 
 def directory() -> Path:
@@ -33,12 +45,13 @@ def directory() -> Path:
     )
 
 
-def export(target: Path, runbook: str | None = None) -> list[Path]:
-    """Write dashboards, rules, provisioning and compose file to `target`; return what was written.
+def export(target: Path, runbook: str | None = None, grafana: str | None = None) -> list[Path]:
+    """Write everything to `target`, also as objects of Kubernetes; return what was written.
 
     Args:
         target: A directory; it is made if there is none, and files of ours in it are replaced.
         runbook: Address of the runbook, which every alert then links to.
+        grafana: Address of the Grafana whose panels every alert then links to.
     """
     source = directory()
     written = []
@@ -48,11 +61,12 @@ def export(target: Path, runbook: str | None = None) -> list[Path]:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
             written.append(copy)
-    if runbook is not None:
-        for name in YAML:
-            text = (target / name).read_text(encoding="utf-8")
-            (target / name).write_text(text.replace(RUNBOOK, runbook), encoding="utf-8")
-    return written
+    for name in YAML:
+        text = (target / name).read_text(encoding="utf-8")
+        text = text.replace(RUNBOOK, runbook or RUNBOOK)
+        text = text.replace(GRAFANA, (grafana or GRAFANA).rstrip("/"))
+        (target / name).write_text(text, encoding="utf-8")
+    return [*written, *kubernetes.write(target)]
 
 
 def _files_below(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -28,7 +29,12 @@ def load(path: Path) -> Any:
 
 ALERTS = [rule for group in load(RULES)["groups"] for rule in group["rules"] if "alert" in rule]
 MANAGED = load(PROVISIONING / "alerting/otel-limits.yaml")
-(MANAGED_RULE,) = MANAGED["groups"][0]["rules"]
+MANAGED_RULES = [pytest.param(each, id=each["title"]) for each in MANAGED["groups"][0]["rules"]]
+BOARDS = {
+    board["uid"]: board
+    for path in (DASHBOARDS / "grafana/dashboards").glob("*.json")
+    for board in [json.loads(path.read_text(encoding="utf-8"))]
+}
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -111,53 +117,96 @@ def test_what_the_readme_shows_is_there(target: str) -> None:
 # --- provisioning ---------------------------------------------------------------------------------
 
 
-def test_the_managed_alert_uses_the_provisioned_data_source() -> None:
+def test_grafana_manages_every_alert() -> None:
+    """Under the same names, each with a uid of its own that Grafana takes."""
+    rules = MANAGED["groups"][0]["rules"]
+    assert [each["title"] for each in rules] == [alert["alert"] for alert in ALERTS]
+    assert len({each["uid"] for each in rules}) == len(rules)
+    assert all(re.fullmatch(r"[a-z-]{1,40}", each["uid"]) for each in rules)
+
+
+@pytest.mark.parametrize("rule", MANAGED_RULES)
+def test_a_managed_alert_uses_the_provisioned_data_source(rule: dict[str, Any]) -> None:
     """Its uid is written in both files."""
     (source,) = load(PROVISIONING / "datasources/prometheus.yaml")["datasources"]
-    query, condition = MANAGED_RULE["data"]
+    query, condition = rule["data"]
 
     assert query["datasourceUid"] == source["uid"]
     assert condition["datasourceUid"] == "__expr__"
-    assert MANAGED_RULE["condition"] == condition["refId"]
+    assert rule["condition"] == condition["refId"]
     assert condition["model"]["expression"] == query["refId"]
 
 
-def test_the_managed_alert_reaches_the_provisioned_contact_point() -> None:
+@pytest.mark.parametrize("rule", MANAGED_RULES)
+def test_a_managed_alert_reaches_the_provisioned_contact_point(rule: dict[str, Any]) -> None:
     """Nothing has to be changed in the tree of notification policies."""
     names = {point["name"] for point in MANAGED["contactPoints"]}
-    assert MANAGED_RULE["notification_settings"]["receiver"] in names
+    assert rule["notification_settings"]["receiver"] in names
 
 
-def test_the_managed_alert_leads_to_the_panel_that_shows_it() -> None:
-    """The one with the links to traces."""
-    import json
-
-    boards = [json.loads(path.read_text(encoding="utf-8")) for path in dashboards()]
-    (board,) = [each for each in boards if each["uid"] == MANAGED_RULE["dashboardUid"]]
-    (panel,) = [each for each in board["panels"] if each["id"] == MANAGED_RULE["panelId"]]
-    assert any(target.get("exemplar") for target in panel["targets"])
-
-
-def test_the_managed_alert_asks_what_the_rule_of_prometheus_asks() -> None:
-    """One alert, in two places."""
-    (record,) = [
-        rule
-        for group in load(RULES)["groups"]
-        for rule in group["rules"]
-        if rule.get("record") == "job_agent_reason:otel_limits_stops:increase15m"
-    ]
-    recorded = record["expr"].replace("{action", '{reason="max_turns",action')
-    assert squeezed(MANAGED_RULE["data"][0]["model"]["expr"]) == squeezed(recorded)
+@pytest.mark.parametrize("rule", MANAGED_RULES)
+def test_a_managed_alert_is_that_of_prometheus(rule: dict[str, Any]) -> None:
+    """As long, as severe, with the same words; of no recorded series, which nobody may record."""
+    (alert,) = (each for each in ALERTS if each["alert"] == rule["title"])
+    assert rule["for"] == alert.get("for", "0s")
+    assert rule["keepFiringFor"] == alert.get("keep_firing_for", "0s")
+    assert rule["labels"] == alert["labels"]
+    for name, text in rule["annotations"].items():
+        told = alert["annotations"][name].replace("$labels.", ".Labels.")
+        assert text == told.replace("$value", ".Values.A.Value")
+    assert not re.search(r":otel_limits|otel_limits:", rule["data"][0]["model"]["expr"])
 
 
-def squeezed(expr: str) -> str:
-    """Leave layout out."""
-    return re.sub(r"\s+", "", expr)
-
-
-def test_no_template_of_the_managed_alert_has_a_dollar_sign() -> None:
+@pytest.mark.parametrize("rule", MANAGED_RULES)
+def test_no_template_of_a_managed_alert_has_a_dollar_sign(rule: dict[str, Any]) -> None:
     """Grafana would put a variable of the environment in its place."""
-    assert "$" not in str(MANAGED_RULE["annotations"]) + str(MANAGED_RULE["labels"])
+    assert "$" not in str(rule)
+
+
+# --- from an alert to its panel -------------------------------------------------------------------
+
+
+def panel_at(uid: str, number: int) -> dict[str, Any]:
+    """Find a panel by its dashboard and its number."""
+    (panel,) = (each for each in BOARDS[uid]["panels"] if each["id"] == number)
+    found: dict[str, Any] = panel
+    return found
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_leads_to_the_panel_that_shows_it(alert: dict[str, Any]) -> None:
+    """By its number and with its title, to what the alert is about; Grafana's own to the same."""
+    annotations = alert["annotations"]
+    link = re.fullmatch(
+        rf"{files.GRAFANA}/d/([\w-]+)\?viewPanel=(\d+)(.*)", annotations["dashboard_url"]
+    )
+    assert link is not None
+    uid, number = link[1], int(link[2])
+    assert panel_at(uid, number)["title"] == annotations["panel"]
+
+    known = {each["name"] for each in BOARDS[uid]["templating"]["list"]}
+    chosen = re.findall(r"&var-(\w+)=\{\{ \$labels\.(\w+) \| urlquery \}\}", link[3])
+    assert all(name == label and name in known for name, label in chosen)
+
+    (managed,) = (each for each in MANAGED["groups"][0]["rules"] if each["title"] == alert["alert"])
+    assert (managed["dashboardUid"], managed["panelId"]) == (uid, number)
+
+
+@pytest.mark.parametrize("name", ["MaxTurnsStops", "MaxIterationsStops", "LoopDetected"])
+def test_a_halt_leads_to_the_panel_with_the_traces(name: str) -> None:
+    """Whoever is woken by one wants to see what the agent did."""
+    (alert,) = (each for each in ALERTS if each["alert"] == f"OtelLimits{name}")
+    link = re.search(r"/d/([\w-]+)\?viewPanel=(\d+)", alert["annotations"]["dashboard_url"])
+    assert link is not None
+    assert any(each.get("exemplar") for each in panel_at(link[1], int(link[2]))["targets"])
+
+
+def test_the_runbook_names_panels_that_exist() -> None:
+    """Every title in quotes is that of a panel."""
+    titles = {panel["title"] for board in BOARDS.values() for panel in board["panels"]}
+    _, runbook = README.split("## Runbook\n")
+    quoted = {re.sub(r"\s+", " ", each) for each in re.findall(r'"([^"]+)"', runbook)}
+    assert {each for each in quoted if each != "max_iterations"} <= titles
 
 
 def test_the_compose_file_mounts_what_is_provisioned() -> None:
@@ -198,9 +247,10 @@ def test_export_writes_everything_but_the_code(
     here = {path.relative_to(DASHBOARDS) for path in DASHBOARDS.rglob("*") if path.is_file()}
     code = {"types", "templates"}
     left_out = {p for p in here if p.suffix in {".py", ".pyc"} or code & set(p.parts)}
-    assert written == here - left_out
+    made = {Path("kubernetes/dashboards.yaml"), Path("kubernetes/prometheusrules.yaml")}
+    assert written == (here - left_out) | made
     assert f"Wrote {len(written)} files to {tmp_path}." in capsys.readouterr().out
-    for path in written:
+    for path in written - made:
         assert (tmp_path / path).read_bytes() == (DASHBOARDS / path).read_bytes()
 
 
@@ -211,7 +261,7 @@ def test_export_puts_in_where_the_runbook_is(tmp_path: Path) -> None:
 
     for name in files.YAML:
         text = (tmp_path / name).read_text(encoding="utf-8")
-        assert f"runbook_url: {runbook}#otellimitsmaxturnsstops" in text
+        assert f"{runbook}#otellimitsmaxturnsstops" in text
         assert files.RUNBOOK not in text
 
 

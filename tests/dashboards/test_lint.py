@@ -75,7 +75,7 @@ def test_the_committed_dashboards_are_those_of_the_code(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
 
     made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(made) == len(BOARDS) + 2  # rules, and the alert that Grafana manages
+    assert len(made) == len(BOARDS) + 2  # rules, and the alerts that Grafana manages
     for path in made:
         committed = (ROOT / "dashboards" / path).read_text("utf-8")
         assert (tmp_path / path).read_text("utf-8") == committed, path

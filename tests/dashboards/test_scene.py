@@ -21,6 +21,7 @@ from tests.dashboards.truth import ONE, Expected, expectations, total
 from tests.dashboards.workload import ACTORS
 
 if TYPE_CHECKING:
+    from otel_limits.dashboards.api import Line
     from otel_limits.dashboards.panels import Panel, Target
     from tests.dashboards.servers import Scene
 
@@ -213,6 +214,42 @@ def test_a_recording_rule_records_what_its_expression_says(
         return bool(asked) and values(rule["record"], evaluated) == pytest.approx(asked, rel=0.01)
 
     assert until(agree, "the rule records what its expression says")
+
+
+ALERTS = {
+    rule["alert"]: rule["expr"]
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+}
+MANAGED = {
+    rule["title"]: rule["data"][0]["model"]["expr"]
+    for rule in yaml.safe_load(
+        (directory() / "grafana/provisioning/alerting/otel-limits.yaml").read_text("utf-8")
+    )["groups"][0]["rules"]
+}
+
+
+def test_grafana_asks_what_the_rules_of_prometheus_ask(played: Scene) -> None:
+    """Without a recorded series it finds the same to be wrong, of the same agents."""
+
+    def wrong(exprs: dict[str, str]) -> dict[str, set[frozenset[tuple[str, str]]]]:
+        found = {name: played.prometheus.query(each, time.time()) for name, each in exprs.items()}
+        return {
+            name: {frozenset(set(line.labels.items()) - recorded(line)) for line in lines}
+            for name, lines in found.items()
+            if lines
+        }
+
+    def recorded(line: Line) -> set[tuple[str, str]]:
+        return {item for item in line.labels.items() if item[0] == "__name__"}
+
+    def agree() -> bool:
+        by_rules = wrong(ALERTS)
+        names = ("MaxTurnsStops", "LoopDetected", "BudgetNearlyExhausted", "UnpricedTokens")
+        return by_rules.keys() >= {f"OtelLimits{n}" for n in names} and wrong(MANAGED) == by_rules
+
+    assert until(agree, "both find the same")
 
 
 def test_the_max_turns_alert_fires(played: Scene) -> None:

@@ -1,0 +1,103 @@
+"""What is exported for Kubernetes is what a cluster takes, and says what the other files say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from otel_limits.dashboards import files
+
+SCHEMA = json.loads(Path(__file__).with_name("kubernetes.schema.json").read_text("utf-8"))
+
+MAX_ANNOTATIONS = 262_144
+"""Bytes of all annotations of an object, by Kubernetes' own validation of metadata."""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory to which everything was exported."""
+    directory = tmp_path_factory.mktemp("exported")
+    files.export(directory, "https://wiki.example/otel-limits", "https://grafana.example")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def objects(exported: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Every object by kind and name."""
+    return {
+        (each["kind"], each["metadata"]["name"]): each
+        for path in (exported / "kubernetes").iterdir()
+        for each in yaml.safe_load_all(path.read_text("utf-8"))
+    }
+
+
+def test_each_kind_is_there(objects: dict[tuple[str, str], Any]) -> None:
+    """Rules and their thresholds, one way to be scraped or the other, and the dashboards."""
+    assert set(objects) == {
+        ("PrometheusRule", "otel-limits"),
+        ("PrometheusRule", "otel-limits-thresholds"),
+        ("PodMonitor", "otel-limits"),
+        ("ServiceMonitor", "otel-limits"),
+        ("ConfigMap", "otel-limits-agent-limits"),
+        ("ConfigMap", "otel-limits-health"),
+        ("ConfigMap", "otel-limits-token-spend"),
+    }
+
+
+def test_every_object_is_of_the_published_schema(objects: dict[tuple[str, str], Any]) -> None:
+    """No field that the cluster would drop, none missing, every duration and label well-formed."""
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for each in objects.values():
+        validator.validate(each)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda each: each.pop("metadata"),
+        lambda each: each["metadata"]["labels"].update(release="no label, this"),
+        lambda each: each["spec"]["groups"][0]["rules"][0].pop("expr"),
+        lambda each: each["spec"]["groups"][0]["rules"][-1].update({"for": "ten minutes"}),
+        lambda each: each["spec"]["groups"][0].update(intervall="1m"),
+    ],
+    ids=["no metadata", "a sentence as label", "no expression", "no duration", "unknown field"],
+)
+def test_a_spoiled_object_is_found_out(objects: dict[tuple[str, str], Any], spoil: Any) -> None:
+    """Otherwise the test above would say nothing."""
+    rule = json.loads(json.dumps(objects["PrometheusRule", "otel-limits"]))
+    spoil(rule)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(rule, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("otel-limits", "rules"), ("otel-limits-thresholds", "thresholds")]
+)
+def test_the_rules_are_those_of_the_files(
+    exported: Path, objects: dict[tuple[str, str], Any], name: str, file: str
+) -> None:
+    """With the addresses that the export was given."""
+    rules = (exported / f"prometheus/{file}.yaml").read_text("utf-8")
+    assert objects["PrometheusRule", name]["spec"] == yaml.safe_load(rules)
+    if file == "rules":
+        assert rules.count("https://wiki.example/otel-limits#") == rules.count("- alert:")
+        assert rules.count("https://grafana.example/d/otel-limits-") == rules.count("- alert:")
+
+
+@pytest.mark.parametrize("name", ["agent-limits", "health", "token-spend"])
+def test_a_dashboard_is_found_by_the_sidecar_of_grafana(
+    exported: Path, objects: dict[tuple[str, str], Any], name: str
+) -> None:
+    """It has the label, it is the whole dashboard, and `kubectl apply` can note what it applied."""
+    board = objects["ConfigMap", f"otel-limits-{name}"]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert list(board["data"]) == [f"{name}.json"]
+
+    file = (exported / f"grafana/dashboards/{name}.json").read_text("utf-8")
+    assert json.loads(board["data"][f"{name}.json"]) == json.loads(file)
+    assert len(json.dumps(board).encode()) < MAX_ANNOTATIONS
