@@ -417,7 +417,7 @@ def table_of(uses: Uses) -> Table:
     for row in uses.rows:
         numbers = [row.used, row.reserved, row.remaining, row.limit]
         cells = [row.quota, _key(row), *(_number(each) for each in numbers), row.unit]
-        table.add_row(*(Text(cell) for cell in cells), shown_time(row.resets), style=_style(row))
+        table.add_row(*(Text(cell) for cell in cells), _resets(row) or "", style=_style(row))
     if uses.omitted:
         table.caption = f"{uses.omitted:,} keys further from their end are not shown (--top)."
     return table
@@ -444,4 +444,8 @@ def as_json(row: KeyUse) -> dict[str, Any]:
         name: str(value) if isinstance(value, Decimal) else value
         for name, value in dataclasses.asdict(row).items()
     }
-    return texts | {"resets": shown_time(row.resets)}
+    return texts | {"resets": _resets(row)}
+
+
+def _resets(row: KeyUse) -> str | None:
+    return None if row.resets is None else shown_time(row.resets)

@@ -294,7 +294,7 @@ class QuotaUse:
     limit: Number
     """What is permitted, grants included."""
     resets: float
-    """When the window ends, in seconds since the epoch."""
+    """When the window ends, in seconds since the epoch; without one, a day ahead at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ class QuotaRefusal:
     limit: Number
     """What is permitted, grants included."""
     resets_at: float
-    """When the window ends, in seconds since the epoch."""
+    """When the window ends, in seconds since the epoch; without one, when to ask again."""
     retry_after_seconds: float
     """Seconds after which asking again is worth it."""
 
@@ -37,7 +37,8 @@ class Remaining:
     key: str
     """Whose share of the quota; what came from outside appears as a hash."""
     unit: str
-    """What the numbers count: `tokens`, `USD` (as `Decimal`), `model calls` or `invocations`."""
+    """What the numbers count: `tokens`, `USD` (as `Decimal`), `model calls`, `invocations` or
+    `model calls at once`."""
     limit: Number
     """What is permitted, grants included."""
     used: Number
@@ -46,4 +47,4 @@ class Remaining:
     left: Number
     """What could still be reserved."""
     resets_at: float
-    """When the window ends, in seconds since the epoch."""
+    """When the window ends, in seconds since the epoch; without one, now."""

@@ -230,13 +230,14 @@ QUOTA_LIMIT: Final = MetricSpec(
     name="otel_limits_quota_limit",
     labels=("quota", "key"),
     help="What a quota permits in the window, grants included, in its own unit "
-    "(tokens, US dollars, model calls, invocations).",
+    "(tokens, US dollars, model calls, invocations, model calls at once).",
     kind="gauge",
 )
 QUOTA_RESETS: Final = MetricSpec(
     name="otel_limits_quota_resets_timestamp_seconds",
     labels=("quota", "key"),
-    help="When the window ends in which this process last asked: what was used counts until then.",
+    help="When the window ends in which this process last asked: what was used counts until then. "
+    "For model calls at once, which have no window, a day ahead or two.",
     unit="s",
     kind="gauge",
 )

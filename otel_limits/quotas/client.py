@@ -179,6 +179,10 @@ class StoreClient:
         demands = tuple(replace(each, enforced=False) for each in ticket.demands)
         self._carrier.send(Reserve(ticket.id, demands, self._lease))
 
+    def send(self, operation: Operation) -> None:
+        """Have an operation done whose reply nobody waits for."""
+        self._carrier.send(operation)
+
     def give_back(self, ticket: Ticket) -> None:
         """Take a reservation back whose reply did not come: it may have been made all the same."""
         # Settled with nothing: the store forgets the lease whichever of the two arrives first.
@@ -225,6 +229,7 @@ class StoreClient:
 
 def settlement_of(ticket: Ticket) -> Settle:
     """Make the settlement of a ticket, and settle what was reserved in this process."""
+    ticket.is_settled = True
     settlement = Settle(ticket.id, ticket.charges())
     # Both, as what was used here still has to reach the store once it is back.
     if ticket.reserved_in is not None:

@@ -23,6 +23,7 @@ from otel_limits.quotas.store import (
     Look,
     Operation,
     QuotaStore,
+    Renew,
     Reply,
     Reserve,
     Settle,
@@ -259,9 +260,9 @@ class Courier:
             future.set_exception(StoreError(str(error)))
 
     def _keep(self, operation: Operation) -> None:
-        # A question is worth nothing later, nor is a reservation that can be refused; what has gone
-        # out all the same has to be counted however late.
-        if isinstance(operation, Look):
+        # A question is worth nothing later, nor is a renewal, or a reservation that can be refused;
+        # what has gone out all the same has to be counted however late.
+        if isinstance(operation, Look | Renew):
             return
         if isinstance(operation, Reserve) and any(each.enforced for each in operation.demands):
             return

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from otel_limits.core.facts import Decision, Fact, ModelCall, Stop
 from otel_limits.core.faults import FAULTS, never_raises
-from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.open_tickets import OpenTickets
+from otel_limits.quotas.places import Places
 from otel_limits.quotas.recovery import as_text
 from otel_limits.quotas.store import ImpossibleError, Reply, Standing, StoreError, StoreLostError
 from otel_limits.quotas.tickets import (
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_limits.core.policy import Verdict
-    from otel_limits.quotas.courier import Carrier
+    from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.fallback import Degraded
     from otel_limits.quotas.lines import Lines
     from otel_limits.quotas.quota import Quota
+    from otel_limits.runs.deadlines import Deadlines
     from otel_limits.runs.gate import Request
 
 
@@ -49,11 +50,11 @@ class Engine:
 
     Args:
         quotas: What is to be held now.
-        carrier: Brings operations to the store.
+        client: Asks the store.
         publish: Takes facts.
         price: Request and usage → USD, for quotas in money.
-        timeout: Seconds that an agent waits for the store at most.
         lines: Where calls wait for what others have.
+        deadlines: The timer of the process.
     """
 
     component = "quotas"
@@ -61,19 +62,20 @@ class Engine:
     def __init__(
         self,
         quotas: Callable[[], Sequence[Quota]],
-        carrier: Carrier,
+        client: StoreClient,
         *,
         publish: Callable[[Fact], None],
         price: PriceOf,
-        timeout: float,
         lines: Lines,
+        deadlines: Deadlines,
     ) -> None:
         """Begin with nobody admitted."""
         self._publish = publish
         self._quotas = quotas
-        self._client = StoreClient(carrier, timeout)
+        self._client = client
         self._tickets = OpenTickets(quotas, price, self._client)
         self._lines = lines
+        self._places = Places(deadlines, self._client.send)
         self._queue = Queue(lines, self._client, self._reserve, publish)
 
     @property
@@ -137,10 +139,12 @@ class Engine:
         self._client.after_fork()
         self._tickets.start_afresh()
         self._lines.start_afresh()
+        self._places.start_afresh()
 
     def close(self) -> None:
         """Send what is left and let go of the store, and of all that waits."""
         self._lines.close()
+        self._places.close()
         self._client.close()
 
     # --- before a call ----------------------------------------------------------------------------
@@ -185,6 +189,8 @@ class Engine:
     async def _reserve(self, ticket: Ticket) -> Reply:
         reply = await self._client.reserve(ticket, forced=False)
         self._publish_use(ticket, reply.standings)
+        if reply.status == "admitted":
+            self._places.hold(ticket)
         return reply
 
     async def _refuse(self, ticket: Ticket, admission: Admission) -> Verdict | None:
@@ -199,6 +205,7 @@ class Engine:
             # A store that is lost between the two replies must not take the last answer away.
             with contextlib.suppress(StoreError):
                 await self._client.reserve(ticket, forced=True)
+                self._places.hold(ticket)
         else:
             self._tickets.drop(ticket)
         return verdict
@@ -215,6 +222,7 @@ class Engine:
         self._decide_without_store(ticket, outcome)
         if outcome.is_admitted:
             self._client.reserve_later(ticket)
+            self._places.hold(ticket)
             return None
         self._tickets.drop(ticket)
         if was_sent:

@@ -211,4 +211,6 @@ class Fallback:
             # that is more than its share, though it be the only one, since others may do the same.
             limit //= self.workers
         # What was known is taken off the limit already: it must not be counted a second time.
-        return replace(demand, limit=limit, known=0, alone=demand.alone and rule == "local")
+        # Nor are places renewed here: this memory dies with the process that holds them.
+        alone = demand.alone and rule == "local"
+        return replace(demand, limit=limit, known=0, alone=alone, lease_seconds=None)

@@ -29,8 +29,8 @@ class KeyUse:
     remaining: Number
     limit: Number
     """What is permitted, grants included."""
-    resets: float
-    """When the next window begins, in seconds since the epoch."""
+    resets: float | None
+    """When the next window begins, in seconds since the epoch; `None` where there is no window."""
     blocked: str | None = None
     """Why nothing of it may be used, when an operator has blocked it; empty without a reason."""
 
@@ -102,7 +102,7 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
                 reserved=figures.reserved,
                 remaining=figures.left,
                 limit=figures.limit,
-                resets=count.window.end,
+                resets=None if quota.unit == "concurrency" else count.window.end,
                 blocked=standing.block.reason if standing.block else None,
             )
 

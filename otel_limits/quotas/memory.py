@@ -20,6 +20,7 @@ from otel_limits.quotas.store import (
     Demand,
     Look,
     Operation,
+    Renew,
     Reply,
     Reserve,
     Settle,
@@ -141,6 +142,8 @@ class MemoryStore:
         if isinstance(operation, Look):
             looked = tuple(self._standing(*each, now) for each in operation.counts)
             return Reply("looked", now, looked, workers=bool(operation.worker))
+        if isinstance(operation, Renew):
+            return self._renew(operation, now)
         done = self._done.get(operation.id)
         # The same id is one call: a settlement ends it for good, while a reservation that is sent
         # again is answered as before. Only its settlement, which bears the same id, goes on.
@@ -171,15 +174,26 @@ class MemoryStore:
             ]
         return Reply(done.status, now, tuple(standings), done.lacking)
 
+    def _renew(self, operation: Renew, now: float) -> Reply:
+        for count in operation.counts:
+            # Not made where it is missing: it would have been lost, and goes on from what is known.
+            lease = self._buckets.get(_name(count), Bucket(count)).leases.get(operation.id)
+            if lease is not None and lease.expires > now:
+                lease.expires = now + operation.lease_seconds
+        return Reply("renewed", now)
+
     def _reserve(self, operation: Reserve, now: float) -> Reply:
         # Before anything is changed: a reservation holds in all of its counts or in none.
         if any(now not in demand.count.window for demand in operation.demands):
             return Reply("elsewhere", now)
-        lease = operation.lease_seconds
+        leases = [operation.lease_of(demand) for demand in operation.demands]
         # First, as it makes anew a count that was lost, from what the asker knows of it.
-        wanted = [self._wanted(demand, now, lease) for demand in operation.demands]
+        wanted = [
+            self._wanted(demand, now, lease)
+            for demand, lease in zip(operation.demands, leases, strict=True)
+        ]
         standings = [
-            self._standing(demand.count, demand.limit, now, lease) for demand in operation.demands
+            self._standing(demand.count, demand.limit, now) for demand in operation.demands
         ]
         lacking = tuple(
             position
@@ -191,8 +205,9 @@ class MemoryStore:
             short = (operation.demands[position] for position in lacking)
             ends = min(self._ends(demand.count) for demand in short if demand.enforced)
             return Reply("refused", now, tuple(standings), lacking, ends)
-        for demand, amount in zip(operation.demands, wanted, strict=True):
+        for demand, amount, lease in zip(operation.demands, wanted, leases, strict=True):
             bucket = self._bucket(demand.count, demand.known)
+            bucket.count = demand.count  # one without a window is kept for a day from now on
             bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
         taken = tuple(
             Standing(each.used, each.reserved + amount, each.limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -10,6 +11,7 @@ from otel_limits.core.usage import EXACT
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import Count, Standing
+from otel_limits.quotas.windows import Always
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Action
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.windows import Windows
 
-Unit = Literal["tokens", "usd", "model_calls", "invocations"]
-UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations")
+Unit = Literal["tokens", "usd", "model_calls", "invocations", "concurrency"]
+UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations", "concurrency")
 
 BackendError = Literal["deny", "allow", "local"]
 BACKEND_ERRORS: Final[tuple[BackendError, ...]] = ("deny", "allow", "local")
@@ -40,6 +42,12 @@ MAX_PARTS: Final = 2**53 - 1
 GRACE_SECONDS: Final = 30.0
 """How long a share is used where a quota does not say it: longer than a server takes to restart."""
 
+UNIT_NAMES: Final[Mapping[Unit, str]] = {
+    "usd": "USD",
+    "model_calls": "model calls",
+    "concurrency": "model calls at once",
+}
+
 NO_KEY: Final = Template("")
 
 
@@ -55,13 +63,13 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """A budget over a time window, shared by many invocations and processes."""
+    """A budget over a time window, or of calls at once, shared by many processes."""
 
     name: str
     unit: Unit
     amount: int
-    """In whole parts: tokens, calls, invocations, or billionths of a dollar."""
-    windows: Windows
+    """In whole parts: tokens, calls, invocations, billionths of a dollar, or calls at once."""
+    windows: Windows | Always
     key: Template = NO_KEY
     """Each value of the key has the whole amount for itself."""
     where: tuple[tuple[str, str], ...] = ()
@@ -92,7 +100,7 @@ class Quota:
 
     def __str__(self) -> str:
         """Say it in one line."""
-        per = f" per {self.windows.rule}"
+        per = "" if isinstance(self.windows, Always) else f" per {self.windows.rule}"
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
         waits = f"; calls wait up to {self.max_wait:g} s" if self.on_exceeded == "wait" else ""
@@ -123,7 +131,7 @@ def in_unit(unit: Unit, parts: int) -> Number:
 
 def unit_name(unit: Unit) -> str:
     """Return the unit as it is written after a number."""
-    return {"usd": "USD", "model_calls": "model calls"}.get(unit, unit)
+    return UNIT_NAMES.get(unit, unit)
 
 
 def in_words(unit: Unit, parts: int) -> str:

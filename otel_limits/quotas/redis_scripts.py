@@ -24,6 +24,7 @@ from otel_limits.quotas.store import (
     Kill,
     Look,
     Operation,
+    Renew,
     Reply,
     Reserve,
     Settle,
@@ -129,14 +130,15 @@ class KeyNames:
             return self._reservation(operation)
         if isinstance(operation, Settle):
             return self._settlement(operation)
+        if isinstance(operation, Renew):
+            return self._renewal(operation)
         return self._question(operation)
 
     def _reservation(self, operation: Reserve) -> ScriptCall:
         # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
         done, place = self._done(operation.id)
         keys = [done, self.expired]
-        lease = int(operation.lease_seconds * 1000)
-        arguments: list[object] = [operation.id, place, lease, REMEMBERED_SECONDS * 1000]
+        arguments: list[object] = [operation.id, place, REMEMBERED_SECONDS * 1000]
         for demand in operation.demands:
             count = demand.count
             keys += [*self.buckets(count), self.grants(count), self.index(count.quota)]
@@ -153,6 +155,7 @@ class KeyNames:
                 count.unit,
                 f"{count.key} {count.shown}",
                 int(demand.waits * 1000),
+                int(operation.lease_of(demand) * 1000),
             ]
         # As text: redis-py writes floats in its own way, and refuses booleans.
         return ScriptCall("reserve", keys, [str(each) for each in arguments])
@@ -167,6 +170,12 @@ class KeyNames:
             keys += self.buckets(count)
             arguments += [charge.amount, expires(count), charge.known, count.unit, line_of(count)]
         return ScriptCall("settle", keys, [str(each) for each in arguments])
+
+    def _renewal(self, operation: Renew) -> ScriptCall:
+        keys = [name for count in operation.counts for name in self.buckets(count)]
+        units = [count.unit for count in operation.counts]
+        lease = str(int(operation.lease_seconds * 1000))
+        return ScriptCall("renew", keys, [operation.id, lease, *units])
 
     def _question(self, operation: Look) -> ScriptCall:
         keys = [self.expired, f"{self.tag}:workers"]

@@ -80,6 +80,7 @@ class _Question(NamedTuple):
     def answer(self, standing: Standing) -> Remaining:
         """Put the answer into the quota's unit."""
         figures, ((count, _),) = self.quota.figures(standing), self.look.counts
+        has_window = self.quota.unit != "concurrency"
         return Remaining(
             quota=self.quota.name,
             key=self.key.shown,
@@ -88,7 +89,7 @@ class _Question(NamedTuple):
             used=figures.used,
             reserved=figures.reserved,
             left=figures.left,
-            resets_at=count.window.end,
+            resets_at=count.window.end if has_window else self.client.now(),
         )
 
     def unanswered(self) -> QuotaUnavailableError:

@@ -34,7 +34,7 @@ from otel_limits.quotas.quota import (
     Unit,
     parts_of_usd,
 )
-from otel_limits.quotas.windows import CALENDAR, UTC, Windows, length_of, zone_of
+from otel_limits.quotas.windows import CALENDAR, UTC, Always, Windows, length_of, zone_of
 
 # It is part of keys in Redis and a label in Prometheus: nothing that either would have to escape.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
@@ -78,7 +78,7 @@ MAX_WAIT: Final = CheckedKind[float](
     phrase="a duration above 0 such as 30s or 5m",
     check=_wait,
     parse=str,
-    schema={"type": "string", "pattern": DURATION_TEXT.pattern},
+    schema={"type": "string", "pattern": f"^{DURATION_TEXT.pattern}$"},
 )
 GRACE: Final = CheckedKind[float](
     phrase="a duration such as 30s or 5m, or 0 for none",
@@ -107,6 +107,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     "usd": Field(MONEY, "USD per window, by the price of each model call."),
     "model_calls": Field(COUNT, "Requests to providers per window, retries included."),
     "invocations": Field(COUNT, "Invocations per window that ask a model at all."),
+    "concurrency": Field(COUNT, "Model calls under way at once; without a window."),
     "window": Field(
         TextKind(read=_rule),
         "hour, day, month, or an ISO duration such as PT15M or P7D, counted from 1970-01-01 UTC.",
@@ -188,9 +189,12 @@ class _Reading:
         given = [unit for unit in UNITS if unit in self._entry]
         if len(given) != 1:
             self._refuse(f"must have exactly one of {', '.join(UNITS)}.")
-        if "window" not in self._entry:
+        windowless = given == ["concurrency"]
+        if not windowless and "window" not in self._entry:
             self._refuse("must have a window, such as day.")
-        windows = None if self._sentences else self._windows(values)
+        for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
+            self._refuse(f"counts calls at once and has no {key}: leave it out.", key)
+        windows = None if self._sentences else Always() if windowless else self._windows(values)
         if windows is None:
             return None
         return Quota(
@@ -226,6 +230,9 @@ class _Reading:
         self._tell((self._name, *keys), f'quotas["{self._name}"]{separator}{text}')
 
 
+WINDOW_KEYS: Final = ("window", "time_zone")
+"""What says when a count begins again."""
+
 OPTIONAL: Final = (
     "key",
     "where",
@@ -247,8 +254,12 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "required": ["window"],
-        "oneOf": [{"required": [unit]} for unit in UNITS],
+        "oneOf": [
+            {"required": [unit], "not": {"anyOf": [{"required": [each]} for each in WINDOW_KEYS]}}
+            if unit == "concurrency"
+            else {"required": [unit, "window"]}
+            for unit in UNITS
+        ],
     }
     return {
         "type": "object",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Carrier, Courier, Direct
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.killing import KillListener
@@ -62,11 +63,11 @@ class Quotas:
             carrier = Direct(open_store(place), lines.free)
         self._engine = Engine(
             quotas,
-            carrier,
+            StoreClient(carrier, place.timeout),
             publish=runs.observers.publish,
             price=runs.price_of_request,
-            timeout=place.timeout,
             lines=lines,
+            deadlines=runs.deadlines,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         self._engine.client.start()

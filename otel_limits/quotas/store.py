@@ -100,6 +100,8 @@ class Demand:
     """True to admit it as the only call at the time even when it is more than the whole limit."""
     known: int = 0
     """What the asker saw used before: from there a store goes on that has lost the count."""
+    lease_seconds: float | None = None
+    """Instead of those of the whole reservation."""
     waits: float = 0.0
     """Seconds for which the asker waits where there is not enough; it is told when that changes."""
 
@@ -122,6 +124,10 @@ class Reserve:
     lease_seconds: float
     """After this the reservation is void: whoever made it is taken for dead."""
 
+    def lease_of(self, demand: Demand) -> float:
+        """Return for how many seconds a demand is met."""
+        return demand.lease_seconds or self.lease_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Settle:
@@ -143,7 +149,17 @@ class Look:
     """Id of the process, where it is to be counted as a worker; this is noted."""
 
 
-Operation: TypeAlias = Reserve | Settle | Look
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Let the leases of an operation last as long as new ones, where they have not ended."""
+
+    id: str
+    """The id of the reservation."""
+    counts: tuple[Count, ...]
+    lease_seconds: float
+
+
+Operation: TypeAlias = Reserve | Settle | Renew | Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +187,9 @@ class Standing:
         return max(0, self.limit - self.used - self.reserved) if self.block is None else 0
 
 
-Status: TypeAlias = Literal["admitted", "refused", "settled", "looked", "elsewhere", "failed"]
+Status: TypeAlias = Literal[
+    "admitted", "refused", "settled", "renewed", "looked", "elsewhere", "failed"
+]
 """`elsewhere`: a window does not hold the store's time; nothing was changed. `failed`: what stands
 in the store under a key of this operation is not ours, so that it can never be done."""
 

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from otel_limits.quotas.lines import Line
     from otel_limits.runs.gate import Request
 
+PLACE_LEASE_SECONDS: Final = 30.0
+"""How long a place among the calls at once is held for a worker that does not renew it."""
+
+PLACE_RETRY_SECONDS: Final = 1.0
+"""When to ask for such a place again: it is free as soon as some call ends."""
+
 UNPRICED: Final = -1
 """Stands for an amount of money that nobody knows."""
 
@@ -89,6 +95,7 @@ class Ticket:
     """What was asked of the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
     """Where it was reserved when the store did not answer."""
+    is_settled: bool = False
     calls: int = 0
     """1 once it has ended, 0 until then and where it never went out."""
     tokens: int = 0
@@ -159,7 +166,7 @@ def need_of(
         key=quota.key.key(quota.name, lookup),
         amount=_amount(quota.unit, request, estimate.usage, price),
         # A call is one call, however long its answer.
-        certain=estimate.certain or quota.unit in ("model_calls", "invocations"),
+        certain=estimate.certain or quota.unit not in ("tokens", "usd"),
         # Nobody can be asked to extend a quota in passing: the whole fleet shares it.
         action="halt" if action == "ask" else action,
     )
@@ -181,6 +188,7 @@ def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Dem
         # A store that restarted without its data goes on from what the fleet last saw, and
         # not from 0.
         known=standing.used if standing is not None else 0,
+        lease_seconds=PLACE_LEASE_SECONDS if quota.unit == "concurrency" else None,
         waits=quota.max_wait if need.waits and not forced else 0.0,
     )
 
@@ -189,6 +197,9 @@ def taken(unit: Unit, ticket: Ticket) -> int:
     """Return what a call took, in parts of a unit."""
     if unit == "tokens":
         return ticket.tokens
+    # A place is free when the call is over: nothing of it stays used.
+    if unit == "concurrency":
+        return 0
     if unit in ("model_calls", "invocations"):
         return ticket.calls
     return parts_of_usd(ticket.cost)
@@ -221,6 +232,8 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     if standing.block is not None:
         return _blocked(need, standing, standing.block, window.end, reply.now)
     whose = f" for {need.key.shown}" if quota.key.text else ""
+    if quota.unit == "concurrency":
+        return _no_place(need, standing, total, whose, reply.now)
     wait = max(0, math.ceil(window.end - reply.now))
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
@@ -229,6 +242,18 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
         f"it begins again in {wait} s, at {shown_time(window.end)}"
     )
     refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
+    return _breach(need, standing.limit, total, note, refusal)
+
+
+def _no_place(need: QuotaNeed, standing: Standing, total: int, whose: str, now: float) -> Breach:
+    """Say that as many calls as may be are under way."""
+    quota = need.quota
+    note = (
+        f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose}, and with this "
+        f"call it would be {total}; there is a place as soon as one of them ends"
+    )
+    retry = PLACE_RETRY_SECONDS
+    refusal = _refusal(need, standing, resets_at=now + retry, retry_after=retry)
     return _breach(need, standing.limit, total, note, refusal)
 
 

@@ -12,6 +12,7 @@ from otel_limits.core.secrets import masked
 
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600
+DAY_SECONDS: Final = 86_400
 # A year, be it a leap year: a store keeps a count for as long as its window, and not for ever.
 LONGEST_DAYS: Final = 366
 
@@ -89,6 +90,18 @@ class Windows:
             return begin + timedelta(days=steps)
         months = begin.year * 12 + begin.month - 1 + steps
         return date(months // 12, months % 12 + 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """What is counted without a window: one that never ends."""
+
+    def at(self, seconds: float) -> Window:
+        """Return a window that began with time itself and goes on for a day at least.
+
+        It has an end so that stores can forget what is not used any more; its start is its name.
+        """
+        return Window(0, (int(seconds) // DAY_SECONDS + 2) * DAY_SECONDS)
 
 
 def zone_of(name: str) -> ZoneInfo:

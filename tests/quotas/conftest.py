@@ -306,3 +306,12 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
         otel_limits.enable(observers=observers)
 
     return switch
+
+
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Both places where quotas can be counted."""
+    if request.param == "memory":
+        return "memory://"
+    server: Server = request.getfixturevalue("server")
+    return server.url

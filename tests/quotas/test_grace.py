@@ -12,6 +12,7 @@ import pytest
 
 from otel_limits.core.facts import Invocation, ModelCall, QuotaDecision
 from otel_limits.core.usage import Usage
+from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.keys import Template
@@ -20,6 +21,7 @@ from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.store import Standing, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.gate import Request
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.testing import ScriptedModel, endless, says
@@ -50,11 +52,11 @@ class Worker:
         self.facts: list[Fact] = []
         self.engine = Engine(
             lambda: [held],
-            Courier(open_shared_store(StorePlace(url, 2.0))),
+            StoreClient(Courier(open_shared_store(StorePlace(url, 2.0))), 2.0),
             publish=self.facts.append,
             price=lambda *_: Decimal(1),
-            timeout=2.0,
             lines=Lines(),
+            deadlines=Deadlines(),
         )
         self.engine.client.start()
 

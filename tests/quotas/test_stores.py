@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -20,6 +21,7 @@ from otel_limits.quotas.store import (
     Demand,
     Operation,
     QuotaStore,
+    Renew,
     Reply,
     Reserve,
     Settle,
@@ -27,7 +29,7 @@ from otel_limits.quotas.store import (
     StorePlace,
 )
 from otel_limits.quotas.stores import open_shared_store
-from otel_limits.quotas.windows import Window, Windows
+from otel_limits.quotas.windows import Always, Window, Windows
 
 if TYPE_CHECKING:
     from tests.quotas.conftest import Server
@@ -295,6 +297,38 @@ def test_a_clock_that_leaps_ahead_frees_leases_and_still_counts(bench: Bench) ->
     assert bench.standing() == Standing(60, 0, 100)
 
 
+# --- calls at once --------------------------------------------------------------------------------
+
+PLACE = Count("q", "k", Always().at(time.time()), "everybody", "concurrency")
+
+
+def test_a_lease_is_renewed_only_while_it_lasts(bench: Bench) -> None:
+    """The place of one that has ended may be somebody else's by now."""
+    demand = Demand(count=PLACE, amount=1, limit=1, lease_seconds=30.0)
+    now = float(int(time.time()))
+    renewal = Renew("a", (PLACE,), 30.0)
+    bench.set_clock(now)
+    assert bench.run(Reserve("a", (demand,), 300.0)).status == "admitted"
+    bench.set_clock(now + 29)
+    assert bench.run(renewal).status == "renewed"
+    bench.set_clock(now + 58)
+    assert bench.run(Reserve("b", (demand,), 300.0)).status == "refused"
+    bench.set_clock(now + 59)
+    bench.run(renewal)
+    assert bench.run(Reserve("b", (demand,), 300.0)).status == "admitted"
+
+
+def test_what_has_no_window_is_kept_while_it_is_used(server: Server, on_server: Bench) -> None:
+    """Its keys live for a day and more after each call, and not from the first one on."""
+    now = float(int(time.time()))
+    for days in (0, 3):
+        on_server.set_clock(now + days * DAY)
+        this = replace(PLACE, window=Always().at(now + days * DAY))
+        on_server.run(Reserve(f"at {days}", (Demand(count=this, amount=1, limit=9),), 60.0))
+        for key in server.client.scan_iter("*:q:*"):
+            assert server.client.expiretime(key) > now + (days + 2) * DAY
+
+
 # --- what was lost, granted and reset -------------------------------------------------------------
 
 
@@ -380,6 +414,7 @@ DEMANDS = st.lists(
         enforced=st.booleans(),
         certain=st.booleans(),
         known=st.integers(0, 30),
+        waits=st.sampled_from((0.0, 30.0)),
     ),
     min_size=1,
     max_size=2,
@@ -393,7 +428,9 @@ CHARGES = st.lists(
 STEPS = st.lists(
     st.tuples(
         st.one_of(
-            st.builds(Reserve, NAMES, DEMANDS, st.just(LEASE)), st.builds(Settle, NAMES, CHARGES)
+            st.builds(Reserve, NAMES, DEMANDS, st.just(LEASE)),
+            st.builds(Settle, NAMES, CHARGES),
+            st.builds(Renew, NAMES, st.tuples(COUNTS), st.just(LEASE)),
         ),
         st.integers(0, 50),
     ),

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_limits
-from otel_limits import QuotaDecision, QuotaWait
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import FOREVER, Block, Charge, Count, Demand, Reserve, Settle
 from otel_limits.quotas.windows import Windows
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE
+from tests.quotas.waiters import SOON, Held, Told, seconds_of, start, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable
-
-    from strands import Agent
-    from strands.types.streaming import StreamEvent
-
-    from otel_limits.core.facts import Fact
     from otel_limits.quotas.store import SharedStore
     from tests.conftest import MakeAgent, Metric
     from tests.quotas.conftest import Hold, Server
@@ -32,56 +26,6 @@ TOKENS = {"tokens": 1000, "window": "month", "on_exceeded": "wait"}
 """Room for one call with a cap of 600 at a time; each takes 15 when it is over."""
 
 CALLS = {"model_calls": 1, "window": "month", "on_exceeded": "wait"}
-
-SOON = 5.0
-"""Seconds within which what happens at once has happened, however busy the machine is."""
-
-
-class Held(ScriptedModel):
-    """Answers when it is let go, and says who asked."""
-
-    def __init__(self, cap: int = 600) -> None:
-        super().__init__(endless(says("done")))
-        self.update_config(max_tokens=cap)
-        self.asked: list[str] = []
-        self.may_answer = asyncio.Event()
-
-    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Stream once it is let go."""
-        self.asked.append(named["invocation_state"]["who"])
-        await self.may_answer.wait()
-        async for event in super().stream(*arguments, **named):
-            yield event
-
-
-@pytest.fixture(params=["memory", "redis"])
-def url(request: pytest.FixtureRequest) -> str:
-    """Both places where quotas are counted."""
-    if request.param == "memory":
-        return "memory://"
-    server: Server = request.getfixturevalue("server")
-    return server.url
-
-
-class Told:
-    """An observer that knows what quotas decided, and how many calls wait now."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.waits = 0
-        self._decisions: list[QuotaDecision] = []
-
-    def __call__(self, fact: Fact) -> None:
-        """Take note."""
-        if isinstance(fact, QuotaDecision):
-            self._decisions.append(fact)
-        elif isinstance(fact, QuotaWait):
-            self.waits += fact.seconds is None
-            self.waiting += 1 if fact.seconds is None else -1
-
-    def decisions(self, quota: str = "q") -> list[str]:
-        """Return what a quota decided, in order."""
-        return [fact.decision for fact in self._decisions if fact.quota == quota]
 
 
 @pytest.fixture
@@ -107,25 +51,6 @@ def take(store: SharedStore, name: str, amount: int, lease: float = 60.0, **of: 
 def give_back(store: SharedStore, name: str, used: int, **of: str) -> None:
     """Settle as another process of the fleet does."""
     store.run([Settle(name, (Charge(count=count(**of), amount=used),))])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let others go on until something is so."""
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.005)
-
-
-def start(agent: Agent, who: str = "") -> asyncio.Task[Any]:
-    """Invoke an agent beside the test."""
-    return asyncio.create_task(agent.invoke_async("go", invocation_state={"who": who}))
-
-
-def seconds_of(action: Callable[[], Any]) -> tuple[Any, float]:
-    """Do something; what came of it, and how long it took."""
-    begun = time.monotonic()
-    return action(), time.monotonic() - begun
 
 
 # --- in line --------------------------------------------------------------------------------------
@@ -449,8 +374,11 @@ def test_a_blocked_key_is_refused_at_once(
 def test_who_waits_asks_the_server_nothing(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
 ) -> None:
-    """A hundred that wait are told once for each that goes out, and the first of them asks."""
-    hold({"q": CALLS}, server.url, [told])
+    """A hundred that wait are told once for each that goes out, and the first of them asks.
+
+    Without a grace, for which each process looks once a second, whether somebody waits or not.
+    """
+    hold({"q": CALLS | {"grace": 0}}, server.url, [told])
     make_agent(ScriptedModel([says("done")]))("go")
 
     async def run() -> None:

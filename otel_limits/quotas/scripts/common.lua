@@ -85,7 +85,10 @@ local function void(count, expired, now)
       release(count, lease)
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
     end
-    redis.call('ZADD', expired, whole(now), operation)
+    -- Of a place among the calls at once nothing is left to be counted.
+    if count.unit ~= 'concurrency' then
+      redis.call('ZADD', expired, whole(now), operation)
+    end
   end
   redis.call('ZREM', count.leases, unpack(dead))
   redis.call('ZREMRANGEBYSCORE', expired, '-inf', whole(now - EXPIRED_MS))

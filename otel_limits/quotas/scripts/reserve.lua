@@ -1,20 +1,20 @@
 -- Set aside what a call may take at most, of all counts or of none.
 -- KEYS: done, expired, then for each demand: its two buckets, each with its leases; grants, index.
--- ARGV: operation id, its place in done, lease, how long to remember; then for each demand: amount,
---       limit, start and end of the window, expiry of the bucket, enforced, certain, alone, known,
---       unit, index member, how long the asker waits.
+-- ARGV: operation id, its place in done, how long to remember; then for each demand: amount, limit,
+--       start and end of the window, expiry of the bucket, enforced, certain, alone, known, unit,
+--       index member, how long the asker waits, lease.
 -- What lacks is told as "POSITION", with "=UNTIL:REASON" where the key is blocked, or with "@TIME" at
 -- which the first reservation of that count ends by itself.
 
 local DOUBTFUL = 2
-local operation, lease_ms = ARGV[1], tonumber(ARGV[3])
+local operation = ARGV[1]
 local now = now_ms()
 -- Sent again, it is told how it was decided and how its counts stand now.
 local earlier, already = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or '', '^(%a+) (.*)$')
 
 local demands = {}
 for n = 1, (#KEYS - 2) / 6 do
-  local key, arg = 6 * n - 4, 12 * n - 8
+  local key, arg = 6 * n - 4, 13 * n - 10
   demands[n] = {
     names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] },
     grants = KEYS[key + 5], index = KEYS[key + 6],
@@ -22,7 +22,9 @@ for n = 1, (#KEYS - 2) / 6 do
     start = tonumber(ARGV[arg + 3]), finish = tonumber(ARGV[arg + 4]), expires = ARGV[arg + 5],
     enforced = ARGV[arg + 6] == '1', certain = ARGV[arg + 7], alone = ARGV[arg + 8] == '1',
     known = ARGV[arg + 9], unit = ARGV[arg + 10], member = ARGV[arg + 11],
-    waits = tonumber(ARGV[arg + 12]),
+    waits = tonumber(ARGV[arg + 12]), lease = tonumber(ARGV[arg + 13]),
+    -- What has no window began with time itself: its count goes on, and its keys must live on.
+    is_endless = ARGV[arg + 3] == '0',
   }
   if not earlier and (now < demands[n].start or now >= demands[n].finish) then
     return 'elsewhere ' .. whole(now) .. ' -'
@@ -35,7 +37,7 @@ for n, demand in ipairs(demands) do
   demand.count = count
   restore(count, demand.known)
   void(count, KEYS[2], now)
-  shorten(count, now, lease_ms)
+  shorten(count, now, demand.lease)
   if demand.certain == '0' and count.doubtful > 0 then
     demand.amount = DOUBTFUL * demand.amount
   end
@@ -67,13 +69,16 @@ for _, demand in ipairs(demands) do
     count.doubtful = count.doubtful + (demand.certain == '0' and 1 or 0)
     save(count, demand.expires, 'at', whole(now), 'lease:' .. operation,
       whole(demand.amount) .. ' ' .. demand.certain)
-    redis.call('ZADD', count.leases, whole(now + lease_ms), operation)
+    redis.call('ZADD', count.leases, whole(now + demand.lease), operation)
     -- Unless others have leases: then it was said before.
-    if others == 0 then
+    if others == 0 or demand.is_endless then
       redis.call('PEXPIREAT', count.leases, demand.expires)
     end
+    if demand.is_endless then
+      redis.call('PEXPIREAT', count.bucket, demand.expires)
+    end
     -- The index is told once in a window.
-    if not count.at then
+    if not count.at or demand.is_endless then
       redis.call('ZADD', demand.index, 'GT', whole(demand.finish), demand.member)
       redis.call('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
       keep(demand.index, demand.expires, now)
@@ -87,6 +92,6 @@ for _, demand in ipairs(demands) do
 end
 
 if not earlier and not refused then
-  remember(KEYS[1], ARGV[2], 'admitted ' .. short, ARGV[4])
+  remember(KEYS[1], ARGV[2], 'admitted ' .. short, ARGV[3])
 end
 return table.concat(reply, ' ')

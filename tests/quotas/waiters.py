@@ -1,0 +1,79 @@
+"""What tests of waiting calls stand on: a model that answers when it is let go, and an observer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from otel_limits import QuotaDecision, QuotaWait
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+
+    from strands import Agent
+    from strands.types.streaming import StreamEvent
+
+    from otel_limits.core.facts import Fact
+
+SOON = 5.0
+"""Seconds within which what happens at once has happened, however busy the machine is."""
+
+
+class Held(ScriptedModel):
+    """Answers when it is let go, and says who asked."""
+
+    def __init__(self, cap: int = 600) -> None:
+        super().__init__(endless(says("done")))
+        self.update_config(max_tokens=cap)
+        self.asked: list[str] = []
+        self.may_answer = asyncio.Event()
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Stream once it is let go."""
+        self.asked.append(named["invocation_state"]["who"])
+        await self.may_answer.wait()
+        async for event in super().stream(*arguments, **named):
+            yield event
+
+
+class Told:
+    """An observer that knows what quotas decided, and how many calls wait now."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.waits = 0
+        self._decisions: list[QuotaDecision] = []
+
+    def __call__(self, fact: Fact) -> None:
+        """Take note."""
+        if isinstance(fact, QuotaDecision):
+            self._decisions.append(fact)
+        elif isinstance(fact, QuotaWait):
+            self.waits += fact.seconds is None
+            self.waiting += 1 if fact.seconds is None else -1
+
+    def decisions(self, quota: str = "q") -> list[str]:
+        """Return what a quota decided, in order."""
+        return [fact.decision for fact in self._decisions if fact.quota == quota]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others go on until something is so."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.005)
+
+
+def start(agent: Agent, who: str = "") -> asyncio.Task[Any]:
+    """Invoke an agent beside the test."""
+    return asyncio.create_task(agent.invoke_async("go", invocation_state={"who": who}))
+
+
+def seconds_of(action: Callable[[], Any]) -> tuple[Any, float]:
+    """Do something; what came of it, and how long it took."""
+    begun = time.monotonic()
+    return action(), time.monotonic() - begun
