@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from types import SimpleNamespace
@@ -132,14 +133,6 @@ def test_an_hour_in_the_cache_costs_more(
             asked("anthropic", params={"service_tier": "standard_only"}),
             "standard",
         ),
-        (
-            asked("anthropic", params={"inference_geo": "us"}),
-            "inference_geo us",
-        ),
-        (
-            asked("anthropic", params={"inference_geo": "global"}),
-            "standard",
-        ),
     ],
 )
 def test_the_request_says_its_tier(model: Any, tier: str) -> None:
@@ -179,6 +172,75 @@ def test_the_tiers_of_a_maker_are_not_those_of_another_seller() -> None:
     """Azure sells models of OpenAI, at tiers of its own."""
     unknown = cost("gpt-5", "azure", Usage(input=MILLION), Terms(tier="flex"))
     assert unknown == "no price is known for it at the service tier flex"
+
+
+# --- regions --------------------------------------------------------------------------------------
+
+EAST5 = "us-east5"
+EAST = {"vertex_location": EAST5}
+
+
+@pytest.mark.parametrize(
+    ("model", "region"),
+    [
+        (asked("anthropic", params={"inference_geo": "us"}), "us"),
+        (asked("anthropic", params={"inference_geo": "global"}), None),
+        (asked("litellm", client_args=EAST, model_id="vertex_ai/claude-sonnet-4-5"), "us-east5"),
+        (asked("litellm", params={"vertex_ai_location": "eu"}), "eu"),
+        (asked("litellm", params={"vertex_location": "global"}), None),
+        (asked("gemini", client_args={"vertexai": True, "location": "us-east1"}), "us-east1"),
+        (asked("openai", client_args={"base_url": "https://eu.api.openai.com/v1"}), "eu"),
+        (asked("openai", client_args={"base_url": "https://api.openai.com/v1"}), None),
+        (asked("anthropic", {"base_url": "https://us-east5-aiplatform.googleapis.com"}), EAST5),
+        (asked("anthropic", {"base_url": "https://aiplatform.eu.rep.googleapis.com/v1/"}), "eu"),
+        (asked("anthropic", {"base_url": "https://aiplatform.googleapis.com/v1/"}), None),
+        (asked("openai"), None),
+    ],
+)  # fmt: skip
+def test_the_request_says_where_it_is_answered(model: Any, region: str | None) -> None:
+    """By its settings, or by its address."""
+    assert terms_of(model).region == region
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider", "expected"),
+    [
+        ("vertex_ai/claude-sonnet-4-5@20250929", "litellm", "0.33"),
+        ("vertex_ai/claude-opus-4-6", "litellm", "0.55"),
+        ("vertex_ai/claude-3-5-haiku", "litellm", "0.08"),
+        ("vertex_ai/gemini-2.5-flash", "litellm", "0.03"),
+        ("gpt-5", "openai", "0.125"),
+        ("gpt-5.4-mini", "openai", "0.0825"),
+        (SONNET, "anthropic", "0.33"),
+    ],
+)
+def test_a_region_costs_a_tenth_more_where_its_vendor_says_so(
+    model: str, provider: str, expected: str
+) -> None:
+    """Of 100,000 tokens; what an older model costs is the same everywhere."""
+    usage = Usage(input=100_000)
+    assert cost(model, provider, usage, Terms(region="us")) == Decimal(expected)
+    worldwide = cost(model, provider, usage, Terms())
+    assert Decimal(expected) in (worldwide, worldwide * Decimal("1.1"))
+
+
+@listed
+def test_a_cache_and_its_saving_cost_more_there_too() -> None:
+    """Every token does; a web search does not, and neither does a price of the policy file."""
+    usage = Usage(input=100_000, cache_read=100_000, output=1_000, web_searches=1)
+    sale = sale_of(SONNET, "anthropic", usage, None, Terms(region="us"))
+    quote = Prices().quote(sale, NOON)
+    assert (quote.price, quote.cache_saved) == (Decimal("0.0595"), Decimal("0.297"))
+    own = Prices({SONNET: replace(FLAT, web_search=Decimal("0.01"))})
+    assert own.quote(sale, NOON).price == Decimal("0.214")
+
+
+@listed
+def test_a_model_whose_premium_nobody_knows_has_no_price_in_a_region() -> None:
+    """As where no source has a price: never a guess."""
+    told = cost("vertex_ai/gemini-3-pro-preview", "litellm", Usage(input=9), Terms(region="eu"))
+    assert told == "no price is known for it in eu"
 
 
 # --- audio, searches ------------------------------------------------------------------------------

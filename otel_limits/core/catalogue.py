@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import logging  # noqa: F401  before a fork it is to wait after us: what is imported makes loggers
 import os
 import sys
 import threading

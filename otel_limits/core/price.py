@@ -130,6 +130,13 @@ class Price:
         known = {name: amount for name, amount in changed.items() if amount is not None}
         return replace(self, **known)
 
+    def times(self, factor: Decimal) -> Price:
+        """Return what tokens cost at so many times these prices; what else is paid for stays."""
+        rates = {name: getattr(self, name) for name in (*PER_TOKEN, *PER_AUDIO_TOKEN)}
+        with localcontext(EXACT):
+            changed = {name: rate * factor for name, rate in rates.items() if rate is not None}
+        return self if factor == 1 else replace(self, **changed)
+
     def lack(self, usage: Usage) -> str | None:
         """Say which price is missing for a call, or which of its counts cannot be; else `None`."""
         counted = (_fresh(usage), usage.cache_write - (usage.cache_write_1h or 0))

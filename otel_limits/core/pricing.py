@@ -14,6 +14,7 @@ from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import OF_NO_CALL, Price, Quote
+from otel_limits.core.regions import premium
 from otel_limits.core.sellers import LOCAL, canonical, is_local, seller_of
 from otel_limits.core.terms import AUTOMATIC, STANDARD, Sale
 from otel_limits.core.usage import NO_COST, Usage
@@ -137,10 +138,13 @@ class Prices:
             return Quote(unknown=NO_TIER)
         listed = self._catalogue.find(sale.model, seller)
         price = None if listed is None else price_of(listed, sale, when)
-        if price is None:
+        if listed is None or price is None:
             at = "" if sale.tier == STANDARD else f" at the service tier {sale.tier}"
             return Quote(unknown=NOBODY_SAYS + at)
-        return _quote_of(price, sale, PACKAGE, self._catalogue.version)
+        more = premium(listed.seller, listed.info.id, sale.region)
+        if more is None:
+            return Quote(unknown=f"{NOBODY_SAYS} in {sale.region}")
+        return _quote_of(price.times(more), sale, PACKAGE, self._catalogue.version)
 
     def _find_offer(self, model: str, seller: str, provider: str) -> Offer | None:
         names = (provider, seller, seller_of(model, seller))

@@ -38,6 +38,8 @@ class Terms:
     seller: str | None = None
     """Who sells, where the address of the request says so."""
     tier: str = STANDARD
+    region: str | None = None
+    """Where it is to be answered, where it asks for a part of the world."""
     cache_ttls: frozenset[str] = frozenset({FIVE_MINUTES})
     """How long what it puts in a cache is to stay there: `5m`, `1h`, or both."""
     audio_in: bool = False
@@ -63,6 +65,8 @@ class Sale:
     tier: str = STANDARD
     seller: str | None = None
     """Who sells, where the address says something else than `provider`."""
+    region: str | None = None
+    """Where it was answered, where that may cost more."""
     opens: tuple[str, ...] = ()
     """Why the price cannot be known: the request permits several, and no answer says which."""
 
@@ -70,7 +74,7 @@ class Sale:
     def basis(self) -> str | None:
         """What no column of a ledger has, as JSON; `None` for nothing."""
         parts = {name: getattr(self.usage, name) or None for name in BASIS}
-        said = {**parts, "seller": self.seller, "open": self.opens or None}
+        said = {**parts, "seller": self.seller, "region": self.region, "open": self.opens or None}
         known = {name: value for name, value in said.items() if value is not None}
         return json.dumps(known) if known else None
 
@@ -105,6 +109,7 @@ def sale_of(
         usage=usage,
         tier=tier,
         seller=terms.seller,
+        region=terms.region,
         opens=tuple(opens),
     )
 
@@ -126,6 +131,7 @@ def sale_in_ledger(
         usage=replace(usage, **parts),
         tier=named_tier(tier or STANDARD),
         seller=said.get("seller"),
+        region=said.get("region"),
         opens=tuple(said.get("open", ())),
     )
 

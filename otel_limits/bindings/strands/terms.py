@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import DICTIONARIES, provider_of
 from otel_limits.core.faults import note
+from otel_limits.core.regions import GLOBAL
 from otel_limits.core.sellers import seller_at
 from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, STANDARD, Terms, named_tier
 
@@ -18,14 +20,24 @@ TIERS: Final = (
     "service_tier",  # OpenAI, Anthropic, Mistral, Groq
     "serviceTier",  # Bedrock: {"type": "priority"}
     "latency",  # Bedrock: performanceConfig {"latency": "optimized"}
-    "inference_geo",  # Anthropic: "us" costs more than "global"
     "speed",  # Anthropic: "fast"
 )
 SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
 """What OpenAI takes for another tier: "The response will show service_tier=priority regardless",
 platform.openai.com, API reference, Responses. Anthropic's `speed` is a tier of its own."""
-ORDINARY: Final = frozenset({"global"})
-"""What costs no more than if nobody had asked for it, beside the standard tier."""
+
+REGIONS: Final = (
+    "inference_geo",  # Anthropic
+    "vertex_location",  # LiteLLM
+    "vertex_ai_location",
+    "location",  # google-genai
+)
+REGIONAL_HOSTS: Final = (
+    re.compile(r"://([a-z]{2})\.api\.openai\.com"),
+    re.compile(r"://([a-z0-9-]+)-aiplatform\.googleapis\.com"),
+    re.compile(r"://aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
+)
+"""Addresses that begin with a part of the world."""
 
 SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "search_parameters")
 SEARCH_TOOL: Final = "web_search"
@@ -72,9 +84,11 @@ def terms_of(model: Any, content: object = ()) -> Terms:
         blocks = _blocks(content)
         kinds = set[str]().union(*blocks)
         points = blocks if "cachePoint" in kinds else ()
+        addresses = _addresses(model)
         return Terms(
-            seller=_seller(model),
+            seller=next(filter(None, map(seller_at, addresses)), None),
             tier=_tier(settings),
+            region=_region(settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
             audio_in="audio" in kinds,
             audio_out=any(_has_audio(said) for said in settings),
@@ -128,8 +142,8 @@ def _tier(settings: Iterable[Said]) -> str:
         held = value.get("type") if isinstance(value, Mapping) else value
         if name in TIERS and isinstance(held, str):
             tier = SAME_TIERS.get((name, held), named_tier(held))
-            if tier != STANDARD and tier not in ORDINARY:
-                return tier if name != "inference_geo" else f"{name} {tier}"
+            if tier != STANDARD:
+                return tier
     return STANDARD
 
 
@@ -163,12 +177,19 @@ def _is_search(said: Said) -> bool:
     return said.name in SEARCHES and said.value is not None
 
 
-def _seller(model: Any) -> str | None:
-    """Return who sells, where the client was told an address of somebody else."""
+def _addresses(model: Any) -> list[str]:
+    """Return the addresses that a client was told, where it may be told one of somebody else."""
     if provider_of(model.__class__) not in MOVABLE:
-        return None
+        return []
     client = getattr(model, "client", None) or custom_client(model)
     held = (getattr(model, "client_args", None), getattr(model, "config", None))
     told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
     told += [getattr(model, "host", None), getattr(client, "base_url", None)]
-    return next((seller for each in told if each and (seller := seller_at(str(each)))), None)
+    return [str(each) for each in told if each]
+
+
+def _region(settings: Iterable[Said], addresses: Iterable[str]) -> str | None:
+    """Return where the vendor is to answer, where that is not the whole world."""
+    said = (value for name, value in settings if name in REGIONS and isinstance(value, str))
+    hosts = (found[1] for at in addresses for host in REGIONAL_HOSTS if (found := host.search(at)))
+    return next((place for place in (*said, *hosts) if place and place != GLOBAL), None)
