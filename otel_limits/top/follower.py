@@ -10,7 +10,7 @@ from otel_limits.observers import instruments as table
 from otel_limits.observers.counting import ENFORCED
 from otel_limits.top.fleet import SeenHalt
 from otel_limits.top.increases import Increases, Key
-from otel_limits.top.scrapes import PROCESS_START, Labels, Sample, Scrape
+from otel_limits.top.scrapes import PROCESS_START, Labels, Sample, Scrape, process_of
 
 HOUR_SECONDS: Final = 3600.0
 USD_SECONDS: Final = 300.0
@@ -51,7 +51,9 @@ class Follower:
     def __init__(self, began: float) -> None:
         """Begin without any scrape."""
         self._began = began
-        self._values: dict[SeriesKey, float] = {}
+        self._values: dict[SeriesKey, tuple[float, float]] = {}
+        """What each series said last, and when."""
+        self._swept = began
         self._known_since: dict[ProcessKey, float] = {}
         """Since when everything that the process counted is known."""
         self._scraped: dict[str, float] = {}
@@ -80,7 +82,7 @@ class Follower:
             rated, hour = RATED.get(sample.name), hourly(sample)
             if rated is None and hour is None:
                 continue
-            amount = self._growth(scrape.feed, sample)
+            amount = self._growth(scrape, sample)
             began = strangers.get((scrape.feed, sample.process()))
             if amount <= 0 or began == UNKNOWN:
                 continue
@@ -94,15 +96,19 @@ class Follower:
                 self.rates.add((rated, sample.agent), amount, scrape.at, before)
         self.present[scrape.feed] = scrape
         self._scraped[scrape.feed] = scrape.at
+        self._sweep(scrape.at)
 
     def halts_since(self, now: float) -> float:
         """Since when the halts of every process that is there are known, at most an hour ago."""
-        there = {
+        return max([now - HOUR_SECONDS, *(self._known_since[each] for each in self._there())])
+
+    def _there(self) -> set[ProcessKey]:
+        """Return the processes that tell something now."""
+        return {
             (scrape.feed, sample.process())
             for scrape in self.present.values()
             for sample in scrape.samples
         }
-        return max([now - HOUR_SECONDS, *(self._known_since[process] for process in there)])
 
     def _strangers(self, scrape: Scrape, *, is_first: bool) -> Mapping[ProcessKey, float]:
         """Return the processes of which nothing was heard before, and since when they count.
@@ -124,12 +130,23 @@ class Follower:
             self._known_since[process] = scrape.at if new[process] == UNKNOWN else 0.0
         return new
 
-    def _growth(self, feed: str, sample: Sample) -> float:
+    def _growth(self, scrape: Scrape, sample: Sample) -> float:
         """Return how much a series went up, from 0 if it was not there before or began again."""
-        key = (feed, sample.series())
-        before = self._values.get(key, 0.0)
-        self._values[key] = sample.value
+        key = (scrape.feed, sample.series())
+        before, _ = self._values.get(key, (0.0, 0.0))
+        self._values[key] = (sample.value, scrape.at)
         return sample.value - before if sample.value >= before else sample.value
+
+    def _sweep(self, now: float) -> None:
+        """Forget what was not told for an hour: pods come and go for days."""
+        if now - self._swept <= HOUR_SECONDS:
+            return
+        self._swept, since = now, now - HOUR_SECONDS
+        self._values = {key: each for key, each in self._values.items() if each[1] > since}
+        self._scraped = {feed: at for feed, at in self._scraped.items() if at > since}
+        # One that comes back is a stranger again: what it has counted may be of any time.
+        there = self._there() | {(feed, process_of(labels)) for feed, labels in self._values}
+        self._known_since = {key: at for key, at in self._known_since.items() if key in there}
 
     def _keep(self, scrape: Scrape, sample: Sample, count: int) -> None:
         """Keep a halt to be shown."""

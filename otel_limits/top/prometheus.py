@@ -8,8 +8,16 @@ from typing import Any, Final
 
 from otel_limits.core.secrets import masked
 from otel_limits.dashboards.api import Prometheus, PrometheusError
-from otel_limits.observers.instruments import METRICS
-from otel_limits.top.scrapes import PROCESS_START, Sample, Scrape, ScrapeError
+from otel_limits.observers import instruments as table
+from otel_limits.top.scrapes import (
+    FAILED,
+    NUMBERS,
+    PROCESS_START,
+    SUMS,
+    Sample,
+    Scrape,
+    ScrapeError,
+)
 
 TIMEOUT_SECONDS: Final = 10.0
 """Longer than of an endpoint: the history of a large fleet is megabytes."""
@@ -17,17 +25,11 @@ TIMEOUT_SECONDS: Final = 10.0
 HISTORY_SECONDS: Final = 3600
 STEP_SECONDS: Final = 60
 
-LEFT_OUT: Final = ("_invocation_duration_", "_observer_lag_", "_overshoot_", "_cached_")
-"""Metrics that no column needs, and that have many series."""
-
-NAMES: Final = "|".join(
-    f"{spec.name}(_bucket|_sum|_count)" if spec.kind == "histogram" else spec.name
-    for spec in METRICS
-    if not any(part in spec.name for part in LEFT_OUT)
-)
+NAMES: Final = "|".join(sorted({*NUMBERS, *SUMS, f"{table.BUDGET_USED.name}_bucket"}))
 QUERIES: Final = (
     f'{{__name__=~"{NAMES}"}}',
-    f"{PROCESS_START} and on (job, instance) otel_limits_build_info",
+    *(f"{name}{{{only}}}" for name, only in FAILED.items()),
+    f"{PROCESS_START} and on (job, instance) {table.BUILD_INFO.name}",
 )
 
 

@@ -6,13 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from otel_limits.observers.instruments import METRICS, PREFIX
+from otel_limits.observers import instruments as table
 
 PROCESS_START: Final = "process_start_time_seconds"
 """What prometheus_client tells of the process itself (on Linux): when it began."""
 
+NUMBERS: Final = frozenset(
+    spec.name
+    for spec in (
+        *(table.TURNS, table.TOKENS, table.COST, table.UNPRICED_TOKENS, table.STOPS),
+        *(table.IN_PROGRESS, table.LIMIT, table.INTERNAL_ERRORS, table.POLICY_VALID),
+        *(table.QUOTA_USED, table.QUOTA_RESERVED, table.QUOTA_LIMIT, table.QUOTA_RESETS),
+        *(table.ENFORCING, table.BUILD_INFO),
+    )
+)
+"""Counters and gauges that are read whole. What is not read costs nothing: a fleet has thousands of
+series."""
+FAILED: Final = {table.MODEL_CALLS.name: 'kind="failed"', table.TOOL_CALLS.name: 'status="error"'}
+"""Counters of which only the errors are read."""
+SUMS: Final = frozenset(
+    f"{spec.name}_sum" for spec in (table.INVOCATION_TURNS, table.INVOCATION_TOKENS)
+)
+"""What is read of histograms of which only the sum is of interest."""
+
 OWN_LABELS: Final = frozenset(
-    {"__name__", "le", *(label for spec in METRICS for label in spec.label_names)}
+    {"__name__", "le", *(label for spec in table.METRICS for label in spec.label_names)}
 )
 """Labels that our metrics have of their own; all others say which process it is of."""
 
@@ -45,7 +63,12 @@ class Sample:
 
     def process(self) -> Labels:
         """The labels that say which process it is of, where several stand behind one address."""
-        return tuple(sorted(each for each in self.labels.items() if each[0] not in OWN_LABELS))
+        return process_of(sorted(self.labels.items()))
+
+
+def process_of(labels: Iterable[tuple[str, str]]) -> Labels:
+    """Return those of some labels that say which process it is of."""
+    return tuple(each for each in labels if each[0] not in OWN_LABELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +118,3 @@ def scrape(feed: Feed, now: float) -> Scrape:
         return Scrape(feed.shown, now, feed.samples(now))
     except ScrapeError as error:
         return Scrape(feed.shown, now, error=str(error))
-
-
-def is_ours(name: str) -> bool:
-    """Tell whether a metric is read at all."""
-    return name.startswith(PREFIX) or name == PROCESS_START

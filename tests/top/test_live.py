@@ -156,7 +156,7 @@ def test_a_person_looks_at_a_fleet() -> None:
             assert row.split()[1] == "2"
             assert "70%" in row
         terminal.press("?")
-        terminal.until(has("sort by nearest cap"), "the help")
+        terminal.until(has("Any key goes back"), "the help")
         terminal.press("x/writ\r")
         terminal.until(lambda lines: not has("researcher")(lines), "the filter")
         terminal.press("\x1b")

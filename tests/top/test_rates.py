@@ -202,6 +202,24 @@ def test_halts_are_forgotten_after_an_hour() -> None:
     assert row_of(fleet).halts == {"max_turns": 1}
 
 
+def test_who_comes_back_after_hours_is_a_stranger() -> None:
+    """Its 9 halts may be of any of them; the series of the others are still compared."""
+    fleet = watched(
+        told(halts(5), 0),
+        told(halts(5), 0, "two"),
+        Scrape("one", BEGAN + 1, error="It does not answer."),
+        *(told(halts(5 + n), 1800 * n, "two") for n in range(1, 5)),
+        told(halts(14), 7201),
+    )
+    assert row_of(fleet).halts == {"max_turns": 2}
+
+
+def test_a_process_that_counts_nothing_is_known_all_the_time() -> None:
+    """No agent has run in it; for hours."""
+    fleet = watched(*(told(f"{OLD}\npolicy_valid 1", 1000 * n) for n in range(10)))
+    assert fleet.halts_since == BEGAN + 9000 - 3600
+
+
 def test_a_process_that_comes_later_counts_from_its_begin() -> None:
     """A Prometheus meets it for the first time when it has halted once already."""
     instance = halts(1).replace("{", '{instance="2",')

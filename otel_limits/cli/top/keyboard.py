@@ -79,6 +79,10 @@ def unbuffered() -> Iterator[None]:
     before = termios.tcgetattr(stdin)
     try:
         tty.setcbreak(stdin)
+        modes = termios.tcgetattr(stdin)
+        # Ctrl-Z would leave the shell with our screen and without its own modes.
+        modes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(stdin, termios.TCSANOW, modes)
         yield
     finally:
         # What was typed meanwhile was meant for us, and not for the shell.

@@ -51,7 +51,9 @@ class Asking(threading.Thread):
         while not self._closing.is_set():
             began = time.monotonic()
             self._scrapes.put(scrape(self._feed, time.time()))
-            self._closing.wait(max(0.0, began + EVERY_SECONDS - time.monotonic()))
+            took = time.monotonic() - began
+            # As long as it took at least: whoever answers slowly has enough to do.
+            self._closing.wait(max(EVERY_SECONDS - took, took))
 
     def close(self) -> None:
         """Ask no more."""

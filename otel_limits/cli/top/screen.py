@@ -23,7 +23,7 @@ MOST_TROUBLES: Final = 4
 FEWEST_ROWS: Final = 3
 QUOTA_BAR: Final = 10
 
-TERM: Final = 15
+TERM: Final = 17
 """Columns of what is explained."""
 EXPLAINED: Final = (
     ("Running", "invocations in progress"),
@@ -40,7 +40,8 @@ EXPLAINED: Final = (
     ("↑ ↓ PgUp PgDn", "choose an agent"),
     ("k", "end its invocations, after a question"),
     ("/", "show only agents with this in their name, or that fit a glob; Esc: all"),
-    *((key, f"sort by {order.title}; again: reversed") for key, order in ORDERS.items()),
+    (" ".join(ORDERS), f"sort by {', '.join(each.title for each in ORDERS.values())}"),
+    ("", "the same key again: the other way round"),
     ("q", "leave"),
 )
 """The page of help."""
@@ -48,11 +49,10 @@ EXPLAINED: Final = (
 
 def draw(fleet: Fleet, view: View, width: int, height: int) -> list[Text]:
     """Write the screen, a line of text for each line of the terminal."""
-    head = [*header(fleet, view, width), Text()]
     foot = footer(view, fleet, width)
     if view.mode == "help":
-        body = list(help_lines(width))
-        return filled(head, body[: height - len(head) - len(foot)], foot, height)
+        return filled((), list(help_lines(width))[: height - len(foot)], foot, height)
+    head = [*header(fleet, view, width), Text()]
     rows = view.rows(fleet)
     chosen = view.chosen_row(rows)
     below = [*detail(chosen, width), *quota_lines(fleet, width), *halt_lines(fleet, width)]
@@ -215,6 +215,8 @@ def footer(view: View, fleet: Fleet, width: int) -> list[Text]:
         return [Text(line, style="bold") for line in wrapped(printable(asked), width)]
     if view.message:
         return [Text(line, style="bold") for line in wrapped(printable(view.message), width)]
+    if view.mode == "help":
+        return [Text("Any key goes back.", style="dim")]
     order = ORDERS[view.order].title + (", reversed" if view.is_reversed else "")
     keys = f"q quit  ? help  / filter  k kill  sorted by {order}: {' '.join(ORDERS)}"
     return [Text(shortened(keys, width, keep_beginning=True), style="dim")]
