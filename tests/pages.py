@@ -30,8 +30,9 @@ from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import record
 from tests.processes import PATIENCE_SECONDS
-from tests.readme import PAGES, README
+from tests.readme import PAGES, README, ROOT
 
+EVERY: Final = (README, *PAGES, ROOT / "dashboards/README.md", ROOT / ".github/CONTRIBUTING.md")
 NOW: Final = 1_795_420_800.0
 """2026-11-23 08:00:00 UTC, a Monday, for what is run in this process."""
 LEFT_OUT: Final = "[...]"
@@ -291,6 +292,6 @@ def written(path: Path, directory: Path, store: str | None = None) -> str:
 
 
 if __name__ == "__main__":
-    for page in (README, *PAGES):
+    for page in EVERY:
         with tempfile.TemporaryDirectory() as made:
             page.write_text(written(page, Path(os.path.realpath(made))), encoding="utf-8")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import Command, Session, commands, is_shown, make, sessions, written
+from tests.pages import EVERY, Command, Session, commands, is_shown, make, sessions, written
 from tests.quotas.conftest import Server, require_program
-from tests.readme import PAGES, README
+from tests.readme import PAGES
 
 QUOTAS = next(path for path in PAGES if path.stem == "quotas")
-WITH_COMMANDS = [path for path in (README, *PAGES) if list(sessions(path)) and path != QUOTAS]
+WITH_COMMANDS = [path for path in EVERY if list(sessions(path)) and path != QUOTAS]
 
 
-@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_commands_print_what_a_page_says(path: Path, tmp_path: Path) -> None:
     """Run `python -m tests.pages` when this fails, and look at what it changed."""
     # As /tmp is a link somewhere else on a Mac.
