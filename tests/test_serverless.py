@@ -24,7 +24,7 @@ from tests.launching import RUN, fresh_environment
 from tests.ledger.conftest import LedgerFile
 from tests.otlp.receiver import Received, http_receiver
 from tests.otlp.test_sigterm import export_to, stops
-from tests.pages import files
+from tests.pages import BLOCK, files
 from tests.processes import PATIENCE_SECONDS, bounded
 from tests.readme import ROOT
 from tests.test_run import free_port
@@ -84,7 +84,8 @@ def serving(service: Service) -> Iterator[str]:
 
 def written(directory: Path) -> Path:
     """Write the programs of the page, with agents to ask."""
-    for name, body in {**files(PAGE), "agents.py": AGENTS}.items():
+    (wrapper,) = (body for name, body in BLOCK.findall(PAGE.read_text()) if name == "sh")
+    for name, body in {**files(PAGE), "agents.py": AGENTS, "wrapper": wrapper}.items():
         (directory / name).write_text(body, encoding="utf-8")
     return directory
 
@@ -122,7 +123,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     with http_receiver(received) as endpoint, serving(service) as address:
         environ = settings(directory, endpoint)
         environ |= {"AWS_LAMBDA_RUNTIME_API": address, "_HANDLER": "function.handler"}
-        command = [*RUN, "--", sys.executable, str(PROGRAMS / "function_runtime.py")]
+        command = ["sh", "wrapper", sys.executable, str(PROGRAMS / "function_runtime.py")]
         with subprocess.Popen(command, env=environ, cwd=directory) as process, bounded(process):
             assert service.asked.acquire(timeout=PATIENCE_SECONDS)
             for _ in range(2):
