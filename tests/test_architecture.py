@@ -180,6 +180,28 @@ def test_no_modules_import_each_other() -> None:
     assert sorted(needs) == []
 
 
+KNOWN_AS = {
+    "MaxIterationsReachedException",
+    "MaxTokenBudgetReachedException",
+    "MaxTurnsReachedException",
+}
+"""Exceptions that keep the names by which users know them."""
+
+
+def test_every_exception_is_an_error() -> None:
+    """Its name ends so, whether it is public or not."""
+    classes = {
+        node.name: [ast.unparse(base) for base in node.bases]
+        for path in EVERY_MODULE.values()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    raised = ("Error", "Exception")
+    exceptions = {name for name, bases in classes.items() if any(b.endswith(raised) for b in bases)}
+    assert len(exceptions) > 20
+    assert {name for name in exceptions if not name.endswith("Error")} == KNOWN_AS
+
+
 def test_one_meaning_per_word() -> None:
     """Two classes of one name are told apart by a reader only after opening both files."""
     places: dict[str, list[str]] = {}

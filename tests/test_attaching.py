@@ -49,7 +49,7 @@ from otel_limits import (
     is_synthetic,
     stop_of,
 )
-from otel_limits.bindings.strands.halting import Refused
+from otel_limits.bindings.strands.halting import RefusedError
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ async def asks_an_agent_that_is_halted(context: InvokeModelContext, next_fn: Any
     """Fail as an agent does that is halted in its turn, and handles nothing."""
     async for event in next_fn(context):
         yield event
-    raise RuntimeError("the other agent is halted") from Refused()
+    raise RuntimeError("the other agent is halted") from RefusedError()
 
 
 def test_a_refusal_of_another_agent_is_felt(make_agent: MakeAgent, source: str) -> None:

@@ -1,14 +1,19 @@
-"""A misspelt option is refused by its command, which asks what was meant."""
+"""What is misspelt on the command line is refused, and what was meant is asked."""
 
 from __future__ import annotations
 
+import io
+import re
+import shlex
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from otel_limits.cli import main
+from otel_limits.cli.check import print_table
 from otel_limits.cli.parser import make_parser
 
 
@@ -27,6 +32,15 @@ OPTIONS = [
     for action in parser._actions
     for option in action.option_strings
     if option.startswith("--")
+]
+
+
+CHOICES = [
+    (words, str(choice))
+    for words, parser in commands_below(make_parser())
+    for action in parser._actions
+    if action.choices and not action.option_strings
+    for choice in action.choices
 ]
 
 
@@ -84,3 +98,102 @@ def test_a_missing_value_is_no_misspelling(capsys: pytest.CaptureFixture[str]) -
     """The option is known."""
     said = refusal(capsys, "run", "--max-turns")
     assert said == "otel-limits run: error: argument --max-turns: expected one argument"
+
+
+@pytest.mark.parametrize(("words", "choice"), CHOICES, ids=str)
+def test_every_command_and_every_word_is_asked_about(
+    words: tuple[str, ...], choice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a letter twice in its name: commands, their commands, and questions."""
+    said = refusal(capsys, *words, choice[:2] + choice[1:])
+    assert said.endswith(f"Did you mean {choice}?")
+
+
+def test_a_choice_of_an_option_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the option itself is right."""
+    said = refusal(capsys, "audit", "spend", "--format", "jsn")
+    assert said.endswith("Did you mean json?")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "hint"),
+    [
+        ("--action", "wrapup", "wrap_up"),
+        ("--metrics", "otpl", "otlp"),
+        ("--preset", "recomended", "recommended"),
+    ],
+)
+def test_the_word_of_a_setting_is_asked_about(
+    option: str, value: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same sentence as for its variable and in the policy file."""
+    assert main(["run", option, value, "--", "python"]) == 2
+    assert capsys.readouterr().err.endswith(f"Did you mean {hint}?\n")
+
+
+def test_a_topic_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """A page of the documentation."""
+    assert main(["docs", "limts"]) == 2
+    assert capsys.readouterr().err.endswith("Did you mean limits?\n")
+
+
+def test_a_quota_is_asked_about(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its name in the policy file; no store is asked before."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("quotas: {tenants: {tokens: 100000, window: day}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://127.0.0.1:1/0")
+    assert main(["quotas", "reset", "tenant"]) != 0
+    assert capsys.readouterr().err == (
+        "otel-limits: There is no quota 'tenant'. Did you mean tenants?\n"
+    )
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+COMMANDS = list(commands_below(make_parser()))
+
+
+@pytest.mark.parametrize(
+    ("words", "parser"),
+    COMMANDS,
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_every_help_has_an_example_that_can_be_typed(
+    words: tuple[str, ...], parser: ArgumentParser
+) -> None:
+    """Each line that begins with the command is one that its parser understands."""
+    begin = " ".join(("otel-limits", *words))
+    lines = [line.strip() for line in parser.format_help().splitlines() if line.startswith("  ")]
+    examples = [line for line in lines if line.startswith(f"{begin} ") or line == begin]
+    typed = [line for line in examples if "TOPIC" not in line]
+    assert typed
+    for line in typed:
+        arguments = shlex.split(line.partition(" | ")[0])[1:]
+        assert make_parser().parse_args(arguments).call is not None
+
+
+# --- colours --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_nothing_is_in_colour_where_none_is_wanted(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words are the same as in colour: it never says anything by itself."""
+    shown = {}
+    for colours in (True, False):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        if not colours:
+            monkeypatch.setenv(variable, value)
+        screen = io.StringIO()
+        monkeypatch.setattr(screen, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdout", screen)
+        print_table([("OTEL_LIMITS_MAX_TURNS", "3", "environment")])
+        shown[colours] = screen.getvalue()
+    plain = {colours: re.sub(r"\x1b\[[\d;]*m", "", text) for colours, text in shown.items()}
+    assert plain[True].split() == plain[False].split()
+    assert not re.search(r"\x1b\[[\d;]*3\d", shown[False])

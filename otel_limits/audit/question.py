@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import asking
 from otel_limits.audit.formatting import written
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.hints import meant
 from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.words import KEY_PREFIX, OWN_NAMES
 
@@ -148,7 +149,9 @@ class Inquiry:
         prefixed = {KEY_PREFIX + key for key in keys}
         unknown = [name for name in names if name not in known and name not in prefixed]
         if unknown:
+            near = meant(unknown[0], known)
+            hint = f"Did you mean {near}? " if near else ""
             raise LedgerError(
-                f"The ledger has no {unknown[0]}. It has {', '.join(known)}; more are recorded "
-                f"with OTEL_LIMITS_AUDIT_KEYS."
+                f"The ledger has no {unknown[0]}. {hint}It has {', '.join(known)}; more are "
+                f"recorded with OTEL_LIMITS_AUDIT_KEYS."
             )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
+from otel_limits.cli.examples import example_of
 from otel_limits.core.hints import meant
 from otel_limits.core.secrets import masked, masked_words
 
 USAGE_ERROR: Final = 2
 """Exit status for what cannot be done as it was typed; argparse uses the same."""
+
+
+INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)'")
+"""How argparse begins to say that a word is none of those that may stand there."""
 
 
 class Parser(ArgumentParser):
@@ -30,9 +36,15 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and a sentence: a required option may be missing as it is misspelt."""
-        near = self._nearest()
+        choice = INVALID_CHOICE.search(message)
+        near = self._nearest() if choice is None else meant(choice[1], self._choices())
         message = masked_words(message, self._typed)  # argparse quotes what it does not know
         super().error(f"{message}. Did you mean {near}?" if near else message)
+
+    def _choices(self) -> list[str]:
+        """Return every word that may stand in some place of this command, commands included."""
+        # There is no public list of what a parser takes.
+        return [str(word) for action in self._actions for word in action.choices or ()]
 
     def _nearest(self) -> str | None:
         """Return the option that the first unknown one is near; a program's own stand behind it."""
@@ -64,6 +76,7 @@ def add_command(
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    command.epilog = example_of(command.prog)
     command.set_defaults(call=call)
     return command
 

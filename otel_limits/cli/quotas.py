@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.core.facts import QuotaGrant
+from otel_limits.core.hints import meant
 from otel_limits.core.secrets import masked
 from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
 from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
@@ -364,9 +365,9 @@ def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
     quotas = {quota.name: quota for quota in known_quotas()}
     quota = quotas.get(options.name)
     if quota is None:
-        raise ValueError(
-            f"There is no quota {masked(options.name)!r}. There are: {', '.join(quotas)}."
-        )
+        near = meant(options.name, quotas)
+        hint = f"Did you mean {near}?" if near else f"There are: {', '.join(quotas)}."
+        raise ValueError(f"There is no quota {masked(options.name)!r}. {hint}")
     return quota, find_key(store, quota, options.key)
 
 

@@ -7,13 +7,14 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar
 
 from otel_limits.core.frozen import FrozenDict
+from otel_limits.core.hints import meant
 from otel_limits.core.secrets import masked
 
 T = TypeVar("T")
@@ -301,12 +302,18 @@ TEXT: Final[Kind[str]] = CheckedKind(
 )
 
 
+def _question(value: object, words: Collection[str]) -> str:
+    """Ask about a word that is almost one of these; empty where none is near."""
+    near = meant(value, words) if isinstance(value, str) else None
+    return f"Did you mean {near}?" if near else ""
+
+
 def choice(*words: str) -> CheckedKind[str]:
     """Make the kind that is one of `words`; text may have it in any case."""
 
     def check(value: object) -> str:
         if value not in words:
-            raise UnfitError
+            raise UnfitError(_question(value, words))
         return str(value)
 
     return CheckedKind(
@@ -323,8 +330,9 @@ def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
     def check(value: list[str]) -> tuple[str, ...]:
         if value == ["none"]:
             return ()
-        if not set(value) <= set(words):
-            raise UnfitError
+        unknown = [word for word in value if word not in words]
+        if unknown:
+            raise UnfitError(_question(unknown[0], words))
         return tuple(dict.fromkeys(value))
 
     return CheckedKind(

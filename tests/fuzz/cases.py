@@ -56,7 +56,7 @@ COMMANDS = (
 )
 
 
-class Refused(BaseException):
+class RefusedError(BaseException):
     """The process ended with sentences."""
 
 
@@ -64,7 +64,7 @@ def refuse(sentences: Sequence[str]) -> None:
     """Stand in for the end of the process."""
     assert sentences
     assert all(sentence.strip() for sentence in sentences)
-    raise Refused
+    raise RefusedError
 
 
 @tool
@@ -193,7 +193,7 @@ def limited(
         try:
             enable_leniently(source)
             call(Agent(model=model, tools=[search], callback_handler=None))
-        except Refused:
+        except RefusedError:
             return
         finally:
             disable()

@@ -35,7 +35,7 @@ from otel_limits.bindings.strands.requests import call_by_context, call_to
 from otel_limits.bindings.strands.side import let_side_out
 from otel_limits.bindings.strands.stages import PASS, note_failure
 from otel_limits.bindings.strands.terms import terms_of
-from otel_limits.bindings.strands.waiting import CutOff, Wait
+from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.calls import FOLLOWED, OpenCall, Within
@@ -257,7 +257,7 @@ class Passage:
         if self.around is None and isinstance(live, Live) and not self.run.finished:
             wait.join(live.waits)
 
-    def cut(self, cut: CutOff) -> None:
+    def cut(self, cut: CutOffError) -> None:
         """Raise why the invocation was ended to whoever asked a model by himself.
 
         The agent's loop finds the agent cancelled where the stream ends.
@@ -315,7 +315,7 @@ async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[An
             except StopAsyncIteration:
                 answered = True
                 break
-            except CutOff as cut:
+            except CutOffError as cut:
                 passage.cut(cut)
                 break
             finally:

@@ -28,7 +28,7 @@ AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that leave no time for a last answer or a question."""
 
 
-class Refused(InterruptException):
+class RefusedError(InterruptException):
     """Carries a halt from the model stage to the agent stage.
 
     It is an interrupt because those pass through the loop unwrapped and unlogged and without an
@@ -103,10 +103,10 @@ def _objection(
     return _refused(live, verdict)
 
 
-def _refused(live: Live, verdict: Verdict) -> Refused:
+def _refused(live: Live, verdict: Verdict) -> RefusedError:
     """Refuse this call, and every one that is still to come in this leg."""
     live.verdict, live.wrapping = verdict, None
-    return Refused()
+    return RefusedError()
 
 
 def perform(

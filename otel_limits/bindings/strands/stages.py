@@ -13,7 +13,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from otel_limits.bindings.gateways import budget_refusal, chain_of
 from otel_limits.bindings.strands.answers import as_last
 from otel_limits.bindings.strands.framework import STRANDS
-from otel_limits.bindings.strands.halting import Refused, let_out, perform_if_due
+from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
 from otel_limits.bindings.strands.invocations import Live, live_of
 from otel_limits.bindings.strands.notes import with_note, without_tools
 from otel_limits.bindings.strands.private import (
@@ -27,7 +27,7 @@ from otel_limits.bindings.strands.reading import note_answer
 from otel_limits.bindings.strands.requests import call_by_context
 from otel_limits.bindings.strands.side import halt_meant, refused_to_loop, results_for
 from otel_limits.bindings.strands.spans import end_quietly
-from otel_limits.bindings.strands.waiting import CutOff, Wait
+from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import never_raises, note
 from otel_limits.core.messages import budget_note, halt_message, halt_text, wrap_up_note
@@ -85,7 +85,7 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
                 followed.run
             )  # hooks may still be at work, and can change nothing
             raise
-        if isinstance(error, CutOff):  # Strands ends its spans for errors only, not for this
+        if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))
         halted = True
         yield await _answer(agent, live, context)
@@ -103,7 +103,11 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
 
 def _is_refused(live: Live, error: Exception) -> bool:
     """Tell a refusal of ours, also where a middleware has made an error of its own of it."""
-    ours = (Refused, CutOff, LimitReachedError)  # the last, where the loop asked for a summary
+    ours = (
+        RefusedError,
+        CutOffError,
+        LimitReachedError,
+    )  # the last, where the loop asked for a summary
     if live.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
         return True
     if (verdict := halt_meant(live, error)) is None:
@@ -255,7 +259,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
         if not _gives_up(model_pass, error):
             raise
         end_quietly(trace.get_current_span())
-        raise Refused from error
+        raise RefusedError from error
     finally:  # at once, also when nobody reads on: what the loop does next may be told of it
         if answer is not None:
             live.overflowed = live.waits.is_asking = False

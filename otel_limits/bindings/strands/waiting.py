@@ -22,7 +22,7 @@ WHY: Final = "otel-limits ends the invocation"
 """Message of our cancellation, for who reads a traceback, and to know it by in Python 3.10."""
 
 
-class CutOff(Exception):  # noqa: N818  how a wait ends, not a mistake
+class CutOffError(Exception):
     """The invocation was ended while something was waited for."""
 
 
@@ -86,7 +86,7 @@ class Wait:
         """Wait for the next event.
 
         Raises:
-            CutOff: The invocation was ended, before or meanwhile.
+            CutOffError: The invocation was ended, before or meanwhile.
             StopAsyncIteration: There is none.
         """
         # Little is done here, as it is for each event of a stream.
@@ -103,17 +103,17 @@ class Wait:
             is_late = False
         if is_late and not self._is_leg:
             self._task = None
-            raise CutOff
+            raise CutOffError
         try:
             event = await anext(events)
         except BaseException as error:
             if self._cancellations and self._is_cut_off(error):
-                raise CutOff from error
+                raise CutOffError from error
             raise
         finally:
             self._task = None
         if self._cancellations and self._take_back():
-            raise CutOff
+            raise CutOffError
         return event
 
     @never_raises("binding")

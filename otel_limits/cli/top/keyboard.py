@@ -39,7 +39,7 @@ KEYS: Final = {
 SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
 
 
-class Hangup(Exception):  # noqa: N818  it is not an error
+class HangupError(Exception):
     """The terminal is gone, and with it whoever looked at it."""
 
 
@@ -55,7 +55,7 @@ def pressed(seconds: float) -> list[str]:
     """Wait for keys, at most so long, and return them.
 
     Raises:
-        Hangup: Nobody will press a key any more.
+        HangupError: Nobody will press a key any more.
     """
     stdin = sys.stdin.fileno()
     if not select.select([stdin], [], [], seconds)[0]:
@@ -65,7 +65,7 @@ def pressed(seconds: float) -> list[str]:
     except OSError:
         data = b""
     if not data:
-        raise Hangup
+        raise HangupError
     return list(keys_of(data.decode(errors="ignore")))
 
 
@@ -99,7 +99,7 @@ def ending_by_signal() -> Iterator[None]:
         # Once: a second one must not interrupt the way out.
         if not received:
             received.append(number)
-            raise Hangup
+            raise HangupError
 
     numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
     before: dict[int, Any] = {number: signal.signal(number, leave) for number in numbers}

@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.control import Control
 
 from otel_limits.cli.terminal import console
-from otel_limits.cli.top.keyboard import Hangup, ending_by_signal, pressed, unbuffered
+from otel_limits.cli.top.keyboard import HangupError, ending_by_signal, pressed, unbuffered
 from otel_limits.cli.top.screen import draw
 from otel_limits.cli.top.view import View, press
 from otel_limits.quotas.store import StoreError
@@ -65,7 +65,7 @@ def look(feeds: Sequence[Feed], kill: Kill) -> None:
     scrapes: queue.SimpleQueue[Scrape] = queue.SimpleQueue()
     asking = [Asking(feed, scrapes) for feed in feeds]
     try:
-        with contextlib.suppress(KeyboardInterrupt, Hangup), ending_by_signal(), unbuffered():
+        with contextlib.suppress(KeyboardInterrupt, HangupError), ending_by_signal(), unbuffered():
             show(scrapes, watching(feeds, time.time()), kill)
     finally:
         for each in asking:
