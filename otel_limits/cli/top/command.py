@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.cli.command import add_command, refuse
@@ -105,7 +106,9 @@ def local_endpoint() -> str:
 
 def show_live(feeds: Sequence[Feed]) -> int:
     """Show it until somebody leaves."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    # Windows has no termios, without which keys would need Enter.
+    has_keys = find_spec("termios") is not None
+    if not (has_keys and sys.stdin.isatty() and sys.stdout.isatty()):
         sentence = "A live view needs a terminal. Run: otel-limits top --once"
         return refuse([sentence])
     from otel_limits.cli.quotas import kill_named
