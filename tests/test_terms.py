@@ -395,6 +395,8 @@ def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
             "m*": Offer(price=FLAT, provider="Azure"),
             "azure/m*": Offer(price=FLAT, provider="azure"),
             "mine": Offer(),
+            "us.anthropic.*": Offer(price=FLAT, provider="bedrock"),
+            "arn:*": Offer(price=FLAT, provider="bedrock"),
         }
     )
     usage = Usage(input=MILLION)
@@ -406,9 +408,12 @@ def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
             ("azure/mx", "litellm"),
             ("mx", "openai"),
             ("mine", "openai"),
+            ("us.anthropic.claude-x", "strands-agents"),  # as Strands' own spans say
+            ("arn:aws:bedrock:us-east-1:1:application-inference-profile/x", "strands-agents"),
+            ("mx", "strands-agents"),
         )
     ]
-    assert found == ["policy", "policy", "policy", None, "local"]
+    assert found == ["policy", "policy", "policy", None, "local", "policy", "policy", None]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from otel_limits.core.globs import best_match
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import OF_NO_CALL, Price, Quote
 from otel_limits.core.regions import premium
-from otel_limits.core.sellers import LOCAL, canonical, is_local, seller_of
+from otel_limits.core.sellers import LOCAL, canonical, is_local, seller_by_id, seller_of
 from otel_limits.core.terms import AUTOMATIC, STANDARD, Sale
 from otel_limits.core.usage import NO_COST, Usage
 
@@ -147,7 +147,8 @@ class Prices:
         return _quote_of(price.times(more), sale, PACKAGE, self._catalogue.version)
 
     def _find_offer(self, model: str, seller: str, provider: str) -> Offer | None:
-        names = (provider, seller, seller_of(model, seller))
+        named = (provider, seller, seller_of(model, seller), seller_by_id(model))
+        names = tuple(filter(None, named))
         held = [glob for glob, each in self._offers.items() if each.holds_for(*names)]
         glob = best_match(held, model)
         return None if glob is None else self._offers[glob]

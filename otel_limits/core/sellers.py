@@ -158,6 +158,16 @@ def seller_of(model: str, provider: str) -> str:
     return canonical(prefix) if slash and provider in GATEWAYS else provider
 
 
+def seller_by_id(model: str) -> str | None:
+    """Return who alone gives models such ids; `None` where several could.
+
+    A framework's spans may name the framework where the seller should be.
+    """
+    if BEDROCK.match(model) or (model.startswith(ARN) and ":bedrock:" in model):
+        return "aws"
+    return "google" if RESOURCE.fullmatch(model) else None
+
+
 def is_local(model: str, provider: str) -> bool:
     """Tell whether a model runs on a machine of one's own, so that nobody is paid for its tokens.
 

@@ -61,7 +61,9 @@ class Spans:
         self._trails: dict[str, Trail] = {}
         """Those of live invocations, by their ids."""
         self._booked: set[int] = set()
-        """Open spans around a model call that was booked: they show that same call."""
+        """Open spans around a model call that was booked, or within it: they show that same one."""
+        self._showing: set[int] = set()
+        """Open spans of which a model call was booked."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._late: OrderedDict[int, None] = OrderedDict()
 
@@ -120,6 +122,8 @@ class Spans:
                 is_known |= place.trail.responses.has(*response)
                 place.trail.responses.add(*response)
             self._booked.add(span_id)
+            if not is_known:
+                self._showing.add(span_id)
             return not is_known
 
     def end(self, span_id: int, *, is_boundary: bool = False) -> None:
@@ -136,6 +140,10 @@ class Spans:
                 return
             place.trail.open.discard(span_id)
             self._late.pop(span_id, None)
+            if span_id in self._showing:
+                # It may end before what is within it, such as a stream that its client reads on.
+                self._showing.discard(span_id)
+                self._booked.update(self._within(span_id, place.trail))
             if span_id in self._booked:
                 self._booked.discard(span_id)
                 if not is_boundary and place.parent in self._places:
@@ -173,6 +181,11 @@ class Spans:
             return Trail(run, is_over=True)
         return self._trails.setdefault(run.invocation.id, Trail(run))
 
+    def _within(self, span_id: int, trail: Trail) -> list[int]:
+        """Open spans that hang under a span; not those below them, which a tool may have begun."""
+        still_open = self._late if trail.is_over else trail.open
+        return [each for each in still_open if self._places[each].parent == span_id]
+
     def _keep_late(self, span_id: int) -> None:
         self._late[span_id] = None
         if len(self._late) > self._most:
@@ -181,3 +194,4 @@ class Spans:
     def _drop(self, span_id: int) -> None:
         self._places.pop(span_id, None)
         self._booked.discard(span_id)
+        self._showing.discard(span_id)

@@ -182,3 +182,16 @@ def test_a_share_of_cached_tokens_is_never_above_all(
     assert main(["audit", "spend", "--ledger", str(ledger.path), "--format", "json"]) == 0
     total = json.loads(capsys.readouterr().out)["totals"]["spend"]
     assert total["cached_share"] == pytest.approx(12_000 / 12_050)
+
+
+def test_a_price_for_bedrock_alone_is_that_of_an_imported_call(
+    ledger: LedgerFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strands' spans name Strands where the seller should be; the id of the model says Bedrock."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(
+        "models: {'us.anthropic.*': {provider: bedrock, price: {input: 1, output: 1}}}\n"
+    )
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    assert main(["ledger", "import", str(EMITTED / "strands.jsonl")]) == 0
+    assert {row["price_source"] for row in ledger.calls()} == {"policy"}

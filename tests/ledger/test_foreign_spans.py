@@ -191,6 +191,36 @@ def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Fact])
 
 
 @pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("is_late", [False, True], ids=["within the agent", "after it"])
+def test_one_that_ends_before_what_is_within_it_is_booked_once(
+    facts: list[Fact], *, is_late: bool
+) -> None:
+    """Neither has an id; and what begins later beside them is a call of its own."""
+    enable(observers=[facts.append])
+    spans: list[trace.Span] = []
+
+    def begin() -> None:
+        start = trace.get_tracer("foreign").start_span
+        around = start("chain")
+        outer = start("call", trace.set_span_in_context(around), attributes=OPENINFERENCE)
+        beside = start("call", trace.set_span_in_context(around), attributes=OPENINFERENCE)
+        inner = start("call", trace.set_span_in_context(outer), attributes=OPENLLMETRY)
+        spans.extend((outer, around, inner, beside))
+
+    def end() -> None:
+        while spans:
+            spans.pop(0).end()
+
+    def both() -> None:
+        begin()
+        end()
+
+    agent_with(begin if is_late else both)("go")
+    end()
+    assert shown(facts) == 2_000
+
+
+@pytest.mark.usefixtures("source")
 def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Fact]) -> None:
     """What the task works for is known without the span above it."""
     enable(observers=[facts.append])
