@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from strands import Agent, tool
-from strands.multiagent import GraphBuilder
+from strands.multiagent import GraphBuilder, Swarm
 
 from otel_limits.testing import ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from strands.multiagent.graph import Graph
 
 WORK = 10
 NATIVE: Any = {"turns": 3}
@@ -38,15 +43,21 @@ def test_they_do_not_count_agents_that_an_agent_asks() -> None:
     assert model.calls == WORK + 1
 
 
-def test_a_graph_takes_them_and_leaves_them_out() -> None:
-    """Nothing is refused, and nothing is limited."""
-    node, model = worker()
+def graph(node: Agent) -> Graph:
+    """Make a graph of one node."""
     builder = GraphBuilder()
     builder.add_node(node, "node")
     builder.set_max_node_executions(5)
+    return builder.build()
+
+
+@pytest.mark.parametrize("make", [graph, lambda node: Swarm([node])], ids=["graph", "swarm"])
+def test_a_group_takes_them_and_leaves_them_out(make: Callable[[Agent], Graph | Swarm]) -> None:
+    """Nothing is refused, and nothing is limited."""
+    node, model = worker()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Strands, about keywords that it does not know
-        builder.build()("go", limits=NATIVE)
+        make(node)("go", limits=NATIVE)
     assert model.calls == WORK + 1
 
 

@@ -14,8 +14,8 @@ The same Strands agent runs without limits, with max_turns, with max_token_budge
 only. It talks over HTTP to a model server that is built in, so it needs no network and no
 credentials; --base-url points it at a real one, which is asked 120 times at most.
 
---record DIR plays nothing: it writes DIR/ledger.db, four weeks of an example fleet, for which every
-question of otel-limits audit has an answer.
+--record DIR plays nothing: it writes DIR/ledger.db, four weeks of an example fleet. Every question
+of otel-limits audit finds something there, but for reconcile, which asks a Prometheus.
 """
 
 
