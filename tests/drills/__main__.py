@@ -1,4 +1,4 @@
-"""Drills for a ledger: `python -m tests.drills [--small] [NAME ...]`.
+"""Drills for a ledger and for a store of quotas: `python -m tests.drills [--small] [NAME ...]`.
 
 Each lets a disaster happen to real agents that record in a ledger, and proves that what was
 promised is there, and that `otel-limits audit verify` tells the truth before and after the rows
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.drills import disasters, power, server
+from tests.drills import disasters, power, server, store
 
 Drill = Callable[[Path, int], str]
 
@@ -34,6 +34,7 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     "power-spill": (power.spill_file, 100, 3),
     "power-log": (power.log_of_the_database, 100, 1),
     "postgresql": (server.disasters, 40, 3),
+    "quota-store": (store.faults, 50, 1),
 }
 """What is done, and how much of it: in full, and in small."""
 

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pytest
 import redis
 
 import otel_limits
+from otel_limits.quotas import redis_scripts
 from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
 
 if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
+
+FROM_A_SCRIPT = re.compile(rb"admitted|refused|settled")
+DELAY = 2.5
+"""Seconds: more than a model call waits for the store."""
 
 PATIENCE = 60.0
 """Seconds that nothing takes, be the machine as crowded as it may."""
@@ -127,6 +134,8 @@ class Wire:
         self.delay = 0.0
         self.let_pass = 0
         """Replies that are yet to be passed on before one is cut."""
+        self.faults: deque[str] = deque()
+        """What is done to the next replies to scripts: `delay`, `cut`, `truncate`, `hang`."""
         self.cuts = 0
         """Replies that are yet to be swallowed, each with its connection."""
         self._start(self._accept)
@@ -162,28 +171,40 @@ class Wire:
             hang_up(client)
             return
         self._ends.append(server)
-        self._start(self._carry, client, server, lambda data: data)
+        self._start(self._carry, client, server, lambda data: (data, True))
         self._start(self._carry, server, client, self._spoil)
 
-    def _spoil(self, data: bytes) -> bytes:
-        """Cut a reply to a script; all others are let through."""
+    def _spoil(self, data: bytes) -> tuple[bytes, bool]:
+        """Do something to a reply to a script; all others are let through.
+
+        Returns:
+            What is passed on, and whether the connection lasts.
+        """
+        fault = self.faults.popleft() if self.faults and FROM_A_SCRIPT.search(data) else ""
+        if fault in ("cut", "truncate", "hang"):
+            return data[: len(data) // 2] if fault == "truncate" else b"", fault == "hang"
+        if fault == "delay":
+            threading.Event().wait(DELAY)
         if self.cuts and (b"admitted" in data or b"settled" in data):
             if not self.let_pass:
                 self.cuts -= 1
-                return b""
+                return b"", False
             self.let_pass -= 1
         threading.Event().wait(self.delay)
-        return data
+        return data, True
 
     def _carry(
-        self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        change: Callable[[bytes], tuple[bytes, bool]],
     ) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                changed = change(data)
-                if not changed:
-                    break
+                changed, lasts = change(data)
                 target.sendall(changed)
+                if not lasts:
+                    break
         hang_up(source)
         hang_up(target)
 
@@ -267,6 +288,31 @@ def cluster(redis_installed: None, tmp_path: Path) -> Iterator[str]:
     eventually(lambda: node.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
     yield f"redis+cluster://127.0.0.1:{node.port}"
     node.stop()
+
+
+class Timed(NamedTuple):
+    """A store whose clock a test sets."""
+
+    store: SharedStore
+    set_clock: Callable[[float], None]
+
+
+@pytest.fixture
+def timed_store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
+    """A real server whose scripts read the time from a key."""
+    source_of, key = redis_scripts.source_of, "{otel_limits}:clock"
+
+    def with_clock(script: str) -> str:
+        read = f"{{ redis.call('GET', '{key}'), 0 }}"
+        asked = source_of(script).replace("redis.call('TIME')", read)
+        assert asked != source_of(script)
+        return asked
+
+    monkeypatch.setattr(redis_scripts, "source_of", with_clock)
+    monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
+    store = open_shared_store(StorePlace(server.url, 1.0))
+    yield Timed(store, lambda now: server.client.set(key, int(now)))
+    store.close()
 
 
 class Hold(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_limits.quotas import redis_scripts
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import (
     RETENTION_SECONDS,
@@ -26,13 +25,11 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
-    StorePlace,
 )
-from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Always, Window, Windows
 
 if TYPE_CHECKING:
-    from tests.quotas.conftest import Server
+    from tests.quotas.conftest import Server, Timed
 
 LEASE = 60.0
 HOUR, DAY = 3600, 86_400
@@ -88,21 +85,9 @@ def in_memory() -> Bench:
 
 
 @pytest.fixture
-def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """A real server whose scripts read the time from a key."""
-    source_of, key = redis_scripts.source_of, "{otel_limits}:clock"
-
-    def with_clock(script: str) -> str:
-        read = f"{{ redis.call('GET', '{key}'), 0 }}"
-        asked = source_of(script).replace("redis.call('TIME')", read)
-        assert asked != source_of(script)
-        return asked
-
-    monkeypatch.setattr(redis_scripts, "source_of", with_clock)
-    monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
-    store = open_shared_store(StorePlace(server.url, 1.0))
-    yield Bench(store, lambda now: server.client.set(key, int(now)))
-    store.close()
+def on_server(timed_store: Timed) -> Bench:
+    """A real server."""
+    return Bench(*timed_store)
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -1,0 +1,287 @@
+"""What a store of quotas has to know, kept a second time and plainly; and a machine that compares.
+
+Hypothesis makes up what happens: calls of several workers that are admitted, settled, sent again or
+forgotten, a clock that jumps, windows that end, grants and resets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from otel_limits.quotas.store import (
+    REMEMBERED_SECONDS,
+    Charge,
+    Count,
+    Demand,
+    QuotaStore,
+    Reply,
+    Reserve,
+    Settle,
+    Standing,
+)
+from otel_limits.quotas.windows import Windows
+
+LEASE: Final = 300.0
+QUOTAS: Final = {"q": (Windows("hour"), 100), "r": (Windows("PT2H"), 60)}
+"""Their windows, and how much each permits."""
+
+
+class Lease(NamedTuple):
+    """What a call has set aside."""
+
+    amount: int
+    certain: bool
+    ends: float
+
+
+@dataclass
+class Book:
+    """The truth about one count."""
+
+    limit: int
+    used: int = 0
+    leases: dict[str, Lease] = field(default_factory=dict)
+    latest: float = 0.0
+    """When something was last reserved of it."""
+    late: int = 0
+    """What was settled without a reservation any more, as its worker was taken for dead."""
+    most: int = 0
+    """The most that was ever permitted of it."""
+
+    @property
+    def reserved(self) -> int:
+        """What is set aside."""
+        return sum(each.amount for each in self.leases.values())
+
+    def purge(self, now: float) -> None:
+        """Give back what was set aside for too long."""
+        self.leases = {name: each for name, each in self.leases.items() if each.ends > now}
+
+
+@dataclass
+class Call:
+    """A call that asked."""
+
+    id: str
+    worker: int
+    demands: tuple[Demand, ...]
+    at: float
+    status: str = "asked"
+    took: int = 0
+
+
+class Stores(NamedTuple):
+    """A store, and how its clock is set."""
+
+    store: QuotaStore
+    set_clock: Callable[[float], None]
+    begin: float
+
+
+class Truth(RuleBasedStateMachine):
+    """Does things to a store and to the books, and compares them after every step."""
+
+    def __init__(self, place: Stores) -> None:
+        """Begin with nothing counted."""
+        super().__init__()
+        self.store, self.set_clock, self.now = place
+        self.set_clock(self.now)
+        self.latest = self.now
+        self.names = itertools.count()
+        self.books: dict[Count, Book] = {}
+        self.calls: list[Call] = []
+        self.grants: dict[str, list[tuple[float, int]]] = defaultdict(list)
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    @rule(
+        worker=st.integers(0, 3),
+        amounts=st.dictionaries(st.sampled_from(sorted(QUOTAS)), st.integers(0, 70), min_size=1),
+        certain=st.booleans(),
+    )
+    def ask(self, worker: int, amounts: dict[str, int], certain: bool) -> None:  # noqa: FBT001
+        """A worker asks for a call."""
+        demands = tuple(
+            Demand(count=self.count(name), amount=amount, limit=QUOTAS[name][1], certain=certain)
+            for name, amount in amounts.items()
+        )
+        call = Call(f"{worker}-{next(self.names)}", worker, demands, self.now)
+        self.calls.append(call)
+        self.reserve(call)
+
+    @precondition(lambda self: self.with_status("admitted"))
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        """A call ends: it took no more than what was set aside, be it on time or late."""
+        call = data.draw(st.sampled_from(self.with_status("admitted")))
+        call.took = data.draw(st.integers(0, min(each.amount for each in call.demands)))
+        for demand in call.demands:
+            book = self.book(demand.count)
+            book.purge(self.now)
+            book.late += 0 if book.leases.pop(call.id, None) else call.took
+            book.used += call.took
+        call.status = "settled"
+        self.send_settlement(call)
+
+    @precondition(lambda self: self.remembered())
+    @rule(data=st.data())
+    def send_again(self, data: st.DataObject) -> None:
+        """A reply was lost: what was asked before is asked again, and changes nothing."""
+        call = data.draw(st.sampled_from(self.remembered()))
+        if call.status == "settled" and data.draw(st.booleans()):
+            self.send_settlement(call)
+        elif call.status == "settled":
+            assert self.run(self.reservation(call)).status == "settled"
+            self.shorten(call)
+        else:
+            self.reserve(call)
+
+    @precondition(lambda self: self.calls)
+    @rule(worker=st.integers(0, 3))
+    def die(self, worker: int) -> None:
+        """A worker is killed: nobody settles what it had under way."""
+        for call in self.calls:
+            if call.worker == worker and call.status == "admitted":
+                call.status = "dead"
+
+    @rule(
+        seconds=st.sampled_from([1.0, 30.0, 299.0, 300.0, 1000.0, 3600.0, -10.0, -400.0, -3600.0])
+    )
+    def jump(self, seconds: float) -> None:
+        """Time passes, windows end, and sometimes the clock is set back."""
+        assume(self.now + seconds >= 0)
+        self.now += seconds
+        self.latest = max(self.latest, self.now)
+        self.set_clock(self.now)
+
+    @rule(name=st.sampled_from(sorted(QUOTAS)), amount=st.integers(1, 50))
+    def grant(self, name: str, amount: int) -> None:
+        """A person permits more for twenty minutes."""
+        self.grants[name].append((self.now + 1200, amount))
+        self.store.grant(self.count(name), amount, self.now + 1200)
+
+    @rule(name=st.sampled_from(sorted(QUOTAS)))
+    def reset(self, name: str) -> None:
+        """A person has a count begin from 0."""
+        self.book(self.count(name)).used = 0
+        self.store.reset(self.count(name))
+
+    # --- what must be so --------------------------------------------------------------------------
+
+    @invariant()
+    def the_store_and_the_books_agree(self) -> None:
+        """On what is used, what is reserved and what is permitted."""
+        counts = [*self.books, *(self.count(name) for name in QUOTAS)]
+        looked = self.store.look([(count, QUOTAS[count.quota][1]) for count in counts])
+        for count, standing in zip(counts, looked, strict=True):
+            book = self.book(count)
+            book.purge(self.now)
+            assert standing == Standing(book.used, book.reserved, self.permitted(count))
+
+    @invariant()
+    def never_more_is_admitted_than_permitted(self) -> None:
+        """But for calls whose reservation was given back while they were under way."""
+        for book in self.books.values():
+            assert book.used + book.reserved <= book.most + book.late
+
+    def teardown(self) -> None:
+        """Nothing stays reserved once every call is settled, or its worker taken for dead."""
+        for call in self.with_status("admitted"):
+            call.status = "settled"
+            self.send_settlement(call)
+        self.set_clock(self.latest + LEASE)
+        counts = [(count, 0) for count in self.books]
+        assert all(each.reserved == 0 for each in self.store.look(counts))
+
+    # --- how it is asked --------------------------------------------------------------------------
+
+    def run(self, operation: Reserve | Settle) -> Reply:
+        """Do it."""
+        (reply,) = self.store.run([operation])
+        return reply
+
+    def reservation(self, call: Call) -> Reserve:
+        """What a call asks."""
+        return Reserve(call.id, call.demands, LEASE)
+
+    def reserve(self, call: Call) -> None:
+        """Ask, and expect what the books say."""
+        again = call.status == "admitted"
+        is_here = all(self.now in each.count.window for each in call.demands)
+        wanted = [self.wanted(demand) for demand in call.demands]
+        fits = all(
+            self.book(demand.count).used + self.book(demand.count).reserved + amount
+            <= self.permitted(demand.count)
+            for demand, amount in zip(call.demands, wanted, strict=True)
+        )
+        status = "admitted" if again or (is_here and fits) else "refused"
+        assert self.run(self.reservation(call)).status == (
+            status if again or is_here else "elsewhere"
+        )
+        if again or is_here:
+            self.shorten(call)
+        if again or not is_here:
+            return
+        call.status, call.at = status, self.now
+        for demand, amount in zip(call.demands, wanted, strict=True):
+            book = self.book(demand.count)
+            if status == "admitted":
+                book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE)
+                book.latest = self.now
+
+    def send_settlement(self, call: Call) -> None:
+        """Say what a call took of all its counts."""
+        charges = tuple(Charge(count=each.count, amount=call.took) for each in call.demands)
+        assert self.run(Settle(call.id, charges)).status == "settled"
+
+    def wanted(self, demand: Demand) -> int:
+        """What is set aside: twice as much for a call of unknown size that is not the only one."""
+        book = self.book(demand.count)
+        book.purge(self.now)
+        is_alone = demand.certain or all(each.certain for each in book.leases.values())
+        return demand.amount if is_alone else 2 * demand.amount
+
+    def shorten(self, call: Call) -> None:
+        """After a step of the clock back, nothing is set aside for longer than from now."""
+        latest = self.now + LEASE
+        for demand in call.demands:
+            leases = self.book(demand.count).leases
+            for name, each in leases.items():
+                leases[name] = each._replace(ends=min(each.ends, latest))
+
+    def permitted(self, count: Count) -> int:
+        """Return what a quota permits now, grants included."""
+        granted = sum(amount for until, amount in self.grants[count.quota] if until > self.now)
+        book = self.book(count)
+        limit = QUOTAS[count.quota][1] + granted
+        book.most = max(book.most, limit)
+        return limit
+
+    def count(self, name: str) -> Count:
+        """What a quota counts now."""
+        return Count(name, "k", QUOTAS[name][0].at(self.now), "everybody", "tokens")
+
+    def book(self, count: Count) -> Book:
+        """Return the book of a count."""
+        return self.books.setdefault(count, Book(QUOTAS[count.quota][1]))
+
+    def with_status(self, status: str) -> list[Call]:
+        """Return the calls of live workers that stand so."""
+        return [each for each in self.calls if each.status == status]
+
+    def remembered(self) -> list[Call]:
+        """Return the calls that the store still knows by their id."""
+        since = self.latest - REMEMBERED_SECONDS
+        return [
+            each
+            for each in self.calls
+            if each.status in ("admitted", "settled", "refused") and each.at > since
+        ]
