@@ -58,6 +58,11 @@ MAX_QUEUED: Final = 1_000
 SPILL: Final = "ledger_spill"
 """What fails when no spill file takes rows: a component of its own, with a log of its own."""
 
+LOST: Final = (
+    "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill file took "
+    "them."
+)
+
 
 class Writer:
     """Writes rows in the background, and never fails its caller.
@@ -169,12 +174,7 @@ class Writer:
         lost = self._pending.give_up()
         if lost:
             FAULTS.publish(SPILL)
-            logger.error(
-                "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill "
-                "file took them.",
-                lost,
-                self._database.address,
-            )
+            logger.error(LOST, lost, self._database.address)
 
     # --- the spill file ---------------------------------------------------------------------------
 
