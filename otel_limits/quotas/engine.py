@@ -31,7 +31,7 @@ from otel_limits.quotas.tickets import (
     verdict_of,
     without_price,
 )
-from otel_limits.quotas.waiting import Admission, OffError, Queue
+from otel_limits.quotas.waiting import Admission, LetGoError, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -101,8 +101,6 @@ class Engine:
             if ticket is None:
                 return None
             return self._leave_unpriced(ticket) or await self._admit(ticket)
-        except OffError:
-            return None
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             FAULTS.report(self.component, error)
             return None
@@ -167,6 +165,10 @@ class Engine:
             return None
         try:
             admission = await self._queue.reserve(ticket)
+        except LetGoError:
+            # Where it goes out all the same, it is counted like one that did not ask.
+            self._tickets.drop(ticket)
+            return None
         except StoreError as error:
             # One that answers to others is not lost: there is no share of what cannot be counted.
             if not isinstance(error, ImpossibleError):

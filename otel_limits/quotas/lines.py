@@ -10,8 +10,16 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import Collection
-from typing import TypeAlias
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from otel_limits.core.faults import never_raises
+
+if TYPE_CHECKING:
+    from otel_limits.runs.deadlines import Deadlines
+
+LOOK_SECONDS: Final = 0.25
+"""How often to look whether a call that waits was cancelled."""
 
 Line: TypeAlias = tuple[str, str]
 """Quota, and id of the key. Without the window: a line goes on into the next one."""
@@ -23,11 +31,15 @@ class Waiter:
     Args:
         number: Who came before has a lower one.
         lines: Where it may have to wait.
+        is_cancelled: Tells whether nobody waits for it any more.
     """
 
-    def __init__(self, number: int, lines: Collection[Line]) -> None:
+    def __init__(
+        self, number: int, lines: Collection[Line], is_cancelled: Callable[[], bool]
+    ) -> None:
         """Be of the loop that runs here."""
         self.number = number
+        self.is_cancelled = is_cancelled
         self.lines = frozenset(lines)
         self.lacks: frozenset[Line] = frozenset()
         """Where it waits; nowhere while it asks for the first time."""
@@ -60,10 +72,15 @@ class Waiter:
 
 
 class Lines:
-    """The lines of a process. Who comes is last in each of its lines, whatever it waits for."""
+    """The lines of a process. Who comes is last in each of its lines, whatever it waits for.
 
-    def __init__(self) -> None:
+    Args:
+        deadlines: The timer of the process.
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
         """Begin with nobody."""
+        self._deadlines = deadlines
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -73,16 +90,18 @@ class Lines:
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._waiters: dict[Line, dict[int, Waiter]] = {}
+        self._timer: int | None = None
         self.is_closed = False
 
-    def arrive(self, lines: Collection[Line]) -> Waiter:
+    def arrive(self, lines: Collection[Line], is_cancelled: Callable[[], bool]) -> Waiter:
         """Be last in these lines. Whoever finds somebody waiting there waits as well."""
         with self._lock:
-            waiter = Waiter(next(self._numbers), lines)
+            waiter = Waiter(next(self._numbers), lines, is_cancelled)
             taken = (line for line in waiter.lines if self._first(line) is not None)
             waiter.lacks = frozenset(taken)
             for line in waiter.lines:
                 self._waiters.setdefault(line, {})[waiter.number] = waiter
+            self._look_later()
             return waiter
 
     def lack(self, waiter: Waiter, lines: Collection[Line]) -> None:
@@ -90,6 +109,7 @@ class Lines:
         with self._lock:
             former, waiter.lacks = waiter.lacks, frozenset(lines)
             self._wake_first_of(former - waiter.lacks)
+            self._look_later()
 
     def leave(self, waiter: Waiter) -> None:
         """Stand in no line any more; who comes next asks whether something is left for it."""
@@ -118,11 +138,32 @@ class Lines:
         """Wake everybody: nothing is to be waited for any more."""
         with self._lock:
             self.is_closed = True
+            timer, self._timer = self._timer, None
             for waiters in tuple(self._waiters.values()):
                 for waiter in tuple(waiters.values()):
                     waiter.wake()
+        if timer is not None:
+            self._deadlines.cancel(timer)
+
+    @never_raises("quotas")
+    def _look(self) -> None:
+        """Wake those that were cancelled: a signal that is set tells nobody."""
+        with self._lock:
+            self._timer = None
+            for waiter in self._sleepers():
+                if waiter.is_cancelled():
+                    waiter.wake()
+            self._look_later()
 
     # --- under the lock ---------------------------------------------------------------------------
+
+    def _sleepers(self) -> set[Waiter]:
+        lines = tuple(self._waiters.values())
+        return {each for line in lines for each in tuple(line.values()) if each.lacks}
+
+    def _look_later(self) -> None:
+        if self._timer is None and not self.is_closed and self._sleepers():
+            self._timer = self._deadlines.after(LOOK_SECONDS, self._look)
 
     def _first(self, line: Line) -> Waiter | None:
         waiters = tuple(self._waiters.get(line, {}).values())

@@ -46,7 +46,7 @@ class Quotas:
         self._runs = runs
         self._threads: list[StoreThread] = []
         carrier: Carrier
-        lines = Lines()
+        lines = Lines(runs.deadlines)
         if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
             carrier = Courier(open_shared_store(place))

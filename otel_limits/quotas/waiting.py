@@ -20,8 +20,8 @@ SHORTEST_SECONDS: Final = 0.01
 """How long is waited for a moment at least: the store's clock may not be there yet."""
 
 
-class OffError(Exception):
-    """Quotas were switched off while a call waited."""
+class LetGoError(Exception):
+    """While a call waited, quotas were switched off, or the application cancelled the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,14 @@ class Queue:
         """Reserve for a ticket, at once or when it is its turn.
 
         Raises:
-            OffError: Quotas were switched off meanwhile.
+            LetGoError: Quotas were switched off meanwhile, or the agent was cancelled.
             StoreError: The store did not answer.
         """
         needs = {need.line: need for need in ticket.needs if need.waits}
         if not needs:
             return Admission(await self._ask(ticket))
-        attempt = Attempt(ticket, needs, self._lines.arrive(needs))
+        waiter = self._lines.arrive(needs, ticket.request.is_cancelled)
+        attempt = Attempt(ticket, needs, waiter)
         try:
             return await self._take(attempt)
         finally:
@@ -116,7 +117,7 @@ class Queue:
     async def _take(self, attempt: Attempt) -> Admission:
         """Ask whenever it is woken, until it is admitted, refused for good, or gives up."""
         is_due = not attempt.waiter.lacks
-        while not self._lines.is_closed:
+        while not self._lines.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
                 reply = await self._ask(attempt.ticket)
                 lacking = attempt.lacking(reply)
@@ -132,7 +133,7 @@ class Queue:
             is_due = await attempt.waiter.sleep(min(left, change))
             if not is_due and change < left:
                 self._lines.pass_on(attempt.waiter)
-        raise OffError
+        raise LetGoError
 
     def _begin(self, attempt: Attempt) -> None:
         """Tell what it waits for from now on."""

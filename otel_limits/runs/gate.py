@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from otel_limits.core.terms import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from otel_limits.core.facts import Fact, Invocation
     from otel_limits.core.policy import Action, Unpriced, Verdict
@@ -35,6 +35,8 @@ class Request:
     """What it does where a price is unknown."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of the agent."""
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Tells whether the application has cancelled the agent: then nobody waits for the call."""
 
 
 class Gate(Protocol):

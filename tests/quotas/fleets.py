@@ -45,7 +45,7 @@ class Worker:
             StoreClient(Courier(open_shared_store(StorePlace(url, 2.0))), 2.0),
             publish=self.facts.append,
             price=lambda *_: Decimal(1),
-            lines=Lines(),
+            lines=Lines(Deadlines()),
             deadlines=Deadlines(),
         )
         self.engine.client.start()

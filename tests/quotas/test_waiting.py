@@ -265,7 +265,7 @@ def test_who_missed_what_was_told_asks_when_it_listens_again(
     assert asyncio.run(run()) == "end_turn"
 
 
-@pytest.mark.parametrize("way", ["kill", "deadline", "cancel"])
+@pytest.mark.parametrize("way", ["kill", "deadline", "cancel", "agent.cancel"])
 def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
     hold: Hold, make_agent: MakeAgent, url: str, way: str, told: Told
 ) -> None:
@@ -278,7 +278,8 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
         model = Held()
         first = start(make_agent(model), "first")
         await until(lambda: model.asked == ["first"])
-        ended = start(make_agent(model, name="ended"), "ended")
+        agent = make_agent(model, name="ended")
+        ended = start(agent, "ended")
         await until(lambda: told.waiting == 1)
         begun = time.monotonic()
         last = start(make_agent(model), "last")
@@ -288,15 +289,44 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
             with pytest.raises(asyncio.CancelledError):
                 await ended
         else:
+            reasons = {"kill": "killed", "deadline": "max_duration", "agent.cancel": "cancelled"}
             if way == "kill":
                 assert otel_limits.kill(agent="ended") == 1
-            result = await ended
-            assert result.stop_reason == {"kill": "killed", "deadline": "max_duration"}[way]
+            elif way == "agent.cancel":
+                agent.cancel()
+            assert (await ended).stop_reason == reasons[way]
         assert time.monotonic() - begun < SOON + 0.3
         assert told.waiting == 1
         model.may_answer.set()
         assert [(await each).stop_reason for each in (first, last)] == ["end_turn"] * 2
         assert model.asked == ["first", "last"]
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_was_cancelled_in_line_goes_on_when_it_is_called_again(
+    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+) -> None:
+    """Its history is valid, no model was asked, and nothing of the quota is taken."""
+    hold({"q": TOKENS}, url, [told])
+
+    async def run() -> None:
+        held, model = Held(), ScriptedModel(endless(says("done")))
+        model.update_config(max_tokens=600)
+        first = start(make_agent(held))
+        await until(lambda: bool(held.asked))
+        agent = make_agent(model)
+        task = start(agent)
+        await until(lambda: told.waiting == 1)
+        agent.cancel(message="enough")
+        result = await task
+        assert (result.stop_reason, model.calls) == ("cancelled", 0)
+        assert [message["role"] for message in agent.messages] == ["user", "assistant"]
+        assert agent.messages[-1]["content"] == [{"text": "enough"}]
+        held.may_answer.set()
+        await first
+        assert (await start(agent)).stop_reason == "end_turn"
+        assert (await otel_limits.remaining_async("q")).used == 30
 
     asyncio.run(run())
 

@@ -37,6 +37,16 @@ def as_last(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopR
     return ModelStopReason(cast("Any", verdict.reason), message, answer.usage, answer.metrics)
 
 
+def cancelled_answer() -> ModelStopReason:
+    """Make what Strands makes of a response that is cancelled at its first chunk."""
+    return ModelStopReason(
+        "cancelled",
+        {"role": "assistant", "content": [{"text": "Cancelled by user"}]},
+        {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0},
+        {"latencyMs": 0, "timeToFirstByteMs": 0},
+    )
+
+
 def is_ours(message: Message, verdict: Verdict, agent: str) -> bool:
     """Tell whether a message is a halt's: nothing but our text says so."""
     return message["content"] == [{"text": halt_text(verdict, agent)}]

@@ -52,6 +52,8 @@ class Live:
     """The halt before which the model gives a last answer."""
     against: Verdict | None = None
     """What a quota has against the next model call."""
+    is_cancelled: bool = False
+    """True when the application has cancelled the agent before its model call went out."""
     ending: Any = None
     """The stop event, once the leg has come to its end; its hooks may still be at work."""
     marked: Message | None = None

@@ -124,6 +124,7 @@ async def ask_gate(event: BeforeModelCallEvent) -> None:
     if live is not None and gate is not None and not event.cancel:
         request = request_of(live.run, event)
         live.against = await gate.admit(request) if request is not None else None
+        live.is_cancelled = event.agent.cancel_signal.is_set() and live.verdict is None
 
 
 @never_raises_async("quotas")

@@ -88,6 +88,7 @@ def request_of(run: Run, event: BeforeModelCallEvent) -> Request:
         output_cap=output_cap(agent.model),
         provider=provider_of(agent.model.__class__),
         terms=terms_of(agent.model, (agent.messages, agent.system_prompt)),
+        is_cancelled=agent.cancel_signal.is_set,
         action=run.policy.action,
         unpriced=run.policy.unpriced,
         attributes=agent.trace_attributes,

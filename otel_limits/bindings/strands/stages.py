@@ -11,7 +11,7 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
-from otel_limits.bindings.strands.answers import as_last
+from otel_limits.bindings.strands.answers import as_last, cancelled_answer
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
 from otel_limits.bindings.strands.invocations import Live, live_of
@@ -222,7 +222,14 @@ def model_stage(context: Any, next_fn: Next) -> Events:
     live, within = live_of(context.agent), PASS.get()
     if live is None or (within is not None and within.live is live):
         return next_fn(context)
-    return _follow_call(live, next_fn, context)
+    return _unsent(live) if live.is_cancelled else _follow_call(live, next_fn, context)
+
+
+async def _unsent(live: Live) -> Events:
+    """Answer for a call that was cancelled while it waited: Strands would send and then drop it."""
+    live.asked, live.is_cancelled, live.waits.is_asking = True, False, False
+    live.response = answer = cancelled_answer()
+    yield answer
 
 
 async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -> Events:
