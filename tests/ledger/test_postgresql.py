@@ -399,6 +399,7 @@ def test_rows_wait_for_a_server_that_is_down(
 
 
 BACK = {
+    4: "ALTER TABLE otel_limits_invocations DROP COLUMN halt;",
     3: """
         DROP INDEX ix_otel_limits_model_calls_sums;
         DROP INDEX ix_otel_limits_model_calls_proof;
@@ -455,7 +456,7 @@ def test_an_old_ledger_is_upgraded(
     for statement in back.strip().split(";")[:-1]:
         server.ask(database, statement)
     server.ask(database, f"UPDATE otel_limits_schema SET version = {version}")  # noqa: S608
-    assert server.ask(database, INDEXES) != new
+    assert (server.ask(database, INDEXES) != new) is (version < 4)  # which has today's indexes
     opened = Database(address)
     opened.engine()
     opened.close()
