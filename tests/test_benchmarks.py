@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tests.benchmarks import table
+from tests.benchmarks import quotas, table
 from tests.benchmarks.loops import FAMILIES, LOOPS, SERVED
 from tests.benchmarks.rounds import Distance, apart, mean_ratio, ratio, run_round
 
@@ -70,6 +70,12 @@ def test_a_served_loop_takes_as_many_turns_as_it_is_asked_for() -> None:
     """A quarter of a second each, which is what the bar on wall time is compared with."""
     (lap,) = run_round([SERVED], [Distance(turns=2, laps=1)], seed=0)[2]
     assert all(lap[loop]["wall"] >= 0.5 for loop in SERVED)
+
+
+def test_a_quota_with_a_known_cap_is_never_passed() -> None:
+    """Whatever answers were before; what is expected refuses nothing and can be passed."""
+    assert quotas.overshoot("worst_case", 100, 20_000, 64_000) == (37, 0)
+    assert quotas.overshoot("expected", 100, 20_000, 64_000) == (0, 640_000)
 
 
 def test_costs_are_measured_in_processes_of_their_own() -> None:

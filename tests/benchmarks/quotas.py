@@ -1,0 +1,290 @@
+"""What quotas cost on a real Redis server, and what each way to reserve refuses and lets pass.
+
+`python -m tests.benchmarks.quotas` prints the tables of `otel_limits/docs/quotas.md`. What is
+compared is measured in one run, as machines differ more than quotas cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+
+from otel_limits.core.facts import Invocation, ModelCall, QuotaUse
+from otel_limits.core.usage import Usage
+from otel_limits.quotas.client import StoreClient
+from otel_limits.quotas.courier import Courier, Direct
+from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.lines import Lines
+from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.quota import Quota
+from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle, StorePlace
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.windows import Windows
+from otel_limits.runs.deadlines import Deadlines
+from otel_limits.runs.gate import Request
+from tests.benchmarks.table import markdown
+from tests.quotas.conftest import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_limits.core.facts import Fact
+    from otel_limits.core.policy import Verdict
+    from otel_limits.quotas.estimates import Reserved
+
+ROUNDS: Final = 2_000
+AGENTS: Final = 200
+TIMEOUT: Final = 2.0
+"""Seconds that ship."""
+CALLERS: Final = 40
+INPUT: Final = 1_000
+TOKENS: Final = 200_000
+TAUGHT: Final = 25
+"""Calls after which a model's answers are known."""
+ANSWERS: Final = (100, 1_000, 4_000, 20_000)
+WAYS: Final[tuple[tuple[Reserved, int | None], ...]] = (
+    ("worst_case", 64_000),
+    ("worst_case", None),
+    ("expected", 64_000),
+)
+"""What is set aside, and the output cap that the model declares."""
+
+
+def quota(number: int, **more: Any) -> Quota:
+    """One of several quotas that all apply."""
+    fields: dict[str, Any] = {"unit": "tokens", "amount": 10**12, "windows": Windows("P366D")}
+    return Quota(name=f"q{number}", **fields | {"grace": 0.0} | more)
+
+
+class Process:
+    """What asks the store in a process."""
+
+    def __init__(self, quotas: Sequence[Quota], carrier: Courier | Direct) -> None:
+        self.facts: list[Fact] = []
+        self._numbers = itertools.count()
+        self.engine = Engine(
+            lambda: quotas,
+            StoreClient(carrier, TIMEOUT),
+            publish=self.facts.append,
+            price=lambda *_: Decimal(1),
+            lines=Lines(Deadlines()),
+            deadlines=Deadlines(),
+        )
+        self.engine.client.start()
+
+    async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
+        """Ask for a call of an invocation of its own."""
+        name = f"i{next(self._numbers)}"
+        invocation = Invocation(agent="a", id=name, root_id=name)
+        request = Request(invocation=invocation, model="m", input=INPUT, output_cap=output_cap)
+        return invocation, await self.engine.admit(request)
+
+    async def end(self, invocation: Invocation, output: int) -> None:
+        """It has answered with so many tokens."""
+        call = ModelCall(
+            invocation=invocation,
+            number=1,
+            model="m",
+            kind="measured",
+            usage=Usage(input=INPUT, output=output),
+            estimated=False,
+            span_id=None,
+            seconds=None,
+        )
+        self.engine(call)
+        await self.engine.settle(invocation.id)
+
+
+def courier(server: Server) -> Courier:
+    """Carries what is asked to the server."""
+    return Courier(open_shared_store(StorePlace(server.url, TIMEOUT)))
+
+
+# --- on a server ----------------------------------------------------------------------------------
+
+
+def one_admission(server: Server) -> tuple[float, float]:
+    """Return the median seconds of a bare EVALSHA and of an admission, in turns."""
+    client = redis.Redis(port=server.port)
+    sha = client.script_load("return 1")
+    process = Process([quota(1)], courier(server))
+    bare, admitted = [], []
+
+    async def measure() -> None:
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            client.evalsha(sha, 0)
+            bare.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            invocation, _ = await process.ask()
+            admitted.append(time.perf_counter() - began)
+            await process.end(invocation, 50)
+
+    asyncio.run(measure())
+    process.engine.close()
+    client.close()
+    return statistics.median(bare), statistics.median(admitted)
+
+
+def many_agents(server: Server) -> tuple[int, float]:
+    """Let agents ask at once, ten times; returns how many were refused, and the slowest."""
+    process = Process([quota(1)], courier(server))
+    seconds: list[float] = []
+
+    async def agent() -> int:
+        began = time.perf_counter()
+        invocation, verdict = await process.ask()
+        seconds.append(time.perf_counter() - began)
+        if verdict is None:
+            await process.end(invocation, 50)
+        return verdict is not None
+
+    async def measure() -> int:
+        return sum(
+            [sum(await asyncio.gather(*(agent() for _ in range(AGENTS)))) for _ in range(10)]
+        )
+
+    refused = asyncio.run(measure())
+    process.engine.close()
+    return refused, max(seconds)
+
+
+def server_seconds(server: Server, quotas: int) -> float:
+    """Return the CPU seconds of the server for one model call: its admission and settlement."""
+    process = Process([quota(number) for number in range(quotas)], courier(server))
+
+    async def measure(calls: int) -> None:
+        for _ in range(calls):
+            invocation, _ = await process.ask()
+            await process.end(invocation, 50)
+
+    asyncio.run(measure(200))
+    before = cpu(server)
+    asyncio.run(measure(ROUNDS))
+    spent = cpu(server) - before
+    process.engine.close()
+    return spent / ROUNDS
+
+
+def cpu(server: Server) -> float:
+    """CPU seconds that the server has spent."""
+    told = server.client.info("cpu")
+    return float(told["used_cpu_user"] + told["used_cpu_sys"])
+
+
+def kept(server: Server, quotas: int) -> tuple[float, float]:
+    """Return the bytes that the server keeps for a call, and for a key of a quota."""
+    store, window = open_shared_store(StorePlace(server.url, TIMEOUT)), Windows("P366D")
+    owner = uuid.uuid4().hex
+
+    def call(number: int, key: str) -> None:
+        now = window.at(time.time())
+        counts = [Count(f"k{n}", key, now, "#0123456789ab", "tokens") for n in range(quotas)]
+        name = f"{owner}-{number}"
+        demands = tuple(Demand(count=each, amount=9, limit=10**12) for each in counts)
+        store.run([Reserve(name, demands, 300.0)])
+        store.run([Settle(name, tuple(Charge(count=each, amount=5) for each in counts))])
+
+    def memory(keys: Sequence[str]) -> float:
+        before = server.client.info("memory")["used_memory"]
+        for key in keys:
+            call(next(numbers), key)
+        return float(server.client.info("memory")["used_memory"] - before) / len(keys)
+
+    numbers = itertools.count()
+    call(next(numbers), "0" * 32)
+    for_a_call = memory(["0" * 32] * ROUNDS)
+    for_a_key = memory([f"{number:032}" for number in range(1, ROUNDS)]) - for_a_call
+    store.close()
+    return for_a_call, for_a_key / quotas
+
+
+# --- what reserving refuses and lets pass ---------------------------------------------------------
+
+
+def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> tuple[int, int]:
+    """Let callers ask at once of a quota of `TOKENS`.
+
+    Returns:
+        How many were refused, and by how much the quota was passed when all had answered.
+    """
+    held, store = quota(1, amount=TOKENS, reserve=reserve), MemoryStore()
+    process = Process([held], Direct(store, lambda _: None))
+
+    async def run() -> int:
+        for _ in range(TAUGHT):
+            invocation, _ = await process.ask(cap)
+            await process.end(invocation, taught)
+            store.reset(held.count(key, time.time()))
+        asked = [await process.ask(cap) for _ in range(CALLERS)]
+        for invocation, verdict in asked:
+            if verdict is None:
+                await process.end(invocation, answer)
+        return sum(verdict is not None for _, verdict in asked)
+
+    key = held.key.key(held.name, lambda _: None)
+    refused = asyncio.run(run())
+    used = [fact.used for fact in process.facts if isinstance(fact, QuotaUse)][-1]
+    return refused, max(0, int(used) - TOKENS)
+
+
+def overshoot_rows() -> list[tuple[str, ...]]:
+    """Each size of answers with each way to reserve; answers before were as long, or short."""
+    rows = []
+    for answer in ANSWERS:
+        cells = []
+        for reserve, cap in WAYS:
+            for taught in (answer, ANSWERS[0]):
+                refused, passed = overshoot(reserve, taught, answer, cap)
+                cells.append(f"{refused} / {passed:,}")
+        rows.append((f"{answer:,}", *cells))
+    return rows
+
+
+def main() -> None:
+    """Measure everything and print the tables."""
+    server = Server(Path(tempfile.mkdtemp(prefix="quotas-")))
+    server.start()
+    try:
+        bare, admitted = one_admission(server)
+        refused, slowest = many_agents(server)
+        one, four = (server_seconds(server, number) for number in (1, 4))
+        for_a_call, for_a_key = kept(server, 1)
+        for_a_call_of_four, _ = kept(server, 4)
+    finally:
+        server.stop()
+    rows = [
+        ("one admission alone, over one bare `EVALSHA`", f"{admitted / bare:.1f}", "≤ 2.5"),
+        (f"{AGENTS} agents at once in one process, 10 times: refused", str(refused), "0"),
+        ("the slowest of them", f"{1000 * slowest:.0f} ms", f"{TIMEOUT:g} s"),
+        ("CPU of the server for a call, 1 quota", f"{1e6 * one:.0f} µs", ""),
+        ("with 4 quotas, over that with 1", f"{four / one:.1f}", "≤ 2"),
+        ("bytes kept for a call for an hour, 1 quota", f"{for_a_call:.0f}", "≤ 120"),
+        ("the same with 4 quotas", f"{for_a_call_of_four:.0f}", "≤ 120"),
+        ("bytes kept for a key of a quota", f"{for_a_key:.0f}", ""),
+    ]
+    sys.stdout.write(markdown(("measured", "is", "bar"), rows) + "\n\n")
+    header = (
+        "tokens of an answer",
+        "worst_case, cap, as before",
+        "worst_case, cap, short before",
+        "worst_case, no cap, as before",
+        "worst_case, no cap, short before",
+        "expected, as before",
+        "expected, short before",
+    )
+    sys.stdout.write(markdown(header, overshoot_rows()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
