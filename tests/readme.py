@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import otel_limits
+import otel_limits.testing
 from otel_limits.cli.check import shown
 from otel_limits.core.limits import LIMITS, STOP_REASONS
 from otel_limits.observers.conventions import CONVENTIONAL
@@ -79,11 +81,30 @@ def bounds(buckets: Sequence[float]) -> str:
     return f"{buckets[0]:g} to {buckets[-1]:.10g}, each {factor} times the one before"
 
 
+def names() -> str:
+    """Lay out every public name: what a constant is, and what anything else is for."""
+    rows = []
+    for module in (otel_limits, otel_limits.testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            told = f'`"{value}"`' if isinstance(value, str) else ALIASES.get(name) or value.__doc__
+            rows.append((f"`{module.__name__}.{name}`", told.partition("\n")[0]))
+    return table(("name", "meaning"), rows)
+
+
+ALIASES: Final[Mapping[str, str]] = {
+    "Fact": "Any of the facts: what happened, one record per event.",
+    "Observer": "Anything that is called with every fact.",
+}
+"""Names of types without a docstring of their own."""
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings,
     "reasons": reasons,
     "metrics": metrics,
     "conventions": conventions,
+    "names": names,
 }
 """What is laid out from the code alone."""
 

@@ -1,0 +1,1 @@
+"""Programs of users, which type checkers read in strict mode; what they do is tested elsewhere."""

@@ -1,0 +1,72 @@
+"""A program that limits its agents in code, and reads what came of it."""
+
+from __future__ import annotations
+
+import sys
+from decimal import Decimal
+
+from strands import Agent
+
+import otel_limits
+from otel_limits import (
+    ConfigurationError,
+    LimitReachedError,
+    Limits,
+    LimitsPlugin,
+    MaxTurnsReachedException,
+    QuotaExceededError,
+    Remaining,
+    Stop,
+)
+from otel_limits.testing import ScriptedModel, endless, uses
+
+
+def make() -> Agent:
+    """Make an agent with limits of its own."""
+    own = LimitsPlugin(Limits(max_turns=2), action="halt", tree=Limits(max_turns=9))
+    model = ScriptedModel(endless(uses("search")))
+    return Agent(model=model, plugins=[own], callback_handler=None)
+
+
+def switch_on() -> list[str]:
+    """Limit every agent; return what is wrong with the settings."""
+    caps = Limits(max_turns=30, max_cost_usd=Decimal("0.50"), max_calls_per_tool={"search": 20})
+    try:
+        otel_limits.enable(caps, action="wrap_up", tree=Limits(max_token_budget=100_000))
+    except ConfigurationError as error:
+        return list(error.mistakes)
+    return []
+
+
+def told(agent: Agent) -> str:
+    """Ask an agent, and tell how it ended."""
+    try:
+        result = agent("Find it")
+    except MaxTurnsReachedException as error:
+        return f"{error.turns} of {error.max_turns}"
+    except QuotaExceededError as error:
+        left = error.stop.quota if error.stop is not None else None
+        return "" if left is None else f"again in {left.retry_after_seconds} s"
+    except LimitReachedError as error:
+        return f"{error.observed} of {error.cap}"
+    stop: Stop | None = otel_limits.stop_of(result)
+    if stop is None or stop.breach is None:
+        return "ended by itself"
+    is_model = not otel_limits.is_synthetic(dict(result.message))
+    return (
+        f"{stop.reason} at {stop.breach.limit}, {stop.breach.origin}, {stop.usage.total} {is_model}"
+    )
+
+
+async def left_over() -> str:
+    """Say what is left of a quota, end whatever runs, and leave."""
+    now: Remaining = otel_limits.remaining("tenants", baggage={"tenant.id": "acme"})
+    later: Remaining = await otel_limits.remaining_async("tenants", agent="researcher")
+    ended: int = otel_limits.kill(agent="research-*")
+    otel_limits.flush()
+    otel_limits.disable()
+    return f"{now.quota}: {now.left} of {now.limit}, {later.used} used, {ended} ended"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{told(make())}\n")

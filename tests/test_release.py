@@ -1,0 +1,139 @@
+"""What a release promises: version, names, types, extras, and the same bytes again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+import otel_limits
+import otel_limits.testing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT: Final = Path(__file__).parents[1]
+PROJECT: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+CHANGELOG: Final = (ROOT / ".github/CHANGELOG.md").read_text(encoding="utf-8")
+RELEASES: Final = re.findall(r"^## \[(\d[\d.]*)\]", CHANGELOG, re.MULTILINE)
+SOURCES: Final = (
+    "otel_limits",
+    "dashboards",
+    "tests",
+    "README.md",
+    "LICENSE",
+    "pyproject.toml",
+    ".gitignore",
+)
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    """Run a Python program, and return what it says."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(root: Path, place: Path) -> Mapping[str, str]:
+    """Build both packages; return the hash of each."""
+    run("-m", "hatchling", "build", "-d", str(place), cwd=root)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in place.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with wheel and source distribution."""
+    place = tmp_path_factory.mktemp("packages")
+    build(ROOT, place)
+    return place
+
+
+# --- version and names ----------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_last_entry() -> None:
+    """Who installs it finds in the changelog what is new."""
+    assert re.findall(r'^version = "(.*)"', PROJECT, re.MULTILINE) == RELEASES[:1]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_no_public_name_was_lost(release: str) -> None:
+    """Every name of an earlier release is there; what is taken away leaves its list."""
+    names = (ROOT / f"tests/public_names/{release}.txt").read_text(encoding="utf-8").split()
+    now = {*otel_limits.__all__, *(f"testing.{name}" for name in otel_limits.testing.__all__)}
+    assert len(names) > 50
+    assert set(names) - now == set()
+    assert all(hasattr(otel_limits, name) for name in names if "." not in name)
+
+
+def test_a_strict_checker_understands_the_programs_of_users() -> None:
+    """Pyright; mypy reads them with everything else."""
+    said = run("-m", "pyright", "--pythonpath", sys.executable)
+    assert said.splitlines()[-1].startswith("0 errors")
+
+
+# --- packages -------------------------------------------------------------------------------------
+
+
+def test_all_has_every_extra_for_programs() -> None:
+    """What is missing in it is for those who change otel-limits."""
+    (listed,) = re.findall(r'^all = \["otel-limits\[(.*)\]"\]$', PROJECT, re.MULTILINE)
+    section = PROJECT.split("[project.optional-dependencies]")[1].split("[project.scripts]")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    assert set(listed.split(",")) == extras - {"all", "bench", "dashboards", "test"}
+
+
+def test_building_again_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+    """In another directory, at another time, with other times of all files."""
+    root = tmp_path / "elsewhere"
+    root.mkdir()
+    for name in SOURCES:
+        ignored = shutil.ignore_patterns("__pycache__", "node_modules", ".*_cache")
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, root / name, copy_function=shutil.copy, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, root / name)
+    first = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in packages.iterdir()
+    }
+    assert len(first) == 2
+    assert build(root, tmp_path / "again") == first
+
+
+def test_an_index_would_take_the_packages(packages: Path) -> None:
+    """Their metadata is whole, and their description can be shown."""
+    said = run("-m", "twine", "check", "--strict", *map(str, packages.iterdir()))
+    assert said.count("PASSED") == 2
+
+
+def test_the_wheel_is_of_use_without_any_extra(packages: Path, tmp_path: Path) -> None:
+    """It halts an agent where nothing of an extra can be imported, from its own files."""
+    (wheel,) = packages.glob("*.whl")
+    place = str(tmp_path / "installed")
+    run("-m", "pip", "install", "--no-deps", "--no-index", "--target", place, str(wheel))
+    extras = "genai_prices", "matplotlib", "psycopg", "pyarrow", "redis", "grpc"
+    program = f"""
+import sys
+sys.path.insert(0, {place!r})
+sys.modules.update(dict.fromkeys({extras!r}))
+sys.path.insert(1, {str(ROOT / "tests/api")!r})
+import limiting, otel_limits
+print(otel_limits.__file__)
+print(limiting.told(limiting.make()))
+"""
+    origin, told = run("-I", "-c", program, cwd=tmp_path).splitlines()
+    assert origin == f"{place}/otel_limits/__init__.py"
+    assert told.startswith("max_turns at max_turns, limiting.py:")
