@@ -51,7 +51,8 @@ def branches_of_growth(selector: str, over: str) -> tuple[str, ...]:
     compared with the one before the window, and a series that was not there then began at 0.
 
     A counter that began again once within the window went up to its largest value first, where that
-    is more than it has now. Otherwise it is left to `increase()`, which adds up what went before.
+    is more than it has now. Otherwise it is left to `increase()`, which adds up what went before:
+    too much by up to 2.2 scrape intervals of the window, as no function tells what it began with.
     The last branch is one that began again between the window and the sample before it.
     """
     now = f"last_over_time({selector}[{over}])"

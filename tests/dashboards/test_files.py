@@ -108,7 +108,7 @@ def test_the_runbook_has_no_alert_that_does_not_exist() -> None:
     assert named == {alert["alert"] for alert in ALERTS}
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
+@pytest.mark.parametrize("target", re.findall(r"(?:\]\(|src=\"|srcset=\")([^)#\"]+)[)\"]", README))
 def test_what_the_readme_shows_is_there(target: str) -> None:
     """Pictures and files that are linked exist."""
     assert (DASHBOARDS / target).is_file()

@@ -61,6 +61,22 @@ def sparse(interval: int, *, restarts: int = 0, born_at: int = 0) -> Series:
     return series
 
 
+CRASHING = "crashing"
+CRASH_SECONDS = 240
+WINDOW = 900
+
+
+def crashing(interval: int) -> Series:
+    """A process that begins again every four minutes, with an event between any two scrapes."""
+    series = Series(CRASHING)
+    value = 0
+    for time in range(START, START + 3600 + interval, interval):
+        begins = (time - START) % CRASH_SECONDS == 0
+        value = 0 if begins else value + 1
+        series.scrape(time, value, int(not begins))
+    return series
+
+
 def written(series: list[Series]) -> str:
     """What promtool makes a database of."""
     lines = [f"# TYPE {SELECTOR.removesuffix('_total')} counter"]
@@ -80,6 +96,7 @@ def scraped(
         sparse(interval, restarts=3),
         sparse(interval, born_at=7),
         sparse(interval, restarts=1, born_at=2),
+        crashing(interval),
     ]
     with remembering(tmp_path_factory.mktemp("prometheus"), written(series)) as url:
         yield Prometheus(url), {each.name: each for each in series}
@@ -146,3 +163,24 @@ def test_a_total_is_that_of_the_counter(
 
     stretched = 0.03 if "r3" in name else 0
     assert line.last == pytest.approx(series[name].seen.total(), rel=stretched)
+
+
+def test_a_process_that_crashes_again_and_again_is_stretched_a_little(
+    scraped: tuple[Prometheus, dict[str, Series]],
+) -> None:
+    """By 2.2 scrape intervals of its window at most, and what the first of them saw is missing.
+
+    `increase()` stretches what it saw to the edges of its window where these are no more than 1.1
+    intervals away, and by half an interval otherwise. No function of Prometheus 2 gives the first
+    value of a window, with which one could take that back.
+    """
+    prometheus, series = scraped
+    seen = series[CRASHING].seen
+    times = sorted(seen)
+    interval = times[1] - times[0]
+    for end in range(START + 2 * WINDOW, START + 3600, 60):
+        within = [time for time in times if end - WINDOW <= time <= end]
+        counted = sum(seen[time] for time in within)
+        (line,) = prometheus.query(growth(CRASHING, f"{WINDOW}s"), end)
+        stretch = 1 + 2.2 * interval / (within[-1] - within[0])
+        assert counted - 1 <= line.last <= counted * stretch

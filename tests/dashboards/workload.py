@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 
-SPENDABLE, RESEARCHABLE, WAITABLE = 400, 300_000, 20_000
-"""What quotas permit per window, in USD and tokens: more than a long play takes."""
+SPENDABLE, RESEARCHABLE, WAITABLE = 60, 72_000, 20_000
+"""What quotas permit per window, in USD and tokens: more than a play of 15 minutes takes."""
 
 POLICY = f"""
 models:
