@@ -18,6 +18,8 @@ const SPOILED = {
     (firstOf(board, "timeseries").fieldConfig.defaults.custom.drawStyle = "columns"),
   "an unknown option of a stat": (board) => (firstOf(board, "stat").options.colourMode = "value"),
   "a variable of an unknown kind": (board) => (board.templating.list[0].type = "source"),
+  "an annotation that asks nothing": (board) => delete board.annotations.list[0].expr,
+  "a text of an unknown kind": (board) => (firstOf(board, "text").options.mode = "latex"),
   "a panel that is nowhere": (board) => (firstOf(board, "stat").gridPos = { x: 0 }),
 };
 

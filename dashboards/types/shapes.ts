@@ -5,6 +5,7 @@ import type { Options as BarGauge } from "@grafana/schema/dist/esm/raw/composabl
 import type { Options as Heatmap } from "@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen";
 import type { Options as Stat } from "@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen";
 import type { Options as Table } from "@grafana/schema/dist/esm/raw/composable/table/panelcfg/x/TablePanelCfg_types.gen";
+import type { Options as Text } from "@grafana/schema/dist/esm/raw/composable/text/panelcfg/x/TextPanelCfg_types.gen";
 import type {
   FieldConfig as TimeSeriesFieldConfig,
   Options as TimeSeries,
@@ -44,16 +45,33 @@ type Of<Type extends string, Options, Custom = Record<string, never>> = Omit<
   };
 };
 
+// A text has no data, and nothing that says how data is shown.
+type TextPanel = Omit<Json<Panel>, "type" | "options" | "title" | "description"> & {
+  type: "text";
+  title: string;
+  description: string;
+  options: Partly<Json<Text>>;
+};
+
 export type KnownPanel =
   | Json<RowPanel>
+  | TextPanel
   | Of<"bargauge", BarGauge>
   | Of<"heatmap", Heatmap>
   | Of<"stat", Stat>
   | Of<"table", Table, TableFieldOptions>
   | Of<"timeseries", TimeSeries, TimeSeriesFieldConfig>;
 
-export type Checked = Omit<Json<Dashboard>, "panels"> & {
+// What the data source Prometheus adds: Grafana's own type knows the common part alone.
+type Annotation = Json<NonNullable<NonNullable<Dashboard["annotations"]>["list"]>[number]> & {
+  expr: string;
+  step: string;
+  titleFormat: string;
+};
+
+export type Checked = Omit<Json<Dashboard>, "panels" | "annotations"> & {
   uid: string;
   title: string;
   panels: KnownPanel[];
+  annotations: { list: Annotation[] };
 };

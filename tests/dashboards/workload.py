@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 
-SPENDABLE, RESEARCHABLE, WAITABLE = 60, 72_000, 20_000
-"""What quotas permit per window, in USD and tokens: more than a play of 15 minutes takes."""
+SPENDABLE, RESEARCHABLE, WAITABLE = 40, 45_000, 20_000
+"""What quotas permit per window, in USD and tokens: more than a play of 10 minutes takes."""
 
 POLICY = f"""
 models:
@@ -347,7 +347,7 @@ class Stage:
 
         def script() -> Iterator[Answer]:
             yield uses("search", usage=CALL)
-            self.released.wait(300)
+            self.released.wait(1800)
             yield says("done", usage=CALL)
 
         agent = Agent(
