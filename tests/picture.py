@@ -1,4 +1,4 @@
-"""Draws the pictures of the README, of the demo and of a dashboard: `python -m tests.picture`."""
+"""Draws the picture of the README, which shows the demo: `python -m tests.picture`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
@@ -17,10 +16,6 @@ from otel_limits.demo.main import main
 
 ROOT: Final = Path(__file__).parents[1]
 PICTURE: Final = ROOT / ".github/pictures/demo.svg"
-DASHBOARD: Final = ROOT / "dashboards/pictures/agent-limits.png"
-PART: Final = ROOT / ".github/pictures/dashboard.png"
-"""What of a dashboard stands on a screen before anybody scrolls."""
-ASPECT: Final = 0.55
 LAST_LINE: Final = "because the action is observe."
 """Where the picture ends: what follows is for those who read on in their own terminal."""
 PORT: Final = re.compile(r"127\.0\.0\.1:\d+")
@@ -57,13 +52,6 @@ def lines_of(svg: str) -> list[str]:
     return list(rows.values())
 
 
-def cut() -> None:
-    """Cut the first screen out of the picture of a dashboard."""
-    with Image.open(DASHBOARD) as whole:
-        whole.crop((0, 0, whole.width, round(ASPECT * whole.width))).save(PART, optimize=True)
-
-
 if __name__ == "__main__":
     PICTURE.parent.mkdir(exist_ok=True)
-    cut()
     PICTURE.write_text(drawn(recorded()), encoding="utf-8")
