@@ -19,7 +19,7 @@ from otel_limits.cli import main
 from tests.dashboards.servers import ROOT, rehearsed
 from tests.dashboards.workload import ACTORS
 
-PAUSE_SECONDS = 4.0
+PAUSE_SECONDS = 1.5
 
 
 def take(minutes: float) -> int:
@@ -31,7 +31,7 @@ def take(minutes: float) -> int:
     ):
         begin = time.monotonic()
         while (passed := time.monotonic() - begin) < minutes * 60:
-            tide = 0.35 + 0.3 * math.sin(passed / 90)
+            tide = 0.35 + 0.3 * math.sin(passed / 40)
             agents.play_round([n for n in range(len(ACTORS)) if random.random() < tide])
             time.sleep(PAUSE_SECONDS * random.random() * 2)
         out = ROOT / "dashboards/pictures"

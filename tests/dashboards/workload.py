@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 
-SPENDABLE, RESEARCHABLE, WAITABLE = 40, 45_000, 20_000
-"""What quotas permit per window, in USD and tokens: more than a play of 10 minutes takes."""
+SPENDABLE, RESEARCHABLE, WAITABLE = 60, 30_000, 20_000
+"""What quotas permit per window, in USD and tokens: more than a play of some minutes takes."""
 
 POLICY = f"""
 models:
