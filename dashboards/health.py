@@ -18,7 +18,7 @@ TIME_RANGE: Final = (
         queries.or_zero(f"count({queries.BUILDS})"),
     ),
     panels.number(
-        "The oldest was seen this long ago",
+        "One was last seen so long ago",
         "Time since the process that was seen longest ago was seen.",
         SECONDS,
         f"max({queries.SCRAPE_AGE})",
