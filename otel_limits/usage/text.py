@@ -1,6 +1,6 @@
 """Estimates how many tokens a text has, without a tokenizer: by its scripts and its words.
 
-The weights are fitted to the counts of `o200k_base` over texts of some eighty languages and
+The weights are fitted to the counts of `o200k_base` over texts of some ninety languages and
 formats. The tokenizers of other vendors make up to 1.6 times as many tokens of the same page.
 """
 
@@ -93,7 +93,7 @@ BEYOND_ASCII: Final[Mapping[bytes, float]] = {
     b"h": 0.5,
     b"b": 0.3,
     b"d": 0.66,
-    b"e": 0.9,
+    b"e": 0.8,
     b"o": 1.2,
 }
 IN_BLOCKS: Final[Mapping[bytes, float]] = {
@@ -123,6 +123,27 @@ IN_BLOCKS: Final[Mapping[bytes, float]] = {
     b"x": 1.4,
     b"y": 1.6,
 }
+SHARED: Final[Mapping[bytes, Mapping[bytes, float]]] = {
+    b"\xe0": {
+        b"\xe0\xaa": -0.32,  # Gujarati, beside Gurmukhi
+        b"\xe0\xab": -0.32,
+        b"\xe0\xb4": -0.24,  # Malayalam, beside Sinhala
+        b"\xe0\xb5": -0.24,
+        b"\xe0\xba": 1.6,  # Lao, beside Thai
+        b"\xe0\xbb": 1.6,
+    },
+    b"\xe1": {b"\xe1\x83": -0.23},  # Georgian, beside Burmese
+    # Armenian, whose last letters begin as the marks of Hebrew do.
+    b"\xd5": {b"\xd6" + bytes([last]): -1.2 for last in range(0x80, 0x89)},
+}
+"""What scripts have more or less than those with which they share a class or a block: by a byte of
+UTF-8 that such a text has, and by the first two of each character."""
+
+OFTEN: Final = b"a"
+OF_OFTEN: Final = 0.2
+"""Of the letter of which languages have most that `o200k_base` knows least: Swahili, Somali, Hausa,
+Tagalog, Finnish. Of ten letters two are one there; in English not even one is."""
+
 WORD: Final = 0.32
 NUMBER: Final = 1.13
 LINES: Final = 1.3
@@ -155,8 +176,9 @@ RUNS: Final = tuple(
 
 def tokens_of_text(text: str) -> int:
     """Tokens of a text, about; linear in its length, about 1 ms for 100 kB."""
-    classes = text.encode("utf-8", "surrogatepass").translate(CLASS_OF)
-    tokens = _weighed(classes, IN_ASCII)
+    data = text.encode("utf-8", "surrogatepass")
+    classes = data.translate(CLASS_OF)
+    tokens = _weighed(classes, IN_ASCII) + OF_OFTEN * data.count(OFTEN)
     tokens += sum(weight * _runs(classes, table) for table, weight in RUNS)
     for each, marks in RULERS.items():
         if each * LONG in classes:
@@ -166,6 +188,7 @@ def tokens_of_text(text: str) -> int:
         tokens += _weighed(classes, BEYOND_ASCII)
         upper = text.encode("utf-16-le", "surrogatepass")[1::2]
         tokens += _weighed(upper.translate(BLOCK_OF), IN_BLOCKS)
+        tokens += sum(_weighed(data, pairs) for byte, pairs in SHARED.items() if byte in data)
     return max(round(tokens), 1) if text else 0
 
 
