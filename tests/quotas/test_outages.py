@@ -277,10 +277,13 @@ def test_a_pause_of_the_store_ends_nobody(hold: Hold, make_agent: MakeAgent, pla
 
     async def ask_all() -> set[str]:
         calls = [asyncio.ensure_future(agent.invoke_async("go")) for agent in agents]
+        # In a thread: the loop has 200 agents to start before it comes back to this.
+        thaw = threading.Timer(0.15, place.server.thaw)
         place.server.freeze()
-        await asyncio.sleep(0.15)
-        place.server.thaw()
-        return {(await call).stop_reason for call in calls}
+        thaw.start()
+        reasons = {(await call).stop_reason for call in calls}
+        thaw.join()
+        return reasons
 
     assert asyncio.run(ask_all()) == {"end_turn"}
 
