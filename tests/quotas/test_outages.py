@@ -281,7 +281,7 @@ def test_a_pause_of_the_store_ends_nobody(hold: Hold, make_agent: MakeAgent, pla
         thaw = threading.Timer(0.15, place.server.thaw)
         place.server.freeze()
         thaw.start()
-        reasons = {(await call).stop_reason for call in calls}
+        reasons: set[str] = {(await call).stop_reason for call in calls}
         thaw.join()
         return reasons
 
