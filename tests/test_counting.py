@@ -29,6 +29,7 @@ from otel_limits.core.facts import (
     Invocation,
     Lag,
     ModelCall,
+    PolicyRead,
     QuotaDecision,
     QuotaUse,
     QuotaWait,
@@ -176,6 +177,7 @@ MAX_SERIES = 7_000
 
 STORY = (
     Enforcing(source="code", in_force=True),
+    PolicyRead(path="policy.yaml", valid=True),
     STARTED,
     Cycle(invocation=INVOCATION),
     CALL,
