@@ -19,7 +19,7 @@ from otel_limits.bindings.strands.reading import model_id
 from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Offer, Prices
-from otel_limits.core.terms import Sale, Terms, sale_in_ledger, sale_of
+from otel_limits.core.terms import PAID_TOOLS, Sale, Terms, sale_in_ledger, sale_of
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, says
 
@@ -261,14 +261,18 @@ def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
     ]
 
 
-def test_a_search_in_files_is_billed_by_the_call() -> None:
-    """By OpenAI, and no answer's usage has their number: the price is open, whoever reads it."""
-    tools = [{"type": "file_search", "vector_store_ids": ["v"]}]
-    terms = terms_of(asked("openai_responses", params={"tools": tools}))
-    assert terms == Terms(file_searches=True)
-    assert terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == Terms()
+@pytest.mark.parametrize("tool", PAID_TOOLS)
+def test_a_tool_that_is_billed_apart_leaves_the_price_open(tool: str) -> None:
+    """OpenAI bills it beside tokens, and no answer's usage tells of it, whoever reads it."""
+    terms = terms_of(asked("openai_responses", params={"tools": [{"type": tool}]}))
+    assert terms == Terms(paid_tools=frozenset({tool}))
     told = cost("gpt-5", "openai_responses", Usage(input=100), terms)
-    assert told == "it may have searched files, and nobody says how often"
+    assert told == PAID_TOOLS[tool]
+
+
+def test_a_search_in_files_is_free_at_google() -> None:
+    """Its tool has the same name, and is not a type."""
+    assert terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == Terms()
 
 
 @listed

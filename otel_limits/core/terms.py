@@ -47,11 +47,20 @@ class Terms:
     audio_out: bool = False
     searches: bool = False
     """True when the vendor may search the web for the model."""
-    file_searches: bool = False
-    """True when it may search files, and bills each search: no usage has their number."""
+    paid_tools: frozenset[str] = frozenset()
+    """Those of `PAID_TOOLS` that the vendor may use for the model."""
 
 
 DEFAULT_TERMS: Final = Terms()
+
+PAID_TOOLS: Final = {
+    "file_search": "it may have searched files, and nobody says how often",
+    "code_interpreter": "it may have run code in a container, and nobody says in how many",
+    "image_generation": "it may have made images, and nobody says what they cost",
+}
+"""Tools of OpenAI's Responses API that are billed apart from tokens, by the type that a request has
+them under, and why a price is unknown with them: by the search, by the container and by the tokens
+of images, https://developers.openai.com/api/docs/pricing. No usage tells of any of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +110,7 @@ def sale_of(
         opens.append("it may have answered with audio, and nobody says how much")
     if terms.searches and usage.web_searches is None:
         opens.append("it may have searched the web, and nobody says how often")
-    if terms.file_searches:
-        opens.append("it may have searched files, and nobody says how often")
+    opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
     return Sale(
         model=model,
         provider=provider,

@@ -11,7 +11,14 @@ from otel_limits.bindings.strands.reading import DICTIONARIES, provider_of
 from otel_limits.core.faults import note
 from otel_limits.core.regions import GLOBAL
 from otel_limits.core.sellers import seller_at
-from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, STANDARD, Terms, named_tier
+from otel_limits.core.terms import (
+    DEFAULT_TERMS,
+    FIVE_MINUTES,
+    PAID_TOOLS,
+    STANDARD,
+    Terms,
+    named_tier,
+)
 
 MAX_DEPTH: Final = 5
 """How deep settings are looked into; a tool's own settings are three levels down."""
@@ -42,11 +49,6 @@ REGIONAL_HOSTS: Final = (
 SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "search_parameters")
 SEARCH_TOOL: Final = "web_search"
 """What the type of a search tool begins with, at Anthropic and in OpenAI's Responses API."""
-
-FILE_SEARCH: Final = "file_search"
-"""Type of the tool that OpenAI's Responses API bills by the call, $2.50 for a thousand:
-https://developers.openai.com/api/docs/pricing. Gemini's of that name is not a type, and to search
-is free there: https://ai.google.dev/gemini-api/docs/file-search."""
 
 MODALITIES: Final = ("modalities", "response_modalities", "responseModalities")
 
@@ -93,7 +95,9 @@ def terms_of(model: Any, content: object = ()) -> Terms:
             audio_in="audio" in kinds,
             audio_out=any(_has_audio(said) for said in settings),
             searches=any(_is_search(said) for said in settings),
-            file_searches=Said("type", FILE_SEARCH) in settings,
+            # Gemini's search of files is not a type, and is free:
+            # https://ai.google.dev/gemini-api/docs/file-search.
+            paid_tools=frozenset(tool for tool in PAID_TOOLS if Said("type", tool) in settings),
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
         note("binding", error)
