@@ -290,9 +290,11 @@ def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
     otel_limits.disable()
 
 
-def test_a_flood_of_names_is_folded() -> None:
+def test_a_flood_of_names_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand agents and models cost a bounded number of series, and nothing is lost."""
     enable()
+    # The list of prices is made again for each model that nobody has heard of.
+    monkeypatch.setattr(LIVE, "prices", None)
     for number in range(1000):
         run = LIVE.start(f"agent-{number}", Policy())
         call = run.calls.open(OpenCall(f"model-{number}", 1))

@@ -434,8 +434,8 @@ def test_suggested_limits_are_a_policy_file(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["spend", "--by", "colour"], "The ledger has no colour. It has agent, model,"),
-        (["spend", "--where", "colour=red"], "The ledger has no colour."),
+        (["spend", "--by", "bananas"], "The ledger has no bananas. It has agent, model,"),
+        (["spend", "--where", "bananas=2"], "The ledger has no bananas."),
         (["show", "99999999"], "has no invocation with the trace or id 99999999"),
         (["backtest"], "There is no limit to try. Give one, such as --max-turns 20."),
         (["spend", "--ledger", "mysql://x/y"], "must be a path, sqlite:///PATH or postgresql://"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,6 +157,9 @@ def test_what_is_expected_admits_more_at_once(
     agents = [make_agent(model, tools=[]) for _ in range(20)]
 
     async def ask_all() -> list[str]:
+        # A thread for each of them: they wait for one another.
+        threads = ThreadPoolExecutor(2 * len(agents))
+        asyncio.get_running_loop().set_default_executor(threads)
         calls = [asyncio.ensure_future(agent.invoke_async("go")) for agent in agents]
         for _ in agents:
             assert await asyncio.to_thread(decided.acquire, timeout=20)
