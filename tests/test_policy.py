@@ -515,6 +515,8 @@ WRONG = {
     "defaults: \x07": "The file has a character that YAML does not permit.",
     "[" * 1000: "The file is nested too deeply to be read.",
     "tools: {t: !thing {}}": "The tag !thing is not permitted: plain YAML only.",
+    "quotas: {q: {model_calls: 1, window: day, max_wait: 5m}}": "has a max_wait, and its calls are",
+    "quotas: {q: {model_calls: 1, window: day, reserve: expected}}": "leave reserve out.",
 }
 
 

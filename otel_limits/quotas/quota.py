@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -103,8 +103,21 @@ class Quota:
         per = "" if isinstance(self.windows, Always) else f" per {self.windows.rule}"
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
-        waits = f"; calls wait up to {self.max_wait:g} s" if self.on_exceeded == "wait" else ""
-        return in_words(self.unit, self.amount) + per + key + where + waits
+        settings = "".join(f"; {each}" for each in self._set())
+        return in_words(self.unit, self.amount) + per + key + where + settings
+
+    def _set(self) -> Iterator[str]:
+        """Say what is not as it is where a policy file says nothing about it."""
+        if self.action is not None:
+            yield f"action {self.action}"
+        if self.reserve != "worst_case":
+            yield f"reserve {self.reserve}"
+        if self.on_exceeded == "wait":
+            yield f"calls wait up to {self.max_wait:g} s"
+        if self.grace != GRACE_SECONDS:
+            yield f"grace {self.grace:g} s"
+        if self.on_backend_error != "deny":
+            yield f"on_backend_error {self.on_backend_error}"
 
 
 def too_small(quota: Quota) -> str | None:

@@ -194,6 +194,7 @@ class _Reading:
             self._refuse("must have a window, such as day.")
         for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
             self._refuse(f"counts calls at once and has no {key}: leave it out.", key)
+        self._refuse_idle(given, values)
         windows = None if self._sentences else Always() if windowless else self._windows(values)
         if windows is None:
             return None
@@ -204,6 +205,19 @@ class _Reading:
             windows=windows,
             **{key: values[key] for key in self._entry if key in OPTIONAL},
         )
+
+    def _refuse_idle(self, given: list[Unit], values: Mapping[str, Any]) -> None:
+        """Refuse what would change nothing: whoever wrote it expects that it does."""
+        if "max_wait" in values and values.get("on_exceeded") != "wait":
+            self._refuse(
+                "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or "
+                "leave max_wait out.",
+                "max_wait",
+            )
+        if "reserve" in values and len(given) == 1 and given[0] not in ESTIMATED:
+            self._refuse(
+                f"counts {given[0]}, of which a call needs one: leave reserve out.", "reserve"
+            )
 
     def _read(self, key: str, value: object) -> Any:
         field = FIELDS.get(key)
@@ -233,6 +247,9 @@ class _Reading:
 WINDOW_KEYS: Final = ("window", "time_zone")
 """What says when a count begins again."""
 
+ESTIMATED: Final[tuple[Unit, ...]] = ("tokens", "usd")
+"""What a call needs an amount of that nobody knows before its end."""
+
 OPTIONAL: Final = (
     "key",
     "where",
@@ -260,6 +277,13 @@ def schema() -> dict[str, Any]:
             else {"required": [unit, "window"]}
             for unit in UNITS
         ],
+        "dependencies": {
+            "max_wait": {
+                "required": ["on_exceeded"],
+                "properties": {"on_exceeded": {"const": "wait"}},
+            },
+            "reserve": {"anyOf": [{"required": [unit]} for unit in ESTIMATED]},
+        },
     }
     return {
         "type": "object",

@@ -51,8 +51,10 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
                 "key": "{agent}/{baggage.tenant.id}",
                 "where": {"agent": "nightly-*", "baggage.tenant.id": "acme"},
                 "action": "wrap_up",
+                "reserve": "expected",
                 "on_exceeded": "wait",
                 "max_wait": "5m",
+                "grace": "2m",
                 "on_backend_error": "local",
             }
         }
@@ -65,11 +67,16 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
         key=Template("{agent}/{baggage.tenant.id}"),
         where=(("agent", "nightly-*"), ("baggage.tenant.id", "acme")),
         action="wrap_up",
+        reserve="expected",
         on_exceeded="wait",
         max_wait=300.0,
+        grace=120.0,
         on_backend_error="local",
     )
-    assert str(quota).endswith("where baggage.tenant.id is acme; calls wait up to 300 s")
+    assert str(quota).endswith(
+        "where baggage.tenant.id is acme; action wrap_up; reserve expected; calls wait up to "
+        "300 s; grace 120 s; on_backend_error local"
+    )
 
 
 def test_an_amount_and_a_window_are_enough() -> None:
@@ -138,6 +145,22 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
         ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "It must be made of agent, model"),
         ({"tokens": 1, "window": "day", "action": "ask"}, "action must be one of observe, halt"),
         ({"tokens": 1, "window": "day", "on_backend_error": "x"}, "one of deny, allow, local"),
+        (
+            {"tokens": 1, "window": "day", "max_wait": "5m"},
+            "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or leave",
+        ),
+        (
+            {"tokens": 1, "window": "day", "max_wait": "5m", "on_exceeded": "refuse"},
+            "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or leave",
+        ),
+        (
+            {"model_calls": 1, "window": "day", "reserve": "expected"},
+            "counts model_calls, of which a call needs one: leave reserve out.",
+        ),
+        (
+            {"concurrency": 1, "reserve": "worst_case"},
+            "counts concurrency, of which a call needs one: leave reserve out.",
+        ),
         ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Known here: tok"),
         ("5 tokens", "must be a mapping with an amount and a window."),
     ],
