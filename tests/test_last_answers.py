@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands.handlers import PrintingCallbackHandler
+from strands.middleware import InvokeModelStage
+from strands.types.events import ModelStopReason
 
 import otel_limits
 from otel_limits import Halt, Limits, Stop, enable
@@ -81,6 +85,91 @@ def test_the_words_of_a_cut_answer_are_kept_without_its_tool_use(
     result = wrap_up(make_agent, last, facts)
     assert [*map(list, result.message["content"])] == [["text"], ["text"]]
     assert result.message["content"][0] == {"text": "Half of it"}
+
+
+def streamed(agent: Any, prompt: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the raw chunks of the last message of a stream, and its texts."""
+    chunks: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    async def read() -> None:
+        async for event in agent.stream_async(prompt):
+            if "messageStart" in (chunk := event.get("event", {})):
+                chunks.clear()
+                texts.clear()
+            chunks.extend([chunk] if chunk else [])
+            texts.extend([event["data"]] if "data" in event else [])
+
+    asyncio.run(read())
+    return chunks, texts
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        says("in short"),
+        says("cut", stop_reason="max_tokens"),
+        says(" "),
+        uses("search", stop_reason="max_tokens"),
+    ],
+    ids=["whole", "cut", "blank", "cut-in-a-tool-use"],
+)
+def test_whoever_reads_the_stream_only_is_told_too(make_agent: MakeAgent, last: Answer) -> None:
+    """The last text of the stream is the last block of the message, within that message."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    agent = make_agent(ScriptedModel([uses("search"), last]))
+    chunks, texts = streamed(agent, "go")
+    assert texts[-1] == agent.messages[-1]["content"][-1]["text"]
+    assert "by max_turns: 1 of 1 turns used" in texts[-1]
+    kinds = [kind for chunk in chunks for kind in chunk]
+    end = kinds.index("messageStop")
+    assert kinds[end - 3 : end] == ["contentBlockStart", "contentBlockDelta", "contentBlockStop"]
+    assert chunks[end - 2]["contentBlockDelta"]["delta"]["text"] == texts[-1]
+    assert not any(kind.startswith("content") for kind in kinds[end:])
+
+
+def test_a_callback_handler_prints_it(
+    make_agent: MakeAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a chat window shows ends with the note, and with the caller's state at hand."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    agent, states = make_agent(ScriptedModel([uses("search"), says("in short")])), []
+    printing = PrintingCallbackHandler()
+
+    def handle(**event: Any) -> None:
+        printing(**event)
+        states.extend([event.get("tenant")] if "data" in event else [])
+
+    agent.callback_handler = handle
+    agent("go", invocation_state={"tenant": "acme"})
+    printed = capsys.readouterr().out.rstrip()
+    assert printed.endswith(agent.messages[-1]["content"][-1]["text"])
+    assert set(states) == {"acme"}
+
+
+def test_an_answer_from_a_cache_has_no_stream_to_say_it(make_agent: MakeAgent) -> None:
+    """Its message says that it is partial; nothing is streamed for a reader who gets nothing."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    agent = make_agent(ScriptedModel([says("hello"), uses("search")]))
+    agent("hello")  # what is registered after the first invocation stands within our stage
+    asked: list[object] = []
+
+    async def cached(context: Any, next_fn: Any) -> Any:
+        asked.append(context)
+        if len(asked) == 1:
+            async for event in next_fn(context):
+                yield event
+            return
+        message: Any = {"role": "assistant", "content": [{"text": "from the cache"}]}
+        usage: Any = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+        yield ModelStopReason("end_turn", message, usage, {"latencyMs": 0})
+
+    agent.add_middleware(InvokeModelStage, cached)
+    texts = streamed(agent, "go")[1]
+    assert texts == []
+    answer, note = agent.messages[-1]["content"]
+    assert answer["text"] == "from the cache"
+    assert note["text"].startswith("\nThis answer is partial. ")
 
 
 class Thinking(ScriptedModel):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from strands.types.events import ModelStopReason
+from strands.types.events import ModelStopReason, TypedEvent
 
 from otel_limits.core.messages import halt_message, halt_text, partial_note
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
     from strands.types.content import ContentBlock, Message
 
+    from otel_limits.bindings.strands.invocations import Live
     from otel_limits.core.policy import Verdict
 
 GO_ON: Final = frozenset(("tool_use", "cancelled"))
@@ -35,6 +38,65 @@ def as_last(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopR
         content = [*content, {"text": partial_note(verdict, agent)}]
         message = {**answer.message, "content": content}
     return ModelStopReason(cast("Any", verdict.reason), message, answer.usage, answer.metrics)
+
+
+class TextDelta(TypedEvent):
+    """A piece of text in the stream, as Strands' own, whose class is private."""
+
+    def prepare(self, invocation_state: dict[str, Any]) -> None:
+        """Carry what the caller gave the invocation: callback handlers may count on it."""
+        self.update(invocation_state)
+
+
+async def ending_as_last(
+    events: AsyncGenerator[Any, None], live: Live
+) -> AsyncGenerator[Any, None]:
+    """Stream a last answer, and in its last block that it is partial.
+
+    Some read the stream only, and never see the message.
+    """
+    held: list[TypedEvent] = []
+    streamed = False
+    try:
+        async for event in events:
+            chunk = event.get("event")
+            streamed = streamed or chunk is not None
+            if isinstance(event, ModelStopReason):
+                for each in _end(event, live, held, streamed=streamed):
+                    yield each
+                held = []
+            # Held back until the message is known: a block behind the end of a message is a
+            # malformed stream, and only the whole answer tells whether it says anything.
+            elif held or (isinstance(chunk, dict) and "messageStop" in chunk):
+                held.append(event)
+            else:
+                yield event
+    finally:
+        await events.aclose()
+
+
+def _end(
+    answer: ModelStopReason, live: Live, held: list[TypedEvent], *, streamed: bool
+) -> Iterator[TypedEvent]:
+    """Yield the end of a stream, with the block that the last answer gets from us."""
+    last = answer
+    # No longer wrapping: another call was refused meanwhile, and the halt is about that one.
+    if live.wrapping is not None:
+        last = as_last(answer, live.wrapping, live.run.invocation.agent)
+    # What a middleware answers from its cache may have no stream, and then nobody reads one.
+    if streamed and last is not answer:
+        yield from _block_of(last.message["content"][-1]["text"])
+    yield from held
+    yield last
+
+
+def _block_of(text: str) -> Iterator[TypedEvent]:
+    """Make the events of one more block of text, in the order of Strands."""
+    delta = {"text": text}
+    yield TypedEvent({"event": {"contentBlockStart": {"start": {}}}})
+    yield TypedEvent({"event": {"contentBlockDelta": {"delta": delta}}})
+    yield TextDelta({"data": text, "delta": delta})
+    yield TypedEvent({"event": {"contentBlockStop": {}}})
 
 
 def cancelled_answer() -> ModelStopReason:

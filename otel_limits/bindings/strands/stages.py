@@ -11,7 +11,7 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
-from otel_limits.bindings.strands.answers import as_last, cancelled_answer
+from otel_limits.bindings.strands.answers import cancelled_answer, ending_as_last
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
 from otel_limits.bindings.strands.invocations import Live, live_of
@@ -242,6 +242,8 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     let_out(live, call, context)
     model_pass, answer = ModelPass(live, context, call), None
     events = next_fn(_with_notes(live, context) or context)
+    if live.wrapping is not None:
+        events = ending_as_last(events, live)
     try:
         while True:
             # Each time, as one task may read the streams of several agents in turns.
@@ -258,8 +260,6 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
             if type(event) is ModelStreamChunkEvent:
                 model_pass.has_streamed = True
             elif type(event) is ModelStopReason:
-                if live.wrapping is not None:
-                    event = as_last(event, live.wrapping, live.run.invocation.agent)
                 answer = live.response = event
             yield event
     except Exception as error:
