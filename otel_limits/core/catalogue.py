@@ -198,6 +198,7 @@ def _prices_at(listed: Listed, tier: str, when: datetime) -> ModelPrice | None:
     for variant in listed.info.price_variants or ():
         constraint = variant.constraint
         is_active = constraint is None or constraint.active(when)
+        # A variant that asks for more than the tier, such as a region too, would be a guess here.
         named = {name: tier for name in variant.when if name in VARIANTS}
         if is_active and named and variant.when == named:
             return listed.info.get_prices(when, named)
@@ -218,6 +219,7 @@ def _offered(article: Article, prices: DataSnapshot) -> Listed | None:
         found, info = prices.find_provider_model(reference, None, seller, None)
     except LookupError:
         return None
+    # A search without a seller may find whoever has a similar name: only the named seller counts.
     if seller not in (None, found.id):
         return None
     return Listed(info, found.id, is_own=any(info is each for each in found.models))
@@ -227,5 +229,6 @@ def _tier(rate: Decimal | TieredPrices | None, prompt: int) -> Decimal | None:
     """USD per unit at the tier that the input of the whole call reaches."""
     if rate is None or isinstance(rate, Decimal):
         return rate
+    # The list has its tiers in ascending order, so that the last one reached is the highest.
     reached = [tier.price for tier in rate.tiers if prompt > tier.start]
     return reached[-1] if reached else rate.base

@@ -43,6 +43,7 @@ class ConfigurationError(ValueError):
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         """Keep the sentences apart for those who print them one by one."""
+        # The list itself is the argument: an exception is pickled, and copied, by its arguments.
         super().__init__(mistakes)
         self.mistakes = tuple(mistakes)
 
@@ -203,6 +204,7 @@ class LoopDetectedError(LimitReachedError):
     def __init__(self, tool_name: str | None, count: int) -> None:
         """Take the tool and how often it was repeated."""
         super().__init__(count, count)
+        # What pickling passes to `__init__` when the exception comes from another process.
         self.args = (tool_name, count)
         self.tool_name = tool_name
         self.count = count
@@ -264,6 +266,7 @@ def limit_reached(verdict: Verdict, stop: Stop) -> LimitReachedError:
     """Make the exception that tells of `verdict`."""
     breach = verdict.breach
     error: LimitReachedError
+    # No breach is what a kill leaves: nothing was counted that could be told.
     if breach is None:
         error = KilledError()
     elif breach.reason == "loop_detected":

@@ -39,6 +39,8 @@ class Faults:
             sentence: What that means, where more is known than that it was skipped.
         """
         try:
+            # Counted before it is logged: handlers of the application may raise, and the count must
+            # stand.
             self.publish(component)
             self.catch_up()
             self._log(component, error, sentence)
@@ -49,10 +51,12 @@ class Faults:
 
     def catch_up(self) -> None:
         """Count what could not be told at the time."""
+        # Popped before it is told: a fault in telling would otherwise be told for ever.
         while self.unreported:
             self.publish(self.unreported.pop())
 
     def _log(self, component: str, error: BaseException, sentence: str | None) -> None:
+        # Without a lock: at worst two threads log the same fault once more.
         now = self._clock()
         if now - self._logged.get(component, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
             return
@@ -61,6 +65,7 @@ class Faults:
             "otel-limits: %s; the agent goes on. Further failures of it are counted in "
             "otel_limits_internal_errors_total and logged at most once a minute.",
             sentence or f"{component} failed with {type(error).__name__} and was skipped",
+            # A traceback of ours in the log of the application reads like a crash of its agent.
             exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
 
@@ -94,6 +99,7 @@ def never_raises_async(
         @functools.wraps(function)
         async def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
             try:
+                # CancelledError is a BaseException, so that it passes through here, as it must.
                 return await function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  the agent must not feel any of them
                 note(component, error)

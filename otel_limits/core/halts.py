@@ -83,6 +83,7 @@ def set_in(breach: Breach) -> str:
 
 def next_step(breach: Breach) -> str:
     """Say what whoever reads of a halt can do about it."""
+    # No limit of ours was reached, so that nothing here could be raised.
     if breach.limit == GATEWAY_BUDGET:
         return "Raise the budget there."
     if breach.reason in NEXT:

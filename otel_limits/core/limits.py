@@ -236,6 +236,7 @@ class Level:
     @property
     def ratio(self) -> float:
         """Fraction of the cap; 1 when it is reached."""
+        # Through float, as a cap may be a Decimal and what was used an int: a ratio is not money.
         return float(self.observed) / float(self.cap)
 
 
@@ -268,6 +269,7 @@ class Breach:
     @property
     def amount(self) -> str:
         """How much was used of what is permitted, in words."""
+        # The limit of a tree is the one of the same name, with a prefix.
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         if kind is not None and kind.is_refusal:  # `observed` counts the call that did not run
             return f"{self.cap} of {self.cap} {self.unit} used, and one more was asked for"
@@ -284,6 +286,7 @@ class Breach:
     @property
     def yields_to_output(self) -> bool:
         """True when the call that only forces structured output is still permitted."""
+        # That of a tree never does: its other agents are not forcing any output.
         return self.limit in LIMITS and LIMITS[self.limit].yields_to_output
 
     @property
@@ -345,6 +348,7 @@ class Limits:
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """The caps that are set, by name."""
+        # By the table and not by the fields: its order is the one in which limits are shown.
         for name in LIMIT_NAMES:
             # A limit of the table without a field is unset: a test names it, no import fails.
             value = getattr(self, name, None)
@@ -355,6 +359,8 @@ class Limits:
         """These caps, and `base`'s where this one has none; caps of single tools one by one."""
         caps = dict(base.items())
         for name, cap in self.items():
+            # Merged by tool: a cap for `fetch` in one place does not lift that for `search` in
+            # another.
             below = caps.get(name)
             caps[name] = {**below, **cap} if isinstance(below, Mapping) else cap
         return Limits(**caps)
@@ -362,6 +368,8 @@ class Limits:
     def beyond(self, tally: Tally, calls_by_tool: Mapping[str, int]) -> Limits:
         """Add to these caps what has been used already; one that is switched off stays so."""
         caps = dict(self.items())
+        # Only what is active: 0 switches a loop limit off, and 0 with what was used would switch it
+        # on.
         for limit, _ in self.active:
             caps[limit.name] += limit.observed(tally)
         if self.max_calls_per_tool is not None:

@@ -101,6 +101,8 @@ class LoopState:
 
     def turn(self, calls: Sequence[Call], text: str | None) -> None:
         """Take in one turn: its finished calls in the order of the requests, and its text."""
+        # Positions among all calls: an exempt one in front must not send the nudge to another
+        # result.
         judged = [(position, call) for position, call in enumerate(calls) if not call.exempt]
         if judged:
             self._judge_calls(judged)
@@ -132,6 +134,7 @@ class LoopState:
         self.repeated_tool_cycles = self._peak("max_repeated_tool_cycles", cycles, calls)
 
     def _peak(self, limit: str, counts: Sequence[int], calls: Sequence[tuple[int, Call]]) -> int:
+        # The first that reached the peak: what follows it in the turn may be innocent.
         highest = max(counts)
         position, call = calls[counts.index(highest)]
         self._blamed[limit] = (call.tool, position)
@@ -139,6 +142,8 @@ class LoopState:
 
     def _take(self, call: Call) -> tuple[int, int, int]:
         """Add one call; what it brings the three counts of tool calls to."""
+        # The window is per invocation, the row per leg: a human's answer between two calls ends a
+        # row.
         self._in_a_row = self._in_a_row + 1 if call.tool == self._last_tool else 1
         self._last_tool = call.tool
         # Before the call is in the window, as it is compared with those before it.
@@ -228,6 +233,7 @@ def fingerprint(*parts: object) -> str:
     Returns:
         32 hexadecimal digits (BLAKE2b).
     """
+    # A digest and not Python's `hash`, which differs from process to process: ledgers are compared.
     return blake2b("".join(_pieces(parts)).encode("ascii"), digest_size=16).hexdigest()
 
 
@@ -276,6 +282,7 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
     """How `item` is written: an opening bracket and the values within."""
     try:
         if isinstance(item, (list, tuple, deque)):
+            # A copy made in one step: a deque raises when another thread adds to it meanwhile.
             return "[", tuple(item)
         if isinstance(item, Mapping):
             # By hash where a key is not text, as keys of several types cannot be compared.
@@ -287,6 +294,7 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
 
 
 def _open_rare(item: object) -> tuple[str, Iterable[object]]:
+    # Before `str` and `int`: an enum of either would be read as its value, and lose its name.
     if isinstance(item, Enum):
         return "(", (_name(item), item.name)
     for base, as_base in BASES.items():

@@ -25,6 +25,7 @@ QUOTA_NUMBERS: Final = ("used", "reserved", "limit")
 
 def halt_text(verdict: Verdict, agent: str) -> str:
     """What stands in the conversation where the agent was stopped."""
+    # Always "halted": `is_ours` knows the message by this text, before the action was taken.
     said = halt_sentence(agent, verdict.reason, "halted", verdict.breach)
     return f"{said} otel-limits wrote this message, and no model."
 
@@ -87,6 +88,7 @@ def stop_to_json(stop: Stop) -> dict[str, Any]:
     # Both say again what the other fields do, and every message of a halt is stored with a session.
     for name in ("levels", "invocation"):
         del values[name]
+    # The deciding limit is repeated on top, so that a query in a log needs no look into a list.
     return {
         **values,
         "limit": breach.get("limit"),
@@ -108,6 +110,7 @@ def stop_from_json(marker: Mapping[str, Any]) -> Stop:
     values = {name: value for name, value in marker.items() if name in known}
     breaches = tuple(_breach(each) for each in marker.get("breaches", ()))
     values["breaches"] = breaches
+    # The list is the truth and the breach its first: they cannot differ after a round trip.
     values["breach"] = breaches[0] if breaches else None
     values["usage"] = Usage(**marker.get("usage", {}))
     values["cost"] = Decimal(marker.get("cost", 0))

@@ -37,6 +37,7 @@ def calling_line(door: str) -> str:
     """Return where the application came in by a name of this package, as `app.py:12 (enable)`."""
     import inspect  # only whoever sets a limit in code needs it
 
+    # Up to the first frame that is not ours: `enable` may be reached through the plugin.
     frame = inspect.currentframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))

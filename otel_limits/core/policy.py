@@ -109,6 +109,8 @@ class Policy:
 
     def exempts(self, tool: str) -> bool:
         """Tell whether loop limits don't look at `tool`; the most specific glob decides."""
+        # Both kinds are ranked together: `poll_*` may be exempt and `poll_orders` watched all the
+        # same.
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
@@ -134,6 +136,8 @@ class Policy:
             breaches += self._unknown(tally, breaches, "USD", prefix, why)
         if not breaches:
             return breaches
+        # Only once something was reached: this is asked before every model call, and rarely
+        # answers.
         return tuple(replace(each, origin=self.origin_of(each.limit)) for each in breaches)
 
     def _unknown(
@@ -161,6 +165,7 @@ def verdict_of(reached: Iterable[Reached]) -> Verdict | None:
     What is only observed stands behind what acts. A last answer, or a human's extension, is of
     use only where no other limit ends the invocation all the same.
     """
+    # By the order of STOP_REASONS, so that the same state ends with the same reason everywhere.
     ordered = sorted(
         reached, key=lambda each: (each[1] == "observe", STOP_REASONS.index(each[0].reason))
     )

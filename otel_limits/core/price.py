@@ -90,6 +90,7 @@ class Price:
         read = at.input if at.cache_read is None else at.cache_read
         write = at.input if at.cache_write is None else at.cache_write
         spoken, answered = usage.input_audio or 0, usage.output_audio or 0
+        # In a context of our own: the application's may round, or trap.
         with localcontext(EXACT):
             tokens = (
                 _fresh(usage) * at.input
@@ -139,9 +140,11 @@ class Price:
 
     def lack(self, usage: Usage) -> str | None:
         """Say which price is missing for a call, or which of its counts cannot be; else `None`."""
+        # Parts that overlap leave a negative rest, which would make a call cheaper than free.
         counted = (_fresh(usage), usage.cache_write - (usage.cache_write_1h or 0))
         if min(*counted, usage.output - (usage.output_audio or 0)) < 0:
             return "its parts are more than the whole"
+        # An hour costs more than five minutes, so that the price of the latter would be too low.
         if usage.cache_write_1h and self.cache_write_1h is None and self.cache_write is not None:
             return "no price for one-hour cache writes is known"
         if usage.input_audio and self.input_audio is None:

@@ -92,6 +92,7 @@ class Prices:
     def load(self) -> None:
         """Import the package ahead of the first look-up, which is within a model call."""
         if self._catalogue is not None:
+            # Any model does: it is the first look-up that imports and compiles the list.
             self._catalogue.find("gpt-4o", "openai")
 
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
@@ -118,12 +119,14 @@ class Prices:
             return Quote(unknown=NOBODY_SAYS)
 
     def _quoted(self, sale: Sale, when: datetime | None) -> Quote:
+        # The address knows better than the class: a client for OpenAI may be pointed anywhere.
         seller = sale.seller or canonical(sale.provider)
         offer = self._offer(sale.model, seller, sale.provider)
         if (offer is not None and offer.price is None) or (
             offer is None and is_local(sale.model, seller)
         ):
             return Quote(price=NO_COST, source=LOCAL)
+        # After local models, which cost nothing whatever they did, and before any price.
         if sale.opens:
             return Quote(unknown="; ".join(sale.opens))
         if offer is not None and offer.price is not None:
@@ -134,6 +137,7 @@ class Prices:
     def _by_list(self, sale: Sale, seller: str, when: datetime) -> Quote:
         if self._catalogue is None:
             return Quote(unknown=NOBODY_SAYS) if self._offers else OF_NO_CALL
+        # The answer did not say which tier it was, and tiers differ by a factor of 2 and more.
         if sale.tier == AUTOMATIC:
             return Quote(unknown=NO_TIER)
         listed = self._catalogue.find(sale.model, seller)
@@ -141,6 +145,7 @@ class Prices:
         if listed is None or price is None:
             at = "" if sale.tier == STANDARD else f" at the service tier {sale.tier}"
             return Quote(unknown=NOBODY_SAYS + at)
+        # Last, as the premium is on top of whatever the tier costs.
         more = premium(listed.seller, listed.info.id, sale.region)
         if more is None:
             return Quote(unknown=f"{NOBODY_SAYS} in {sale.region}")

@@ -46,6 +46,7 @@ def premium(seller: str, model: str, region: str | None) -> Decimal | None:
         return PREMIUM
     if seller != "google" or not model.startswith(("claude-", "gemini-")):
         return NO_PREMIUM
+    # Before the pattern below, which takes every Claude.
     if GOOGLE_SAME.match(model):
         return NO_PREMIUM
     return PREMIUM if GOOGLE_MORE.match(model) else None

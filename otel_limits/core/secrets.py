@@ -35,6 +35,7 @@ def masked(text: str) -> str:
     if not separator or "@" in scheme:
         separator = ""
         scheme, rest = "", text
+    # Up to the last `@`: a password may have one in it, and a host never does.
     credentials, at, place = rest.rpartition("@")
     # Without a scheme, what stands before an `@` may be a name like any other; with a colon in it,
     # it is taken for a user with a password.
@@ -72,6 +73,7 @@ def _masked_user(credentials: str, scheme: str) -> str:
 
 def _masked_hosts(rest: str) -> str:
     """Hide what stands for a port, and all that follows, where the `@` was forgotten."""
+    # Several hosts, as of a replica set or a cluster, have commas between them.
     hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if all(HOST.fullmatch(host) for host in hosts.split(",")):
         return rest

@@ -155,6 +155,7 @@ def seller_of(model: str, provider: str) -> str:
         provider: Who was asked, by its canonical name.
     """
     prefix, slash, _ = model.partition("/")
+    # Only at a gateway: elsewhere a slash is part of the name, as in `meta-llama/Llama-3`.
     return canonical(prefix) if slash and provider in GATEWAYS else provider
 
 
@@ -196,6 +197,7 @@ def article_of(model: str, provider: str, *, known: bool) -> Article | None:
         article = Article("aws", found[1])
     elif found := RESOURCE.fullmatch(model):
         article = Article("google", found[1])
+    # The name of a gateway says nothing of who is paid.
     elif known and provider not in GATEWAYS:
         article = Article(provider, _without_own_prefix(model, provider))
     else:
@@ -208,6 +210,7 @@ def article_of(model: str, provider: str, *, known: bool) -> Article | None:
 def _by_name(model: str, seller: str | None) -> Article:
     """Say whose model it is by its name; `seller` says so of a bare one."""
     prefix, slash, rest = model.partition("/")
+    # Before the slash: ids such as `us.anthropic.claude…` are Bedrock's whoever passes them on.
     if BEDROCK.match(model):
         return Article("aws", model)
     # OpenAI's fine-tuned models, before the rule for colons below takes it for a tag.

@@ -96,13 +96,16 @@ def sale_of(
     model: str, provider: str, usage: Usage, answered_tier: str | None, terms: Terms
 ) -> Sale:
     """Put together what a request asked for and what its answer said: the answer decides."""
+    # What the vendor answers is what it bills: "priority" may be served, and billed, as standard.
     tier = named_tier(terms.tier if answered_tier is None else answered_tier)
     opens = []
     if usage.cache_write and usage.cache_write_1h is None:
+        # All of it was asked for an hour, so that nothing has to be told apart.
         if terms.cache_ttls == {ONE_HOUR}:
             usage = replace(usage, cache_write_1h=usage.cache_write)
         elif ONE_HOUR in terms.cache_ttls:
             opens.append("it wrote to caches of 5 minutes and of 1 hour, and nobody says how much")
+    # What is cached of audio has another price at some vendors, and no usage says how much it was.
     is_cached = usage.cache_read + usage.cache_write > 0
     if (terms.audio_in and usage.input_audio is None) or (is_cached and usage.input_audio):
         opens.append("it has audio, and nobody says how much of it was cached or text")
@@ -128,6 +131,7 @@ def sale_in_ledger(
     """Put together again what a ledger has of a call; anybody may have written to its rows."""
     try:
         said: Any = json.loads(basis) if basis else {}
+    # JSON that is nested deeply raises RecursionError, and rows can be written by anybody.
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):

@@ -131,6 +131,7 @@ class Tally:
     @property
     def usage(self) -> Usage:
         """The tokens."""
+        # Without the parts that only prices need: those are known per call, and not for a sum.
         return Usage(
             input=self.input,
             output=self.output,

@@ -91,6 +91,7 @@ class CheckedKind(Kind[T]):
     def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
         advice = str(error) if isinstance(error, UnfitError) else ""
         sentence = f"{name} must be {self.phrase}, got {masked(written)}."
+        # `lstrip`: an item of a list has no name, and its sentence begins with "must be".
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
 
@@ -126,6 +127,7 @@ class MappingKind(Kind[Mapping[str, T]]):
     def of_text(self, name: str, text: str) -> Mapping[str, T]:
         """Read a variable of the environment or an option of the command line."""
         values = {}
+        # From the right: a name may have an equals sign in it, and a number never does.
         for part in text.split(","):
             key, equals, value = part.strip().rpartition("=")
             if not equals or not key:
@@ -137,6 +139,7 @@ class MappingKind(Kind[Mapping[str, T]]):
                     raise
                 # What was put here by mistake may have a password where a number should be.
                 raise self._misfit(name, text) from None
+        # Frozen, as limits are told to observers, and no observer may change them.
         return FrozenDict(values)
 
     def _misfit(self, name: str, text: str) -> ValueError:
@@ -195,6 +198,7 @@ def _digits(text: str) -> int:
 
 
 def _whole(value: object) -> int:
+    # bool is an int in Python, and `max_turns=True` would be a limit of 1.
     if isinstance(value, bool) or not isinstance(value, int):
         raise UnfitError
     return value
@@ -209,6 +213,7 @@ def _real(value: object) -> float:
 
 
 def _exact(value: object) -> Decimal:
+    # A binary fraction such as 0.1 would be compared as 0.1000000000000000055….
     if isinstance(value, float) and math.isfinite(value):
         raise UnfitError(f"A float is not exact: write Decimal('{value}').")
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
@@ -260,6 +265,7 @@ FRACTION: Final = _bounded(
 def _fractions(values: object) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise UnfitError
+    # Once each and in order: each threshold is told once, and the lowest first.
     return tuple(sorted({float(FRACTION.check(value)) for value in values}))
 
 
@@ -316,6 +322,7 @@ def choice(*words: str) -> CheckedKind[str]:
             raise UnfitError(_question(value, words))
         return str(value)
 
+    # In text only, where environments shout: a policy file and code write it as it is.
     return CheckedKind(
         phrase=f"one of {', '.join(words)}",
         check=check,
@@ -374,6 +381,7 @@ DURATION: Final = CheckedKind[timedelta](
 def _date_time(text: object) -> datetime:
     # Python 3.10 knows no Z
     found = datetime.fromisoformat(_text(text).strip().replace("Z", "+00:00"))
+    # Without a zone it would mean another moment on every machine.
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
