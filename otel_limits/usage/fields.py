@@ -24,13 +24,8 @@ AS_JSON: Final = "langsmith.metadata.usage_metadata"
 """Where LangSmith has the parts of its counts: langchain-core, messages/ai.py, UsageMetadata."""
 
 
-NAMES: Final = 256
+REMEMBERED: Final = 256
 """Names that are remembered as they are looked up."""
-
-
-def names_of(*names: str) -> tuple[str, ...]:
-    """Write names as `Fields` looks them up, once: each model call looks for all of them."""
-    return tuple(_spelled_alike(name) for name in names)
 
 
 def _spelled_alike(name: str) -> str:
@@ -38,94 +33,120 @@ def _spelled_alike(name: str) -> str:
 
 
 # Remembered, as a vendor reports the same names in every answer.
-@functools.lru_cache(NAMES)
+@functools.lru_cache(REMEMBERED)
 def _outermost(name: str) -> str:
     for prefix in SPAN_PREFIXES:
         name = name.removeprefix(prefix)
     return _spelled_alike(name)
 
 
-INPUT: Final = names_of(
-    "billed_units.input_tokens",  # Cohere: what is billed, beside what was processed
-    "input_tokens",  # Anthropic, OpenAI Responses, Bedrock (inputTokens), the conventions
-    "prompt_tokens",  # OpenAI Chat and all that follow it
-    "prompt_token_count",  # Gemini
-    "prompt_eval_count",  # Ollama
-    "num_prompt_tokens",  # LlamaAPI
-    "prompt",  # OpenInference
-    "tokens.input_tokens",
-)
-OUTPUT: Final = names_of(
-    "billed_units.output_tokens",
-    "output_tokens",
-    "completion_tokens",
-    "candidates_token_count",
-    "eval_count",
-    "num_completion_tokens",
-    "completion",
-    "tokens.output_tokens",
-)
-TOTAL: Final = names_of("total_tokens", "total_token_count", "num_total_tokens", "total")
-CACHE_READ: Final = names_of(
-    "cache_read.input_tokens",
-    "cache_read_input_tokens",
-    "prompt_tokens_details.cached_tokens",
-    "prompt_token_details.cached_tokens",  # Writer
-    "input_tokens_details.cached_tokens",
-    "prompt_details.cache_read",
-    "input_token_details.cache_read",  # LangChain
-    "cached_content_token_count",
-    "prompt_cache_hit_tokens",  # DeepSeek
-    "prompt_eval_cached_count",
-    "cached_tokens",
-)
-CACHE_WRITE: Final = names_of(
-    "cache_creation.input_tokens",
-    "cache_write.input_tokens",
-    "cache_creation_input_tokens",
-    "cache_write_input_tokens",
-    "prompt_tokens_details.cache_write_tokens",
-    "input_tokens_details.cache_write_tokens",
-    "prompt_details.cache_write",
-    "input_token_details.cache_creation",
-)
-CACHE_WRITE_5M: Final = names_of(
-    "cache_creation.ephemeral_5m_input_tokens",
-    "cache_details.5m",
-    "input_token_details.ephemeral_5m_input_tokens",
-)
-CACHE_WRITE_1H: Final = names_of(
-    "cache_creation.ephemeral_1h_input_tokens",
-    "cache_details.1h",
-    "input_token_details.ephemeral_1h_input_tokens",
-)
-REASONING: Final = names_of(
-    "reasoning.output_tokens",
-    "completion_tokens_details.reasoning_tokens",
-    "output_tokens_details.reasoning_tokens",
-    "output_tokens_details.thinking_tokens",
-    "completion_details.reasoning",
-    "details.reasoning_tokens",
-    "output_token_details.reasoning",
-    "thoughts_token_count",
-    "reasoning_tokens",
-)
-TOOL_PROMPT: Final = names_of("tool_use_prompt_token_count")
-"""Gemini's input beside its prompt."""
-INPUT_AUDIO: Final = names_of(
-    "prompt_tokens_details.audio_tokens",
-    "prompt_details.audio",
-    "prompt_tokens_details.audio",
-    "input_token_details.audio",
-)
-OUTPUT_AUDIO: Final = names_of(
-    "completion_tokens_details.audio_tokens",
-    "completion_details.audio",
-    "output_token_details.audio",
-    "candidates_tokens_details.audio",
-)
-WEB_SEARCHES: Final = names_of("server_tool_use.web_search_requests")
-TIER: Final = names_of("service_tier", "traffic_type", "service_tier.type")
+INPUT: Final = "input"
+OUTPUT: Final = "output"
+TOTAL: Final = "total"
+CACHE_READ: Final = "cache_read"
+CACHE_WRITE: Final = "cache_write"
+CACHE_WRITE_5M: Final = "cache_write_5m"
+CACHE_WRITE_1H: Final = "cache_write_1h"
+REASONING: Final = "reasoning"
+TOOL_PROMPT: Final = "tool_prompt"
+INPUT_AUDIO: Final = "input_audio"
+OUTPUT_AUDIO: Final = "output_audio"
+WEB_SEARCHES: Final = "web_searches"
+TIER: Final = "tier"
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    INPUT: (
+        "billed_units.input_tokens",  # Cohere: what is billed, beside what was processed
+        "input_tokens",  # Anthropic, OpenAI Responses, Bedrock (inputTokens), the conventions
+        "prompt_tokens",  # OpenAI Chat and all that follow it
+        "prompt_token_count",  # Gemini
+        "prompt_eval_count",  # Ollama
+        "num_prompt_tokens",  # LlamaAPI
+        "prompt",  # OpenInference
+        "tokens.input_tokens",
+    ),
+    OUTPUT: (
+        "billed_units.output_tokens",
+        "output_tokens",
+        "completion_tokens",
+        "candidates_token_count",
+        "eval_count",
+        "num_completion_tokens",
+        "completion",
+        "tokens.output_tokens",
+    ),
+    TOTAL: ("total_tokens", "total_token_count", "num_total_tokens", "total"),
+    CACHE_READ: (
+        "cache_read.input_tokens",
+        "cache_read_input_tokens",
+        "prompt_tokens_details.cached_tokens",
+        "prompt_token_details.cached_tokens",  # Writer
+        "input_tokens_details.cached_tokens",
+        "prompt_details.cache_read",
+        "input_token_details.cache_read",  # LangChain
+        "cached_content_token_count",
+        "prompt_cache_hit_tokens",  # DeepSeek
+        "prompt_eval_cached_count",
+        "cached_tokens",
+    ),
+    CACHE_WRITE: (
+        "cache_creation.input_tokens",
+        "cache_write.input_tokens",
+        "cache_creation_input_tokens",
+        "cache_write_input_tokens",
+        "prompt_tokens_details.cache_write_tokens",
+        "input_tokens_details.cache_write_tokens",
+        "prompt_details.cache_write",
+        "input_token_details.cache_creation",
+    ),
+    CACHE_WRITE_5M: (
+        "cache_creation.ephemeral_5m_input_tokens",
+        "cache_details.5m",
+        "input_token_details.ephemeral_5m_input_tokens",
+    ),
+    CACHE_WRITE_1H: (
+        "cache_creation.ephemeral_1h_input_tokens",
+        "cache_details.1h",
+        "input_token_details.ephemeral_1h_input_tokens",
+    ),
+    REASONING: (
+        "reasoning.output_tokens",
+        "completion_tokens_details.reasoning_tokens",
+        "output_tokens_details.reasoning_tokens",
+        "output_tokens_details.thinking_tokens",
+        "completion_details.reasoning",
+        "details.reasoning_tokens",
+        "output_token_details.reasoning",
+        "thoughts_token_count",
+        "reasoning_tokens",
+    ),
+    TOOL_PROMPT: ("tool_use_prompt_token_count",),
+    INPUT_AUDIO: (
+        "prompt_tokens_details.audio_tokens",
+        "prompt_details.audio",
+        "prompt_tokens_details.audio",
+        "input_token_details.audio",
+    ),
+    OUTPUT_AUDIO: (
+        "completion_tokens_details.audio_tokens",
+        "completion_details.audio",
+        "output_token_details.audio",
+        "candidates_tokens_details.audio",
+    ),
+    WEB_SEARCHES: ("server_tool_use.web_search_requests",),
+    TIER: ("service_tier", "traffic_type", "service_tier.type"),
+}
+"""How each is called; where a response has it under several names, the first one decides."""
+
+MEANINGS: Final = {
+    _spelled_alike(name): (kind, place)
+    for kind, names in NAMES.items()
+    for place, name in enumerate(names)
+}
+"""What each name says, and at which place it is among the names that say the same."""
+
+GEMINI: Final = _spelled_alike("candidates_token_count")
+"""How Gemini alone calls its output."""
 
 
 class Fields:
@@ -137,38 +158,54 @@ class Fields:
 
     def __init__(self, raw: object) -> None:
         """Take a dictionary, an object of a client library, or the attributes of a span."""
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, tuple[int, Any]] = {}
+        """What is readable, with the place of its name."""
+        self._named: set[str] = set()
+        """What has a value, be it readable or not."""
+        self.is_of_gemini = False
+        """True where the output is called as Gemini calls it."""
         # No recursion: a runaway agent is deep in its own by the time it is answered.
         left: list[tuple[str, Any, int]] = [("", raw, 0)]
         while left:
             name, value, depth = left.pop()
             below = _below(value) if depth < MAX_DEPTH else None
             if below is None:
-                known = self._found.get(name)
-                if value is not None and (known is None or token_count(known) is None):
-                    self._found[name] = value
+                if value is not None and name in MEANINGS:
+                    self._note(name, value)
                 continue
             for key, each in below:
                 part = f"{name}.{_spelled_alike(str(key))}" if depth else _outermost(str(key))
                 left.append((part, each, depth + 1))
 
-    def __contains__(self, names: Sequence[str]) -> bool:
-        """Tell whether any of these names has a value, be it readable or not."""
-        return not self._found.keys().isdisjoint(names)
+    def _note(self, name: str, value: object) -> None:
+        kind, place = MEANINGS[name]
+        self._named.add(kind)
+        self.is_of_gemini |= name == GEMINI
+        known = self._found.get(kind)
+        if known is not None and known[0] <= place:
+            return
+        readable = _text(value) if kind == TIER else token_count(value)
+        if readable is not None:
+            self._found[kind] = place, readable
 
-    def count(self, names: Sequence[str]) -> int | None:
-        """Return the number of tokens under the first of `names` that has a readable one."""
-        # In one step first, as each model call asks for all of them and has few.
-        for name in names if names in self else ():
-            found = self._found.get(name)
-            if found is not None and (count := token_count(found)) is not None:
-                return count
-        return None
+    def is_named(self, kind: str) -> bool:
+        """Tell whether it has a value under any of its names, be it readable or not."""
+        return kind in self._named
 
-    def text(self, names: Sequence[str]) -> str | None:
-        """Return the text under the first of `names` that has some."""
-        found = [self._found.get(name) for name in names]
-        return next((text for text in found if isinstance(text, str) and text), None)
+    def count(self, kind: str) -> int | None:
+        """Return the number of tokens under the first of the names that has a readable one."""
+        known = self._found.get(kind)
+        return None if known is None else known[1]
+
+    @property
+    def tier(self) -> str | None:
+        """The tier under the first of its names that has some text."""
+        known = self._found.get(TIER)
+        return None if known is None else known[1]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def is_usage(name: str) -> bool:

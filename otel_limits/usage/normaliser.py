@@ -85,12 +85,12 @@ def _changed(usage: Usage, sent: int, output: int) -> Usage:
     )
 
 
-CANDIDATES: Final = fields.names_of("candidates_token_count")
-ANY_USAGE: Final = (*fields.INPUT, *fields.OUTPUT, *fields.TOTAL)
+NEEDED: Final = (fields.INPUT, fields.OUTPUT, fields.TOTAL)
+"""Without any of these, nothing was reported."""
 
 
 def _record(found: Fields, rule: Rule) -> UsageRecord:
-    if ANY_USAGE not in found:
+    if not any(map(found.is_named, NEEDED)):
         return NOTHING_REPORTED
     sent, output = found.count(fields.INPUT), found.count(fields.OUTPUT)
     total = found.count(fields.TOTAL)
@@ -106,7 +106,7 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     least = max(output or 0, thoughts or 0)
     output = _with_thoughts(found, output, thoughts, total)
     sent, output, sure = _settled(rule, sent, output, total, outside)
-    if output is not None and CANDIDATES in found:  # its total may be of less than its parts
+    if output is not None and found.is_of_gemini:  # its total may be of less than its parts
         output = max(output, least)
     if sent is None or sent < cached:  # only a total can say less than the part that was cached
         sent, sure = None, "partial"
@@ -127,13 +127,13 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
         has_output=output is not None,
         total=total,
         reported=reported,
-        tier=found.text(fields.TIER),
+        tier=found.tier,
     )
 
 
 def _written(found: Fields) -> int:
     """Tokens put in a cache: the vendor's sum, or that of its parts where it sends no sum."""
-    by_ttl = [found.count(names) or 0 for names in (fields.CACHE_WRITE_5M, fields.CACHE_WRITE_1H)]
+    by_ttl = [found.count(kind) or 0 for kind in (fields.CACHE_WRITE_5M, fields.CACHE_WRITE_1H)]
     return max(found.count(fields.CACHE_WRITE) or 0, sum(by_ttl))
 
 
@@ -157,7 +157,7 @@ def _with_thoughts(
 
 def _is_beside(found: Fields, thoughts: int, output: int, total: int | None) -> bool:
     """Tell whether reasoning is beside the output: Gemini's, and what is more than the whole."""
-    return CANDIDATES in found or (total is None and thoughts > output)
+    return found.is_of_gemini or (total is None and thoughts > output)
 
 
 def _is_outside(

@@ -52,6 +52,18 @@ SEARCH_TOOL: Final = "web_search"
 
 MODALITIES: Final = ("modalities", "response_modalities", "responseModalities")
 
+CACHED: Final = ("cache_config", "cache_tools")
+CACHE_TTLS: Final = ("tools_ttl", "system_prompt_ttl")
+CACHE_CONTROL: Final = "cache_control"
+"""Anthropic's own."""
+TYPE: Final = "type"
+"""What a tool is, among others."""
+
+READ: Final = frozenset(
+    (*TIERS, *REGIONS, *SEARCHES, *MODALITIES, *CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE)
+)
+"""Settings that a price depends on. Few models have any, and each call looks through all of them."""
+
 ADDRESSES: Final = ("base_url", "api_base", "azure_endpoint", "server_url", "host")
 """Arguments of clients that say where they send to."""
 MOVABLE: Final = frozenset(
@@ -97,7 +109,7 @@ def terms_of(model: Any, content: object = ()) -> Terms:
             searches=any(_is_search(said) for said in settings),
             # Gemini's search of files is not a type, and is free:
             # https://ai.google.dev/gemini-api/docs/file-search.
-            paid_tools=frozenset(tool for tool in PAID_TOOLS if Said("type", tool) in settings),
+            paid_tools=frozenset(tool for tool in PAID_TOOLS if Said(TYPE, tool) in settings),
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
         note("binding", error)
@@ -105,12 +117,13 @@ def terms_of(model: Any, content: object = ()) -> Terms:
 
 
 def _settings(held: Any, depth: int) -> Iterator[Said]:
-    """Yield every setting, and those within it."""
+    """Yield every setting that is `READ`, however deep it is."""
     if depth == 0:
         return
     if isinstance(held, Mapping):
         for name, value in held.items():
-            yield Said(str(name), value)
+            if name in READ:
+                yield Said(name, value)
             if not isinstance(value, LEAVES):
                 yield from _settings(value, depth - 1)
     elif isinstance(held, (list, tuple)):
@@ -162,11 +175,11 @@ def _ttls(
         if isinstance(point := block.get("cachePoint"), Mapping):
             yield str(point.get("ttl") or usual)
     for name, value in settings:
-        if name in ("cache_config", "cache_tools") and value:
+        if name in CACHED and value:
             yield str(getattr(value, "ttl", None) or usual)
-        elif name in ("tools_ttl", "system_prompt_ttl") and isinstance(value, str):
+        elif name in CACHE_TTLS and isinstance(value, str):
             yield value
-        elif name == "cache_control" and isinstance(value, Mapping):
+        elif name == CACHE_CONTROL and isinstance(value, Mapping):
             yield str(value.get("ttl") or FIVE_MINUTES)
 
 
@@ -176,7 +189,7 @@ def _has_audio(said: Said) -> bool:
 
 
 def _is_search(said: Said) -> bool:
-    if said.name == "type":
+    if said.name == TYPE:
         return isinstance(said.value, str) and said.value.startswith(SEARCH_TOOL)
     return said.name in SEARCHES and said.value is not None
 
