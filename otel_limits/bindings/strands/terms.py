@@ -62,7 +62,7 @@ TYPE: Final = "type"
 READ: Final = frozenset(
     (*TIERS, *REGIONS, *SEARCHES, *MODALITIES, *CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE)
 )
-"""Settings that a price depends on. Few models have any, and each call looks through all of them."""
+"""Settings that a price depends on. Few models have any; each call looks through all of them."""
 
 ADDRESSES: Final = ("base_url", "api_base", "azure_endpoint", "server_url", "host")
 """Arguments of clients that say where they send to."""
