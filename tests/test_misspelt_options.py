@@ -15,6 +15,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.cli.check import print_table
 from otel_limits.cli.parser import make_parser
+from otel_limits.core.hints import meant
 
 
 def commands_below(parser: ArgumentParser, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -40,6 +41,15 @@ CHOICES = [
     for words, parser in commands_below(make_parser())
     for action in parser._actions
     if action.choices and not action.option_strings
+    for choice in action.choices
+]
+
+
+OPTION_CHOICES = [
+    (words, action.option_strings[-1], str(choice))
+    for words, parser in commands_below(make_parser())
+    for action in parser._actions
+    if action.choices and action.option_strings
     for choice in action.choices
 ]
 
@@ -109,10 +119,13 @@ def test_every_command_and_every_word_is_asked_about(
     assert said.endswith(f"Did you mean {choice}?")
 
 
-def test_a_choice_of_an_option_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "option", "choice"), OPTION_CHOICES, ids=str)
+def test_every_choice_of_every_option_is_asked_about(
+    words: tuple[str, ...], option: str, choice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where the option itself is right."""
-    said = refusal(capsys, "audit", "spend", "--format", "jsn")
-    assert said.endswith("Did you mean json?")
+    said = refusal(capsys, *words, option, choice[:2] + choice[1:])
+    assert said.endswith(f"Did you mean {choice}?")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +142,40 @@ def test_the_word_of_a_setting_is_asked_about(
     """The same sentence as for its variable and in the policy file."""
     assert main(["run", option, value, "--", "python"]) == 2
     assert capsys.readouterr().err.endswith(f"Did you mean {hint}?\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("colour", None),  # not `hour`
+        ("dya", "day"),
+        ("agents", "agent"),
+        ("tenant", "tenant.id"),
+        ("HOUR", "hour"),
+        ("tsakname", None),
+        ("", None),
+    ],
+)
+def test_only_what_is_near_is_asked_about(typed: str, hint: str | None) -> None:
+    """A question about another thing leads astray."""
+    assert meant(typed, ["agent", "model", "tool", "tenant.id", "day", "hour", "month"]) == hint
+
+
+def test_what_all_names_share_brings_none_nearer() -> None:
+    """The prefix of our variables is longer than most of their names."""
+    known = ["OTEL_LIMITS_QUIET", "OTEL_LIMITS_STRICT", "OTEL_LIMITS_MAX_TOKEN_BUDGET"]
+    assert meant("OTEL_LIMITS_FOO", known) is None
+    assert meant("OTEL_LIMITS_MAX_TOKENS", known) == "OTEL_LIMITS_MAX_TOKEN_BUDGET"
+
+
+def test_a_time_zone_is_asked_about(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an option and as a variable."""
+    assert main(["audit", "spend", "--time-zone", "Europe/Berln"]) == 2
+    monkeypatch.setenv("OTEL_LIMITS_TIME_ZONE", "europe/berlin")
+    assert main(["check"]) == 1
+    assert capsys.readouterr().err.count("Did you mean Europe/Berlin?") == 2
 
 
 def test_a_topic_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,51 @@
 
 from __future__ import annotations
 
-import difflib
+import os.path
 from collections.abc import Collection
+from typing import Final
+
+LETTERS_PER_MISTAKE: Final = 4
+"""A short name may have one mistake, one of eight letters two: `colour` does not mean `hour`."""
+
+SHORTEST_PART: Final = 3
+"""From how many letters on the beginning of a name stands for it, as `--max-cost` does."""
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that is nearest, if one is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return near[0] if near else None
+    """Return the known name that is nearest, if one is near; upper and lower case are the same."""
+    # What all have in front, such as OTEL_LIMITS_, would make every name long, and thereby near.
+    common = len(os.path.commonprefix([name, *known]))  # noqa: RUF071  by letters is what is meant
+    typed = name[common:].casefold()
+    mistakes = {each: _mistakes(typed, each[common:].casefold()) for each in known}
+    near = [each for each in known if mistakes[each] <= _permitted(each[common:])]
+    begun = [each for each in known if _is_begun(name.casefold(), each.casefold())]
+    return min(near or begun, key=lambda each: mistakes[each], default=None)
+
+
+def _permitted(name: str) -> int:
+    return max(1, len(name) // LETTERS_PER_MISTAKE)
+
+
+def _is_begun(name: str, known: str) -> bool:
+    """Tell whether one is the beginning of the other, also in the plural."""
+    shorter, longer = sorted((name.lstrip("-"), known.lstrip("-")), key=len)
+    return len(shorter) >= SHORTEST_PART and longer.startswith(shorter.rstrip("s"))
+
+
+def _mistakes(typed: str, known: str) -> int:
+    """Count the letters that are missing, added or wrong, or that two have changed places.
+
+    This is the optimal string alignment distance, row by row:
+    https://en.wikipedia.org/wiki/Damerau-Levenshtein_distance.
+    """
+    before: list[int] = []
+    last = list(range(len(known) + 1))
+    for row, letter in enumerate(typed, start=1):
+        here = [row]
+        for column, other in enumerate(known, start=1):
+            fewest = min(last[column] + 1, here[-1] + 1, last[column - 1] + (letter != other))
+            is_swapped = row > 1 < column and typed[row - 2 : row] == other + known[column - 2]
+            here.append(min(fewest, before[column - 2] + 1) if is_swapped else fewest)
+        before, last = last, here
+    return last[-1]

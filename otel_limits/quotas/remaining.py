@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
+from otel_limits.core.hints import meant
 from otel_limits.core.quota_state import Remaining
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit
@@ -108,7 +109,9 @@ def _question(
     held = {quota.name: quota for quota in gate.quotas()} if isinstance(gate, Engine) else {}
     if not isinstance(gate, Engine) or name not in held:
         known = ", ".join(held) or "none; OTEL_LIMITS_POLICY names the file that has them"
-        raise ValueError(f"There is no quota {name!r} in force. There are: {known}.")
+        near = meant(name, held)
+        hint = f"Did you mean {near}?" if near else f"There are: {known}."
+        raise ValueError(f"There is no quota {name!r} in force. {hint}")
     quota = held[name]
     given = {"agent": agent, "model": model}
     for source in quota.key.sources:

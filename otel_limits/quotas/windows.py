@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from otel_limits.core.hints import meant
 from otel_limits.core.secrets import masked
 
 UTC: Final = "UTC"
@@ -104,8 +105,8 @@ class Always:
         return Window(0, (int(seconds) // DAY_SECONDS + 2) * DAY_SECONDS)
 
 
-def zone_of(name: str) -> ZoneInfo:
-    """Return the time zone.
+def zone_of(name: str, setting: str = "time_zone") -> ZoneInfo:
+    """Return the time zone of a name, which `setting` gives.
 
     Raises:
         ValueError: The time zone database has no such name.
@@ -113,8 +114,10 @@ def zone_of(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
+        near = meant(name, available_timezones())
+        hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
-            f"time_zone must be a name such as UTC or Europe/Berlin, got {masked(name)!r}."
+            f"{setting} must be a name such as UTC or Europe/Berlin, got {masked(name)!r}.{hint}"
         ) from None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timezone, tzinfo
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.secrets import masked
 from otel_limits.core.values import TextKind
 from otel_limits.ledger.files import group_id
 from otel_limits.quotas.windows import zone_of
@@ -78,13 +77,7 @@ def zone_name(name: str, text: str) -> str:
     Raises:
         ValueError: The time zone database has no such name.
     """
-    try:
-        zone_of(text)
-    except ValueError:
-        raise ValueError(
-            f"{name} must be a name such as UTC or Europe/Berlin, got {masked(text)!r}."
-        ) from None
-    return text
+    return zone_of(text, name).key
 
 
 TIME_ZONE: Final = TextKind(read=zone_name)
