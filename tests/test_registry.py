@@ -13,6 +13,7 @@ from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn,
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import OpenCall, add_call
+from otel_limits.runs.places import MOST_ENDED
 from otel_limits.runs.registry import LIVE, Runs
 from otel_limits.runs.run import Run
 from otel_limits.testing import ScriptedModel, endless, uses
@@ -193,6 +194,28 @@ def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: Runs) -
     assert list(runs.spans._places) == list(runs.spans._late) == [7, 8, 9]
     runs.spans.end(8)
     assert list(runs.spans._places) == list(runs.spans._late) == [7, 9]
+
+
+def test_spans_that_have_ended_are_bounded(runs: Runs) -> None:
+    """Each begins within the one before, which ends then: only the latest are remembered."""
+    run = runs.start("a", Policy())
+    for span_id in range(1, MOST_ENDED + 100):
+        runs.spans.begin(span_id, run, parent=span_id - 1, is_foreign=True)
+        runs.spans.end(span_id - 1)
+    assert len(runs.spans._places) == MOST_ENDED + 1
+    last = runs.spans.place(MOST_ENDED + 99)
+    assert last is not None
+    assert len(list(last.around())) == MOST_ENDED + 1
+
+
+def test_model_calls_of_what_is_over_are_bounded(runs: Runs) -> None:
+    """Their spans are known for as long as a client may tell of them."""
+    for span_id in range(1, 9):
+        run = runs.start("a", Policy())
+        runs.spans.begin(span_id, run, in_call=True)
+        runs.spans.end(span_id)
+        run.finish("end_turn")
+    assert list(runs.spans._asked) == [6, 7, 8]
 
 
 def test_sightings_are_bounded(runs: Runs) -> None:

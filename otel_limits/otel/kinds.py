@@ -32,6 +32,14 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
             "text_completion": "model call",
             "invoke_agent": "agent",
             "execute_tool": "tool",
+            # LiteLLM names its own function: litellm, types/utils.py, CallTypes.
+            "acompletion": "model call",
+            "atext_completion": "model call",
+            "responses": "model call",
+            "aresponses": "model call",
+            "anthropic_messages": "model call",
+            "aanthropic_messages": "model call",
+            "agenerate_content": "model call",
         },
     ),
     # OpenLLMetry: its model calls have none of these kinds, but a type of request.

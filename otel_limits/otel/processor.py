@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.usage import UsageRecord
     from otel_limits.otel.kinds import Kind
+    from otel_limits.runs.places import Place
     from otel_limits.runs.registry import Runs
-    from otel_limits.runs.spans import Place
 
 
 class LimitsSpanProcessor(SpanProcessor):
@@ -71,7 +71,7 @@ class LimitsSpanProcessor(SpanProcessor):
         try:
             # Most spans of a process are none of ours: one look-up tells.
             place = self._runs.spans.place(span.context.span_id)
-            if place is not None:
+            if place is not None and place.is_open:
                 is_boundary = place.is_foreign and self._show(span, place) in BOUNDARIES
                 self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
@@ -91,7 +91,11 @@ class LimitsSpanProcessor(SpanProcessor):
         # call under the `chat` span: it is one model call, not two.
         in_call = above.in_call or span.name.startswith(semconv.MODEL_CALL_PREFIXES)
         self._runs.spans.begin(
-            span.context.span_id, above.run, parent=span.parent.span_id, in_call=in_call
+            span.context.span_id,
+            above.run,
+            parent=span.parent.span_id,
+            in_call=in_call,
+            is_boundary=not in_call,
         )
         if span.name == names.cycle:
             above.run.cycle()
@@ -110,6 +114,7 @@ class LimitsSpanProcessor(SpanProcessor):
             return
         call = followed_call(run) or (None if above is None else above.call)
         in_call = above is not None and above.in_call and above.run is run
+        in_call = in_call or (above is None and self._runs.spans.was_asked(parent))
         self._runs.spans.begin(
             span.context.span_id,
             run,
@@ -117,13 +122,15 @@ class LimitsSpanProcessor(SpanProcessor):
             in_call=in_call or (call is not None and call.is_of_loop),
             call=call,
             is_foreign=True,
+            # As far as it is known by now: some instrumentations say only at the end what it is.
+            is_boundary=kind_of(span.attributes or {}, span.name) in BOUNDARIES,
         )
 
     def _show(self, span: ReadableSpan, place: Place) -> Kind:
         """Settle the model call that a span shows, once, whatever instrumentations show it.
 
-        One within the span of a model call of the framework is that same call. Of two of others
-        the one that ends first is booked, which is within the other one.
+        One within the span of a model call of the framework is that same call. Of others within
+        one another the one that ends first is booked, be it around the others or within them.
         """
         attributes = cast("MappingProxyType[str, Any]", span.attributes).copy()  # faster to read
         kind = kind_of(attributes, span.name)

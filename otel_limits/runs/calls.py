@@ -364,6 +364,7 @@ class Within:
     """A place within a model call, from which a provider may ask further ones."""
 
     # No `__init__`: a fault of recursion would come out of it where nobody could take it.
+    run: Run | None = None
     call: OpenCall | None = None
     is_carried = False
     """True when a request was made further in, and is this call."""
@@ -383,6 +384,9 @@ FOLLOWED: Final[contextvars.ContextVar[Within | None]] = contextvars.ContextVar(
 
 
 def followed_call(run: Run) -> OpenCall | None:
-    """Return the call of `run` that the present task is within, if it is within one."""
+    """Return the call of `run` that the present task is within, or was when it began.
+
+    It may be over: a client may have put aside, with all of its context, to tell of it later.
+    """
     within = FOLLOWED.get()
-    return within.call if within is not None and within.call in run.calls.under_way else None
+    return within.call if within is not None and within.run is run else None

@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from otel_limits.runs.responses import Responses
+from otel_limits.runs.places import Place, Trail
 
 if TYPE_CHECKING:
     from otel_limits.runs.calls import OpenCall
     from otel_limits.runs.run import Run
 
 
-@dataclass(slots=True, eq=False)
-class Trail:
-    """The spans of one invocation."""
-
-    run: Run
-    open: set[int] = field(default_factory=set)
-    responses: Responses = field(default_factory=Responses)
-    """Those that spans have shown, and that were booked."""
-    is_over: bool = False
-    """True when the invocation has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an open span hangs."""
-
-    trail: Trail
-    parent: int = 0
-    in_call: bool = False
-    """True within a model call of the loop, which is counted where its response passes."""
-    call: OpenCall | None = None
-    """The request of something else within which it began: it shows that same call."""
-    is_foreign: bool = False
-    """True for what another instrumentation shows than that of the agent's framework."""
-
-    @property
-    def run(self) -> Run:
-        """What it belongs to."""
-        return self.trail.run
-
-
 class Spans:
-    """The open spans of invocations, and the agent spans that wait for theirs to begin.
+    """The spans of invocations, and the agent spans that wait for theirs to begin.
+
+    One that has ended stays for as long as its invocation lives, as what began within it may end
+    later, or even begin later.
 
     Args:
-        most: Agent spans that may wait, as one whose invocation never begins is forgotten; and
-            spans that outlive their invocation, as one of them may never end.
+        most: Agent spans that may wait, as one whose invocation never begins is forgotten; spans
+            that outlive their invocation, as one of them may never end; and model calls that are
+            known by their spans when their invocation is over.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,12 +32,11 @@ class Spans:
         self._places: dict[int, Place] = {}
         self._trails: dict[str, Trail] = {}
         """Those of live invocations, by their ids."""
-        self._booked: set[int] = set()
-        """Open spans around a model call that was booked, or within it: they show that same one."""
-        self._showing: set[int] = set()
-        """Open spans of which a model call was booked."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._late: OrderedDict[int, None] = OrderedDict()
+        """Open spans whose invocation is over."""
+        self._asked: OrderedDict[int, None] = OrderedDict()
+        """Spans of model calls of invocations that are over."""
 
     def sight(self, span_id: int) -> None:
         """The span of an invocation reached the span processor; the invocation begins after it."""
@@ -85,12 +56,16 @@ class Spans:
             return True
 
     def place(self, span_id: int) -> Place | None:
-        """Where a span hangs that is open; `None` for what belongs to no invocation."""
+        """Where a span hangs; `None` for what belongs to no live invocation."""
         # Without the lock: one look-up is atomic, and this is asked for every span that the process
         # makes.
         return self._places.get(span_id)
 
-    def begin(
+    def was_asked(self, span_id: int) -> bool:
+        """Tell whether a span was of a model call of the loop of an invocation that is over."""
+        return span_id in self._asked
+
+    def begin(  # noqa: PLR0913  what is known when a span begins
         self,
         span_id: int,
         run: Run,
@@ -99,11 +74,15 @@ class Spans:
         in_call: bool = False,
         call: OpenCall | None = None,
         is_foreign: bool = False,
+        is_boundary: bool = False,
     ) -> None:
         """A span of `run` began: what hangs under it belongs to that, too."""
         with self._lock:
-            trail = self._trail_of(run, parent)
-            self._places[span_id] = Place(trail, parent, in_call, call, is_foreign)
+            above = self._places.get(parent)
+            trail = self._trail_of(run, above)
+            self._places[span_id] = Place(
+                span_id, trail, above, in_call, call, is_foreign, is_boundary
+            )
             if trail.is_over:
                 self._keep_late(span_id)
             else:
@@ -112,22 +91,25 @@ class Spans:
     def book(self, span_id: int, response_id: str | None, scope: str, tokens: int) -> bool:
         """Tell whether a model call that a span shows has not been booked, and note that it is.
 
-        It has been where a span within this one showed it, or another one the same response.
+        It has been where a span within this one showed it, or one around it, or another one the
+        same response.
         """
         with self._lock:
             place = self._places[span_id]
-            is_known = span_id in self._booked
+            is_counted = any(each.is_booked for each in place.around())
             if response_id is not None:
                 response = (response_id, scope, tokens)
-                is_known |= place.trail.responses.has(*response)
+                is_counted |= place.trail.responses.has(*response)
                 place.trail.responses.add(*response)
-            self._booked.add(span_id)
-            if not is_known:
-                self._showing.add(span_id)
-            return not is_known
+            is_counted_within = place.has_booked or self._is_booked_within(place)
+            # What is within a call that was counted is that call. Where what is within it was
+            # counted, there may be more of it: such as a second attempt.
+            place.is_booked = not is_counted_within
+            place.has_booked = True
+            return not (is_counted or is_counted_within)
 
     def end(self, span_id: int, *, is_boundary: bool = False) -> None:
-        """A span ended: nothing will hang under it any more.
+        """A span ended.
 
         Args:
             span_id: Which one.
@@ -135,19 +117,19 @@ class Spans:
                 model call within it is not one that is around it.
         """
         with self._lock:
-            place = self._places.pop(span_id, None)
-            if place is None:
+            place = self._places.get(span_id)
+            if place is None or not place.is_open:
                 return
-            place.trail.open.discard(span_id)
-            self._late.pop(span_id, None)
-            if span_id in self._showing:
-                # It may end before what is within it, such as a stream that its client reads on.
-                self._showing.discard(span_id)
-                self._booked.update(self._within(span_id, place.trail))
-            if span_id in self._booked:
-                self._booked.discard(span_id)
-                if not is_boundary and place.parent in self._places:
-                    self._booked.add(place.parent)
+            place.is_open, place.is_boundary = False, place.is_boundary or is_boundary
+            if place.has_booked:
+                place.pass_up()
+            trail = place.trail
+            trail.open.discard(span_id)
+            if trail.is_over:
+                self._late.pop(span_id, None)
+                del self._places[span_id]
+            if (dropped := trail.keep(place)) is not None:
+                self._drop(dropped.span_id)
 
     def forget(self, run: Run) -> None:
         """The invocation is over; its own spans that never end are forgotten with it.
@@ -159,6 +141,8 @@ class Spans:
             if trail is None:
                 return
             trail.is_over = True
+            for place in trail.ended:
+                self._drop(place.span_id)
             for span_id in trail.open:
                 place = self._places[span_id]
                 if place.is_foreign and not place.in_call:
@@ -173,18 +157,20 @@ class Spans:
 
     # --- all of it under the lock -----------------------------------------------------------------
 
-    def _trail_of(self, run: Run, parent: int) -> Trail:
-        around = self._places.get(parent)
-        if around is not None and around.run is run:
-            return around.trail
+    def _trail_of(self, run: Run, above: Place | None) -> Trail:
+        if above is not None and above.run is run:
+            return above.trail
         if run.finished:  # nobody will forget it
             return Trail(run, is_over=True)
         return self._trails.setdefault(run.invocation.id, Trail(run))
 
-    def _within(self, span_id: int, trail: Trail) -> list[int]:
-        """Open spans that hang under a span; not those below them, which a tool may have begun."""
-        still_open = self._late if trail.is_over else trail.open
-        return [each for each in still_open if self._places[each].parent == span_id]
+    def _is_booked_within(self, place: Place) -> bool:
+        """Tell whether a call was booked of which a span is open that passes it on when it ends."""
+        trail = place.trail
+        still_open = map(self._places.get, self._late if trail.is_over else trail.open)
+        return any(
+            each is not None and each.has_booked and place in each.around() for each in still_open
+        )
 
     def _keep_late(self, span_id: int) -> None:
         self._late[span_id] = None
@@ -192,6 +178,10 @@ class Spans:
             self._drop(self._late.popitem(last=False)[0])
 
     def _drop(self, span_id: int) -> None:
-        self._places.pop(span_id, None)
-        self._booked.discard(span_id)
-        self._showing.discard(span_id)
+        place = self._places.pop(span_id, None)
+        if place is None or not place.in_call:
+            return
+        # An instrumentation may tell of a call when all is over, such as LiteLLM's by a callback.
+        self._asked[span_id] = None
+        if len(self._asked) > self._most:
+            self._asked.popitem(last=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from functools import partial
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +67,12 @@ def other(kind: str, *within: Tree) -> Tree:
     return ("openinference.instrumentation.langchain", {"openinference.span.kind": kind}, [*within])
 
 
+def call(operation: str, *within: Tree) -> Tree:
+    """One of LiteLLM, which names its own function."""
+    told = {"gen_ai.operation.name": operation, "llm.request.type": operation}
+    return ("litellm", {**OPENLLMETRY, **told}, [*within])
+
+
 HALF: dict[str, Any] = {"gen_ai.usage.output_tokens": 50}
 
 FORESTS: dict[str, tuple[list[Tree], int]] = {
@@ -87,6 +96,10 @@ FORESTS: dict[str, tuple[list[Tree], int]] = {
         1_950,
     ),
     "side by side, without an id": ([oi(), ol()], 2_000),
+    "by LiteLLM": ([call("acompletion")], 1_000),
+    "by LiteLLM, of text": ([call("text_completion"), call("atext_completion")], 2_000),
+    "by LiteLLM, of responses": ([call("aresponses"), call("anthropic_messages")], 2_000),
+    "by LiteLLM, within another": ([oi(call("acompletion"))], 1_000),
     "embeddings": ([ol(**{"llm.request.type": "embedding"})], 0),
 }
 
@@ -220,6 +233,57 @@ def test_one_that_ends_before_what_is_within_it_is_booked_once(
     assert shown(facts) == 2_000
 
 
+def tangle(between: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
+    """Make four spans, each within the one before, that end in an order of their own.
+
+    Args:
+        between: The kind of the second one.
+        begins: Which have ended when the last one begins.
+        ends: The order in which the others end.
+    """
+    kinds: list[dict[str, Any]] = [
+        OPENINFERENCE,
+        {"openinference.span.kind": between},
+        {"openinference.span.kind": "CHAIN"},
+        OPENLLMETRY,
+    ]
+    spans: list[trace.Span] = []
+    start = trace.get_tracer("foreign").start_span
+    for number, attributes in enumerate(kinds):
+        if number == len(kinds) - 1:
+            for ended in begins:
+                spans[ended].end()
+        around = trace.set_span_in_context(spans[-1]) if spans else None
+        spans.append(start("call", around, attributes=attributes))
+    for number in ends:
+        spans[number].end()
+
+
+ORDERS = [
+    (begins, ends)
+    for number in range(4)
+    for begins in permutations(range(3), number)
+    for ends in permutations(set(range(4)) - set(begins))
+]
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(("between", "calls"), [("CHAIN", 1), ("TOOL", 2)])
+def test_what_is_within_a_call_is_known_whatever_ends_first(
+    facts: list[Fact], between: str, calls: int
+) -> None:
+    """Four spans deep, in all orders; also where one begins when those around it have ended."""
+    enable(observers=[facts.append])
+
+    def ask() -> None:
+        for order in ORDERS:
+            tangle(between, *order)
+
+    agent_with(ask)("go")
+    booked = [each for each in facts if isinstance(each, ModelCall) and each.side]
+    assert len(booked) == calls * len(ORDERS)
+
+
 @pytest.mark.usefixtures("source")
 def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Fact]) -> None:
     """What the task works for is known without the span above it."""
@@ -249,6 +313,54 @@ def test_the_client_of_the_agents_own_model_is_not_booked_again(facts: list[Fact
     model = Instrumented([uses("ask"), says("x")])
     agent_with(lambda: None, model=model)("go")
     assert (shown(facts), stop_of(facts).usage.total) == (0, 30)
+
+
+class Late(ScriptedModel):
+    """A model whose client tells of a call when it is over, as LiteLLM's does by a callback."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.contexts: list[contextvars.Context] = []
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Put the context of the call aside."""
+        async for event in super().stream(*args, **kwargs):
+            yield event
+        self.contexts.append(contextvars.copy_context())
+
+    def tell(self) -> None:
+        """Show the calls of before."""
+        while self.contexts:
+            self.contexts.pop().run(grow, oi())
+
+
+@pytest.mark.usefixtures("source")
+def test_a_client_may_show_a_call_when_it_is_over(facts: list[Fact]) -> None:
+    """Of the loop, while the agent goes on and when it is done."""
+    enable(observers=[facts.append])
+    model = Late([uses("ask"), says("x")])
+    agent_with(model.tell, model=model)("go")
+    assert len(model.contexts) == 1
+    model.tell()
+    assert shown(facts) == 0
+
+
+@pytest.mark.usefixtures("source")
+def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(facts: list[Fact]) -> None:
+    """The call was counted as it was streamed."""
+    enable(observers=[facts.append])
+    helper = Late([says("x")])
+
+    async def drain() -> None:
+        async for _ in helper.stream([]):
+            pass
+
+    def ask() -> None:
+        asyncio.run(drain())
+        helper.tell()
+
+    agent_with(ask)("go")
+    assert [each.usage.total for each in facts if isinstance(each, ModelCall)] == [15, 15, 15]
 
 
 def test_nothing_is_booked_outside_of_an_agent(facts: list[Fact]) -> None:

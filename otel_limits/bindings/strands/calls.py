@@ -166,6 +166,7 @@ class Passage:
 
     def begin(self) -> Within:
         """Judge the call and open it, or carry the one that we are within."""
+        self.within.run = self.run
         around = FOLLOWED.get()
         if around is not None and around.call in self.run.calls.under_way:
             if not around.is_carried:

@@ -1,0 +1,92 @@
+"""Where a span hangs, and what is around it: of spans within one another, one call is booked."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.runs.responses import Responses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.run import Run
+
+MOST_ENDED: Final = 1_000
+"""Spans of one invocation that are remembered when they have ended, the latest ones."""
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """The spans of one invocation."""
+
+    run: Run
+    open: set[int] = field(default_factory=set)
+    ended: deque[Place] = field(default_factory=deque)
+    responses: Responses = field(default_factory=Responses)
+    """Those that spans have shown, and that were booked."""
+    is_over: bool = False
+    """True when the invocation has ended."""
+
+    def keep(self, ended: Place) -> Place | None:
+        """Remember a span that has ended; returns the one that makes room, if one has to."""
+        self.ended.append(ended)
+        if len(self.ended) <= MOST_ENDED:
+            return None
+        oldest = self.ended.popleft()
+        # Or spans that each begin within the one before would keep each other for ever.
+        oldest.above = None
+        return oldest
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Place:
+    """Where a span hangs; it stays for as long as anything within it is open.
+
+    What can change is changed under the lock of `Spans`.
+    """
+
+    span_id: int
+    trail: Trail
+    above: Place | None = None
+    """The span around it, ended or not."""
+    in_call: bool = False
+    """True within a model call of the loop, which is counted where its response passes."""
+    call: OpenCall | None = None
+    """The request of something else within which it began: it shows that same call."""
+    is_foreign: bool = False
+    """True for what another instrumentation shows than that of the agent's framework."""
+    is_boundary: bool = False
+    """True for a tool or an agent, which asks by itself: what is around it shows other calls."""
+    is_open: bool = True
+    is_booked: bool = False
+    """True when the model call that it shows was booked, or another span has shown it."""
+    has_booked: bool = False
+    """True when a model call was booked that it shows, or one that has ended within it."""
+
+    @property
+    def run(self) -> Run:
+        """What it belongs to."""
+        return self.trail.run
+
+    def around(self) -> Iterator[Place]:
+        """Yield what may show the same model call, the nearest first: up to a tool or an agent."""
+        place = self
+        while not place.is_boundary and place.above is not None:
+            place = place.above
+            yield place
+
+    def pass_up(self) -> None:
+        """Let what is around it know that it has booked a call.
+
+        That goes up to the first span that is open, which does the same when it ends: only then is
+        it certain what it is.
+        """
+        for each in self.around():
+            if each.has_booked:
+                return
+            each.has_booked = True
+            if each.is_open:
+                return
