@@ -202,6 +202,91 @@ def test_the_request_says_where_it_is_answered(model: Any, region: str | None) -
     assert terms_of(model).region == region
 
 
+CLAUDE = "vertex_ai/claude-sonnet-4-5"
+VERTEX = {"GOOGLE_GENAI_USE_VERTEXAI": "True", "GOOGLE_CLOUD_LOCATION": EAST5}
+BY_VARIABLES = [
+    (asked("litellm", model_id=CLAUDE), {"VERTEXAI_LOCATION": EAST5}, EAST5),
+    (asked("litellm", model_id=CLAUDE), {}, "us-central1"),  # where LiteLLM goes by itself
+    (asked("litellm", model_id=CLAUDE), {"VERTEXAI_LOCATION": "global"}, None),
+    (asked("litellm", model_id=CLAUDE, params={"vertex_location": "global"}),
+     {"VERTEXAI_LOCATION": EAST5}, None),
+    (asked("litellm", model_id="gemini/gemini-3.5-flash"), {"VERTEXAI_LOCATION": EAST5}, None),
+    (asked("litellm", model_id="openai/gpt-5.4"), {"VERTEXAI_LOCATION": EAST5}, None),
+    (asked("litellm", model_id="bedrock/amazon.nova-lite-v1:0"), {"AWS_REGION": "eu-west-1"},
+     "eu-west-1"),
+    (asked("litellm", model_id="bedrock/eu-west-3/mistral.mistral-large-2402-v1:0"),
+     {"AWS_REGION": "us-east-1"}, "eu-west-3"),
+    (asked("gemini"), VERTEX, EAST5),
+    (asked("gemini"), {"GOOGLE_GENAI_USE_ENTERPRISE": "1", "GOOGLE_CLOUD_LOCATION": EAST5}, EAST5),
+    (asked("gemini"), {**VERTEX, "GOOGLE_GENAI_USE_ENTERPRISE": "false"}, None),
+    (asked("gemini"), {"GOOGLE_CLOUD_LOCATION": EAST5}, None),  # its own API knows no regions
+    (asked("gemini", client_args={"vertexai": True}), {"GOOGLE_CLOUD_LOCATION": EAST5}, EAST5),
+    (asked("gemini", client_args={"vertexai": False}), VERTEX, None),
+    (asked("gemini", client_args={"api_key": "x"}), VERTEX, None),
+    (asked("gemini", client_args={"location": "global"}), VERTEX, None),
+    (asked("openai"), {"OPENAI_BASE_URL": "https://eu.api.openai.com/v1"}, "eu"),
+    (asked("openai", client_args={"base_url": "https://api.openai.com/v1"}),
+     {"OPENAI_BASE_URL": "https://eu.api.openai.com/v1"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "variables", "region"), BY_VARIABLES)
+def test_a_variable_says_it_where_the_client_reads_it(
+    monkeypatch: pytest.MonkeyPatch, model: Any, variables: dict[str, str], region: str | None
+) -> None:
+    """Set when the call goes out, by the rules of each vendor's own client."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert terms_of(model).region == region
+
+
+def test_a_variable_says_who_sells_where_the_client_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What OpenAI's client is sent to by its own variable is not sold by OpenAI."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://api.x.ai/v1")
+    assert [terms_of(asked(name)).seller for name in ("openai", "openai_responses")] == ["x-ai"] * 2
+
+
+def test_the_client_of_bedrock_says_where_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever told it: an argument, a variable or a profile."""
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    assert terms_of(bedrock()).region == "us-east-1"
+    assert terms_of(BedrockModel(model_id="m")).region == "eu-central-1"
+
+
+@listed
+def test_a_client_that_does_not_tell_its_region_leaves_a_price_open() -> None:
+    """Where it matters: what costs the same everywhere has its price."""
+    model = asked("gemini")
+    model._custom_client = SimpleNamespace(vertexai=True)
+    terms = terms_of(model)
+    assert cost("gemini-2.5-flash", "gemini", Usage(input=100_000), terms) == Decimal("0.03")
+    assert "does not tell" in cost("gemini-3.5-flash", "gemini", Usage(input=9), terms)
+    model._custom_client.vertexai = False
+    assert terms_of(model).region is None
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "region", "expected"),
+    [
+        ("amazon.nova-lite-v1:0", "us-west-2", "0.006"),
+        ("eu.amazon.nova-lite-v1:0", "eu-central-1", None),
+        ("meta.llama3-70b-instruct-v1:0", "sa-east-1", None),
+        ("anthropic.claude-sonnet-4-5-20250929-v1:0", "eu-west-1", "0.33"),
+        ("global.anthropic.claude-sonnet-4-5-20250929-v1:0", "eu-west-1", "0.3"),
+        ("us-gov.anthropic.claude-sonnet-4-5-20250929-v1:0", "us-gov-west-1", None),
+    ],
+)
+def test_bedrock_has_a_price_where_the_list_has_that_of_the_region(
+    model: str, region: str, expected: str | None
+) -> None:
+    """Of 100,000 tokens; it has those of America, and of regions where ids tell them apart."""
+    told = cost(model, "bedrock", Usage(input=100_000), Terms(region=region))
+    assert told == (f"no price is known for it in {region}" if not expected else Decimal(expected))
+
+
 @listed
 @pytest.mark.parametrize(
     ("model", "provider", "expected"),

@@ -76,6 +76,9 @@ class Host(Protocol):
     def prepare(self) -> None:
         """Do what has to be done before the span of an invocation begins."""
 
+    def variable(self, name: str) -> str | None:
+        """Return what a variable of this process says, such as one that a vendor's client reads."""
+
     def unfollowed(self, agent: str) -> None:
         """An invocation of an agent cannot be followed, so that nothing limits it."""
 

@@ -13,6 +13,9 @@ NO_PREMIUM: Final = Decimal(1)
 GLOBAL: Final = "global"
 """How vendors call the whole world, which is what lists have the price of."""
 
+UNTOLD: Final = "the region of its client, which does not tell it"
+"""Said of a place that decides the price, and that nobody can read."""
+
 OPENAI: Final = re.compile(r"(?:ft:)?gpt-(?:5\.[4-9]|[6-9]|realtime-2\.1)")
 """Models "released on or after March 5, 2026":
 https://developers.openai.com/api/docs/guides/data-residency. That began with GPT-5.4."""
@@ -26,6 +29,14 @@ endpoints"; https://cloud.google.com/vertex-ai/generative-ai/pricing."""
 GOOGLE_MORE: Final = re.compile(r"claude-|gemini-(?:[3-9].*(?:flash|argon))")
 """Models that cost more in regions and in multi-regions: LiteLLM's list of prices,
 `regional_endpoint_uplift_multiplier`."""
+
+
+BOTH_LISTED: Final = ("global.", "regional.")
+"""What ids of models of Amazon begin with on the list where it has both prices: a model that costs
+more in every region, as https://aws.amazon.com/bedrock/pricing says of each."""
+AMERICAN: Final = re.compile(r"us-(?:east|west)-\d")
+"""Regions of Amazon whose prices the list has of all other models. Most of them cost more
+elsewhere, by 5 to 70 % and by no rule: https://aws.amazon.com/bedrock/pricing."""
 
 
 def premium(seller: str, model: str, region: str | None) -> Decimal | None:
@@ -44,9 +55,19 @@ def premium(seller: str, model: str, region: str | None) -> Decimal | None:
         # Models before Opus 4.6 refuse to be asked for a place:
         # https://platform.claude.com/docs/en/manage-claude/data-residency.
         return PREMIUM
-    if seller != "google" or not model.startswith(("claude-", "gemini-")):
-        return NO_PREMIUM
-    # Before the pattern below, which takes every Claude.
+    if seller == "aws":
+        return _of_amazon(model, region)
+    if seller == "google" and model.startswith(("claude-", "gemini-")):
+        return _of_google(model, region)
+    return NO_PREMIUM
+
+
+def _of_amazon(model: str, region: str) -> Decimal | None:
+    is_listed = model.startswith(BOTH_LISTED) and "-gov-" not in region
+    return NO_PREMIUM if is_listed or AMERICAN.fullmatch(region) else None
+
+
+def _of_google(model: str, region: str) -> Decimal | None:
     if GOOGLE_SAME.match(model):
         return NO_PREMIUM
-    return PREMIUM if GOOGLE_MORE.match(model) else None
+    return PREMIUM if GOOGLE_MORE.match(model) and region != UNTOLD else None

@@ -25,6 +25,7 @@ from otel_limits.runtime.guard import Enforcement, Guard, Source
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
+from otel_limits.settings.variables import variable
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
@@ -144,6 +145,10 @@ class Runtime:
 
     def _probe(self, framework: Framework, _module: object, part: str | None = None) -> None:
         self._guard.probe(framework, part)
+
+    def variable(self, name: str) -> str | None:
+        """Return what a variable of this process says, such as one that a vendor's client reads."""
+        return variable(name)
 
     def unfollowed(self, agent: str) -> None:
         """An invocation of an agent cannot be followed, so that nothing limits it."""

@@ -14,6 +14,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def variable(name: str) -> str | None:
+    """Return what one variable says by now; `None` where it is not set."""
+    return os.environ.get(name)
+
+
 def data_directory(environ: Mapping[str, str] | None = None) -> Path:
     """Where this user's programs keep their data, by the custom of the platform."""
     environ = environment() if environ is None else environ

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import DICTIONARIES, provider_of
+from otel_limits.bindings.strands.regions import REGIONS, region_of, variable
 from otel_limits.core.faults import note
-from otel_limits.core.regions import GLOBAL
 from otel_limits.core.sellers import seller_at
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
@@ -32,19 +31,6 @@ TIERS: Final = (
 SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
 """What OpenAI takes for another tier: "The response will show service_tier=priority regardless",
 platform.openai.com, API reference, Responses. Anthropic's `speed` is a tier of its own."""
-
-REGIONS: Final = (
-    "inference_geo",  # Anthropic
-    "vertex_location",  # LiteLLM
-    "vertex_ai_location",
-    "location",  # google-genai
-)
-REGIONAL_HOSTS: Final = (
-    re.compile(r"://([a-z]{2})\.api\.openai\.com"),
-    re.compile(r"://([a-z0-9-]+)-aiplatform\.googleapis\.com"),
-    re.compile(r"://aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
-)
-"""Addresses that begin with a part of the world."""
 
 SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "search_parameters")
 SEARCH_TOOL: Final = "web_search"
@@ -71,6 +57,8 @@ MOVABLE: Final = frozenset(
 )
 """Classes of models that are used with other vendors than the one that they are named after."""
 
+BY_VARIABLE: Final = ("openai", "openai_responses")
+"""Those whose client takes its address from a variable unless it is told: openai, _client.py."""
 
 RECORDS: Final = ("__dataclass_fields__", "model_fields")
 """What the classes of records have, such as CacheConfig and the tools of google-genai."""
@@ -102,7 +90,7 @@ def terms_of(model: Any, content: object = ()) -> Terms:
         return Terms(
             seller=next(filter(None, map(seller_at, addresses)), None),
             tier=_tier(settings),
-            region=_region(settings, addresses),
+            region=region_of(model, settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
             audio_in="audio" in kinds,
             audio_out=any(_has_audio(said) for said in settings),
@@ -196,17 +184,13 @@ def _is_search(said: Said) -> bool:
 
 def _addresses(model: Any) -> list[str]:
     """Return the addresses that a client was told, where it may be told one of somebody else."""
-    if provider_of(model.__class__) not in MOVABLE:
+    provider = provider_of(model.__class__)
+    if provider not in MOVABLE:
         return []
     client = getattr(model, "client", None) or custom_client(model)
     held = (getattr(model, "client_args", None), getattr(model, "config", None))
     told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
     told += [getattr(model, "host", None), getattr(client, "base_url", None)]
+    if provider in BY_VARIABLE and client is None and not any(told):
+        told.append(variable("OPENAI_BASE_URL"))
     return [str(each) for each in told if each]
-
-
-def _region(settings: Iterable[Said], addresses: Iterable[str]) -> str | None:
-    """Return where the vendor is to answer, where that is not the whole world."""
-    said = (value for name, value in settings if name in REGIONS and isinstance(value, str))
-    hosts = (found[1] for at in addresses for host in REGIONAL_HOSTS if (found := host.search(at)))
-    return next((place for place in (*said, *hosts) if place and place != GLOBAL), None)

@@ -1,0 +1,121 @@
+"""Finds out where a request is answered: by its settings, its client, its address or variables."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.private import custom_client
+from otel_limits.bindings.strands.reading import model_id, provider_of
+from otel_limits.core.regions import GLOBAL, UNTOLD
+from otel_limits.core.sellers import canonical
+
+if TYPE_CHECKING:
+    from otel_limits.bindings.strands.terms import Said
+
+REGIONS: Final = (
+    "inference_geo",  # Anthropic
+    "vertex_location",  # LiteLLM
+    "vertex_ai_location",
+    "aws_region_name",
+    "location",  # google-genai
+)
+REGIONAL_HOSTS: Final = (
+    re.compile(r"://([a-z]{2})\.api\.openai\.com"),
+    re.compile(r"://([a-z0-9-]+)-aiplatform\.googleapis\.com"),
+    re.compile(r"://aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
+    re.compile(r"://bedrock[a-z-]*\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)"),
+)
+"""Addresses that have a part of the world in them."""
+
+IN_MODEL_ID: Final = (
+    re.compile(r"/([a-z]{2,3}-[a-z-]+-\d)/"),
+    re.compile(r"arn:aws[^:]*:bedrock:([^:]+):"),
+)
+"""LiteLLM's ids may have the region of Bedrock in them, and ARNs do."""
+
+LITELLM_VERTEX: Final = "us-central1"
+"""Where LiteLLM asks Google unless it is told: litellm, llms/vertex_ai/vertex_llm_base.py,
+`get_vertex_region`. https://docs.litellm.ai/docs/providers/vertex."""
+YES: Final = ("true", "1")
+
+
+def region_of(model: Any, settings: Iterable[Said], addresses: Iterable[str]) -> str | None:
+    """Return where the vendor is to answer, where that is not the whole world.
+
+    Args:
+        model: Who is asked.
+        settings: All that it is set to.
+        addresses: Those that its client was told.
+    """
+    said = next(_places(model, settings, tuple(addresses)), GLOBAL)
+    return None if said == GLOBAL else said
+
+
+def _places(model: Any, settings: Iterable[Said], addresses: tuple[str, ...]) -> Iterator[str]:
+    """Yield what says it, what decides first."""
+    for name, value in settings:
+        if name in REGIONS and isinstance(value, str) and value:
+            yield value
+    for at in addresses:
+        for host in REGIONAL_HOSTS:
+            if found := host.search(at):
+                yield found[1]
+    provider = provider_of(model.__class__)
+    if provider == "bedrock":
+        yield from _bedrock(model)
+    elif provider == "gemini":
+        yield from _texts(_google(model))
+    elif provider == "litellm" and not addresses:
+        yield from _texts(*_litellm(model_id(model)))
+
+
+def _bedrock(model: Any) -> Iterator[str]:
+    meta = getattr(getattr(model, "client", None), "meta", None)
+    return _texts(getattr(meta, "region_name", None))
+
+
+def _google(model: Any) -> str | None:
+    """Where google-genai asks: its `_api_client.py`, BaseApiClient.
+
+    Its own API knows no regions. Vertex AI is asked for the whole world unless somebody says more.
+    """
+    if (client := custom_client(model)) is not None:
+        return UNTOLD if getattr(client, "vertexai", False) else None
+    held = getattr(model, "client_args", None)
+    told = held if isinstance(held, Mapping) else {}
+    is_vertex = told.get("enterprise", told.get("vertexai"))
+    if is_vertex is None:
+        by_variable = variable("GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_GENAI_USE_VERTEXAI")
+        is_vertex = (by_variable or "").lower() in YES
+    # A key that was given goes before the place that a variable names.
+    is_by_key = told.get("api_key") and not told.get("project")
+    return variable("GOOGLE_CLOUD_LOCATION") if is_vertex and not is_by_key else None
+
+
+def _litellm(name: str) -> Iterator[str | None]:
+    """Where LiteLLM asks Google and Amazon, by the id of the model.
+
+    litellm, main.py, `vertex_ai_location`; llms/bedrock/base_aws_llm.py, `_get_aws_region_name`.
+    """
+    seller = canonical(name.partition("/")[0])
+    if seller == "google" and name.startswith("vertex_ai"):
+        yield getattr(sys.modules.get("litellm"), "vertex_location", None)
+        yield variable("VERTEXAI_LOCATION")
+        yield LITELLM_VERTEX
+    elif seller == "aws":
+        yield from (found[1] for each in IN_MODEL_ID if (found := each.search(name)))
+        yield variable("AWS_REGION_NAME", "AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+def variable(*names: str) -> str | None:
+    """Return what the first of some variables says that is set; clients of vendors read these."""
+    host = STRANDS.host
+    return None if host is None else next(filter(None, map(host.variable, names)), None)
+
+
+def _texts(*found: object) -> Iterator[str]:
+    return (each for each in found if isinstance(each, str) and each)
