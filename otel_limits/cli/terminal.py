@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from otel_limits.core.work import Work
+
 PLAIN_WIDTH: Final = 100
 """Columns of tables where there is no terminal."""
 PATIENCE_SECONDS: Final = 1.0
@@ -66,9 +68,20 @@ class Bar:
             yield item
 
 
+class Unseen:
+    """Work that nobody watches."""
+
+    def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:  # noqa: ARG002
+        """Pass on `items`."""
+        return iter(items)
+
+
 @contextlib.contextmanager
-def working(title: str) -> Iterator[Bar]:
+def working(title: str) -> Iterator[Work]:
     """Work on something; a bar appears after a second, and goes away at the end."""
+    if not sys.stderr.isatty():
+        yield Unseen()  # at once: a script does not wait for the import of what draws bars
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -78,7 +91,6 @@ def working(title: str) -> Iterator[Bar]:
         TimeElapsedColumn(),
         console=Console(file=sys.stderr),
         transient=True,
-        disable=not sys.stderr.isatty(),
     )
     # Most answers are there before it, and a bar that flashes tells nobody anything.
     alarm = threading.Timer(PATIENCE_SECONDS, progress.start)

@@ -19,8 +19,9 @@ from otel_limits.ledger.spending import SUMS, columns_for
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
 
-PORTION: Final = 20_000
-"""Rows that are fetched at once."""
+PORTION: Final = 1_000
+"""Rows that are fetched at once: few enough that they are still in the processor's cache when they
+are looked at. One by one takes half as long again, and so do 20,000."""
 
 TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens
 
@@ -228,7 +229,6 @@ def calls_in_order(
 
 
 def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Any]:
-    """Fetch many rows at once: one at a time takes half as long again."""
     found = connection.execute(statement, execution_options={"yield_per": PORTION})
     # The driver's own rows, one list at a time: a million of them at once would not fit.
     for portion in found.partitions():

@@ -103,15 +103,20 @@ class Source:
         self, since_us: int | None, until_us: int | None
     ) -> Iterator[sa.ColumnElement[bool]]:
         # The index on spending begins with the day: with the time alone it would be read in whole.
+        # Where a border is one of days, the time has nothing to add, and is not looked at.
         on_calls = self._base is MODEL_CALL_TABLE
         if since_us is not None:
-            yield self._time >= since_us
+            day, rest = divmod(since_us, DAY_MICROSECONDS)
             if on_calls:
-                yield CALLS.day >= since_us // DAY_MICROSECONDS
+                yield CALLS.day >= day
+            if rest or not on_calls:
+                yield self._time >= since_us
         if until_us is not None:
-            yield self._time < until_us
+            day, rest = divmod(until_us, DAY_MICROSECONDS)
             if on_calls:
-                yield CALLS.day <= until_us // DAY_MICROSECONDS
+                yield CALLS.day <= day if rest else CALLS.day < day
+            if rest or not on_calls:
+                yield self._time < until_us
 
     def select(self, selection: Selection, *columns: Any) -> sa.Select[Any]:
         """Select columns of the rows of a selection; those of `column` have to be asked first."""
