@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -129,6 +130,17 @@ def test_check_says_that_it_is_there(environment: Environment, bare: Environment
     there = execute(environment.python, "-m", "otel_limits.cli", "check").output
     assert there.splitlines()[-1].split() == ["autoload", "installed", str(environment.line)]
     assert "autoload" not in execute(bare.python, "-m", "otel_limits.cli", "check").output
+
+
+def test_a_command_of_ours_is_not_switched_on_itself(environment: Environment) -> None:
+    """It looks at what it imports of a framework, and the port is that of the agents."""
+    with socket.socket() as agents:
+        agents.bind(("127.0.0.1", 0))
+        agents.listen()
+        port = str(agents.getsockname()[1])
+        variables = {**CAP, "OTEL_LIMITS_PROMETHEUS_PORT": port}
+        ended = execute(environment.python, "-m", "otel_limits.cli", "check", **variables)
+    assert (ended.status, ended.log) == (0, "")
 
 
 def test_doctor_says_that_it_is_there(environment: Environment, bare: Environment) -> None:

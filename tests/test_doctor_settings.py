@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import socket
+import socketserver
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from otel_limits import Limits, enable
 from otel_limits.cli.doctor.finding import Finding
 from otel_limits.cli.doctor.settings import examine_settings
 from tests.test_run import free_port
@@ -45,11 +47,11 @@ def policy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        yield listening.getsockname()[1]
+    """A port of somebody who hangs up."""
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 # --- values, policy, prices -----------------------------------------------------------------------
@@ -137,6 +139,19 @@ def test_a_port_that_is_taken_is_a_failure(taken: int) -> None:
     finding = only("metrics port", PROMETHEUS_PORT=str(taken))
     assert (finding.status, "Address already in use" in finding.text) == ("FAIL", True)
     assert "PROMETHEUS_MULTIPROC_DIR" in finding.advice
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104  as in a container
+def test_a_port_that_agents_serve_already_is_not_a_failure(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container is examined while its agents are at work."""
+    port = str(free_port())
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", port)
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_HOST", host)
+    enable(Limits(max_turns=3))
+    finding = only("metrics port", PROMETHEUS_PORT=port, PROMETHEUS_HOST=host)
+    assert (finding.status, "with otel-limits already" in finding.text) == ("ok", True)
 
 
 def test_a_host_that_is_none_is_a_failure() -> None:

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A variable may hold bytes that are not text; printing it must not end in a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
+    _stand_aside()
     typed = sys.argv[1:] if arguments is None else arguments
     parser = make_parser(typed[0] if typed else None)
     options = parser.parse_args(arguments)
@@ -61,6 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return status
+
+
+def _stand_aside() -> None:
+    """Keep an environment that autoloads from switching on in the command itself.
+
+    What it imports of a framework is to be looked at. Limits, a second `/metrics` on the port of
+    the agents and rows in their ledger are for the programs that a command starts.
+    """
+    startup = sys.modules.get("otel_limits_startup")
+    if startup is not None and startup.FINDER in sys.meta_path:
+        sys.meta_path.remove(startup.FINDER)
 
 
 def make_parser(first: str | None = None) -> ArgumentParser:

@@ -14,6 +14,11 @@ from otel_limits.core.faults import never_raises
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.variables import otlp_timeout_seconds
 
+FIRST: Final = 1
+"""The id of the process that a container begins with."""
+BY_SIGNAL: Final = 128
+"""What shells and container runtimes add to the number of the signal that ended a process."""
+
 UNSCRAPED: Final = (
     "otel-limits: nobody scraped the metrics on {host} port {port} while this process ran, and now "
     "they are lost. What ends before it is scraped sends them: set OTEL_EXPORTER_OTLP_ENDPOINT in "
@@ -99,3 +104,7 @@ def _flush_and_raise(number: int) -> None:
     finally:
         # To the process and not to this thread; by now it has its default action again.
         os.kill(os.getpid(), number)
+        # The first process of a container has no default action: Linux withholds the signal from
+        # it, and the runtime would wait for the end of its grace period (pid_namespaces(7)).
+        if os.getpid() == FIRST and signal.getsignal(number) is signal.SIG_DFL:
+            os._exit(BY_SIGNAL + number)

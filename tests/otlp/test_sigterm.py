@@ -32,6 +32,10 @@ AUTOLOADED = (sys.executable, "-c", f"{LINE}runpy.run_path(sys.argv[1])", STAYIN
 """What the line of `otel-limits autoload install` does, in an environment that is nobody else's."""
 
 
+UNSHARED = ("unshare", "--pid", "--fork", "--kill-child")
+"""Begins a command that is the first process of its namespace, as in a container."""
+
+
 @contextmanager
 def halted(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """Have a program whose agent was halted, and that has sent nothing yet."""
@@ -102,6 +106,23 @@ def test_a_halt_arrives_although_the_process_is_ended(
             process.send_signal(signal.SIGTERM)
         assert process.returncode == -signal.SIGTERM
         assert arrived(received) == ALL
+
+
+@pytest.mark.skipif(
+    subprocess.run([*UNSHARED, "true"], capture_output=True, check=False).returncode != 0,
+    reason="Only root can make a namespace of processes.",
+)
+def test_the_first_process_of_a_container_ends_as_well(tmp_path: Path) -> None:
+    """Linux withholds a signal from it that nobody handles: it would stay until it is killed."""
+    ledger = LedgerFile(tmp_path / "ledger.db")
+    environ = {"OTEL_LIMITS_LEDGER": str(ledger.path), "OTEL_LIMITS_LEDGER_SYNC": "background"}
+    with halted(*UNSHARED, *BY_RUN, **environ) as process:
+        (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM
+    take_back(ledger)
+    (row,) = ledger.invocations()
+    assert row["reason"] == "max_turns"
 
 
 def test_spans_of_a_provider_that_the_program_set_arrive_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import default_ledger, ledger_address
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
+from otel_limits.top.endpoints import Endpoint
+from otel_limits.top.scrapes import ScrapeError
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -114,6 +117,13 @@ def _port(settings: Settings) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the endpoint does
             probe.bind(address)
     except (OSError, UnicodeError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE and _is_served(host, port):
+            # As in a container whose agents are at work while it is examined.
+            return ok(
+                "metrics port",
+                f"{masked(host)} port {port} is served by a process with otel-limits already.",
+                PORT_IS_TAKEN,
+            )
         reason = getattr(error, "strerror", None) or error
         return fail(
             "metrics port",
@@ -121,6 +131,15 @@ def _port(settings: Settings) -> Finding:
             PORT_IS_TAKEN,
         )
     return ok("metrics port", f"{masked(host)} port {port} is free.")
+
+
+def _is_served(host: str, port: int) -> bool:
+    """Tell whether metrics of otel-limits are served there; all addresses are asked on one."""
+    try:
+        Endpoint(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").samples(time.time())
+    except (ScrapeError, ValueError):
+        return False
+    return True
 
 
 def _ledger(address: Address | None) -> Iterator[Finding]:
