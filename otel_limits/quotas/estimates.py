@@ -56,25 +56,61 @@ class Lesson:
         return min(self.tokens, floor) + max(0, self.tokens - floor) * left
 
 
+class Highest:
+    """The highest of the last calls, each of which counts less and less.
+
+    Args:
+        floor: Tokens of each that are not forgotten.
+    """
+
+    def __init__(self, floor: int = 0) -> None:
+        """Begin with none."""
+        self._floor = floor
+        self._calls = 0
+        # All fade alike: what is below a later one once stays below it. Without those that are,
+        # the first is the highest, and no call has to go through a hundred.
+        self._falling: deque[tuple[int, Lesson]] = deque()
+
+    def add(self, tokens: int, now: float) -> None:
+        """Note the next call, and forget the one that is too long ago."""
+        while self._falling and self._falling[-1][1].faded(now, self._floor) <= tokens:
+            self._falling.pop()
+        self._calls += 1
+        self._falling.append((self._calls, Lesson(tokens, now)))
+        if self._falling[0][0] <= self._calls - REMEMBERED_CALLS:
+            self._falling.popleft()
+
+    def at(self, now: float) -> int:
+        """Return the highest as it counts now; 0 where there is none."""
+        return round(self._falling[0][1].faded(now, self._floor)) if self._falling else 0
+
+
 @dataclass(slots=True)
 class Lessons:
     """What the last calls of one model taught."""
 
     outputs: deque[Lesson] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
-    shortfalls: deque[Lesson] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
+    # What the first call of an unknown model is given in any case keeps nobody out: only what
+    # goes beyond it has to be forgotten.
+    highest_output: Highest = field(default_factory=lambda: Highest(FIRST_OUTPUT))
+    # By the worst of the last calls and not their mean: a reservation that is too low lets a
+    # fleet pass its quota, one that is too high only waits a little.
+    highest_shortfall: Highest = field(default_factory=Highest)
     """Input tokens by which each projection was too low."""
+
+    def learn(self, output: int, shortfall: int, now: float) -> None:
+        """Note what a call took, and by how much its input exceeded its projection."""
+        self.outputs.append(Lesson(output, now))
+        self.highest_output.add(output, now)
+        self.highest_shortfall.add(shortfall, now)
 
     def shortfall(self, now: float) -> int:
         """Return by how much an input may exceed its projection."""
-        # By the worst of the last calls and not their mean: a reservation that is too low lets a
-        # fleet pass its quota, one that is too high only waits a little.
-        return round(max((each.faded(now) for each in self.shortfalls), default=0))
+        return self.highest_shortfall.at(now)
 
     def highest(self, now: float) -> int:
         """Return the most output to be reckoned with."""
-        # What the first call of an unknown model is given in any case keeps nobody out: only what
-        # goes beyond it has to be forgotten.
-        seen = round(max((each.faded(now, FIRST_OUTPUT) for each in self.outputs), default=0))
+        seen = self.highest_output.at(now)
         # A few short answers say little about the next one.
         return seen if len(self.outputs) >= ENOUGH_CALLS else max(seen, FIRST_OUTPUT)
 
@@ -112,8 +148,7 @@ class Estimates:
     def learn(self, model: str, projected_input: int, usage: Usage) -> None:
         """A call took `usage`, where this input had been projected."""
         lessons, now = self._lessons(model), self._clock()
-        lessons.outputs.append(Lesson(usage.output, now))
-        lessons.shortfalls.append(Lesson(max(0, usage.input - projected_input), now))
+        lessons.learn(usage.output, max(0, usage.input - projected_input), now)
 
     def _lessons(self, model: str) -> Lessons:
         lessons = self._models.setdefault(model, Lessons())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,23 @@ def test_answers_that_keep_nobody_out_are_not_forgotten() -> None:
     estimates = taught([3_000] * 20, clock)
     clock.now = 86_400
     assert output(estimates, "worst_case") == 3_000
+
+
+def test_the_highest_is_that_of_the_last_hundred_answers() -> None:
+    """Compared with each of them, over answers of all sizes at all times."""
+    clock, chance = Clock(), random.Random(7)
+    estimates, seen = Estimates(clock), deque[tuple[int, float]](maxlen=100)
+    for _ in range(1_000):
+        clock.now += chance.expovariate(1 / 30)
+        tokens = int(chance.paretovariate(0.7) * 1_000)
+        estimates.learn(MODEL, 10, Usage(input=10 + tokens, output=tokens))
+        seen.append((tokens, clock.now))
+        left = [(each, 0.5 ** ((clock.now - at) / 600)) for each, at in seen]
+        highest = max(min(each, 4_096) + max(0, each - 4_096) * part for each, part in left)
+        shortfall = max(each * part for each, part in left)
+        usage = estimates.estimate("worst_case", MODEL, 10, None).usage
+        assert usage.output == round(highest if len(seen) >= 20 else max(highest, 4_096))
+        assert usage.input == 10 + round(shortfall)
 
 
 @pytest.mark.parametrize(
