@@ -204,8 +204,11 @@ class StoreClient:
         Raises:
             StoreError: There was none in time.
         """
+        reply = await self._carrier.ask(operation, max(0.0, deadline - time.monotonic()))
+        if reply is not None:
+            return self._hear(reply)
         future = self._carrier.send(operation)
-        # A store in this process has answered by now: nobody waits for what is done.
+        # Where the store is lost, it was refused at once.
         if not future.done():
             await _wait(future, max(0.0, deadline - time.monotonic()))
         if not future.done():
@@ -254,4 +257,8 @@ async def _wait(future: Future[Reply], seconds: float) -> None:
             loop.call_soon_threadsafe(answer)
 
     future.add_done_callback(wake)
-    await asyncio.wait([answered], timeout=seconds)
+    timer = loop.call_later(seconds, answer)
+    try:
+        await answered
+    finally:
+        timer.cancel()

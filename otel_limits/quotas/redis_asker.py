@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis import exceptions
@@ -46,6 +46,8 @@ class RedisAsker:
         """Connect on first use."""
         self._connect = connect
         self.link = connect()
+        self._connection: Any = None
+        """What scripts are sent on, once there was one."""
 
     def evaluate(self, call: ScriptCall) -> Any:
         """Run one script.
@@ -60,13 +62,10 @@ class RedisAsker:
 
     def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; one that fails by itself has its error for a reply."""
+        commands = [call.command for call in calls]
 
         def evaluate(client: Any) -> list[Any]:
-            # Each script is atomic by itself: a transaction would only keep others waiting.
-            pipe = client.pipeline(transaction=False)
-            for script, keys, arguments in calls:
-                pipe.evalsha(scripts.sha_of(script), len(keys), *keys, *arguments)
-            replies: list[Any] = pipe.execute(raise_on_error=False)
+            replies = self._exchange(client, commands)
             for reply in replies:
                 if isinstance(reply, Exception) and not is_about_one_key(reply):
                     raise reply
@@ -76,12 +75,19 @@ class RedisAsker:
             try:
                 return evaluate(client)
             except exceptions.NoScriptError:  # the server is new, or was restarted
-                for script in {call.script for call in calls}:
-                    client.script_load(scripts.source_of(script))
+                self._load(client, {call.script for call in calls})
                 return evaluate(client)
 
         result: list[Any] = self.ask(load_and_evaluate)
         return result
+
+    def load(self, names: Collection[str]) -> None:
+        """Connect, and have the server know these scripts.
+
+        Raises:
+            StoreError: The server does not answer, or does not take them.
+        """
+        self.ask(lambda client: self._load(client, names))
 
     def ask(self, question: Callable[[Any], Any]) -> Any:
         """Ask once, and once more where the connection was cut: operations have ids."""
@@ -90,10 +96,10 @@ class RedisAsker:
                 return question(self.link.client())
             except exceptions.TimeoutError:  # nobody waits for a second timeout
                 # But whoever asks next is to find the node that has taken over from one that hangs.
-                self.link.learn()
+                self._learn()
                 raise
             except (exceptions.ConnectionError, exceptions.MovedError, OSError):
-                self.link.learn()
+                self._learn()
                 return question(self.link.client())
         except FAILURES as error:
             raise StoreError(told(error)) from error
@@ -104,12 +110,53 @@ class RedisAsker:
         A thread of the parent may have held a lock of a client, which nobody gives back here, and
         a client takes its locks to notice the fork, and even to be freed.
         """
-        never_free(self.link)
-        self.link = self._connect()
+        never_free((self.link, self._connection))
+        self.link, self._connection = self._connect(), None
 
     def close(self) -> None:
         """Close every connection."""
+        self._hang_up()
         self.link.close()
+
+    def _learn(self) -> None:
+        """Look again where our keys are, and send nothing more to where they were."""
+        self._hang_up()
+        self.link.learn()
+
+    def _load(self, client: Any, names: Collection[str]) -> None:
+        sources = [["SCRIPT", "LOAD", scripts.source_of(name)] for name in names]
+        for reply in self._exchange(client, sources):
+            if isinstance(reply, Exception):
+                raise reply
+
+    def _exchange(self, client: Any, commands: Sequence[Sequence[str]]) -> list[Any]:
+        """Send commands and read their replies, errors among them."""
+        # Each script is atomic by itself: a transaction would only keep others waiting. And not by
+        # the client's own pipeline and pool, which cost more than the round trip: nobody else is
+        # here, and what is sent on a stale connection is sent again.
+        try:
+            if self._connection is None:
+                self._connection = client.connection_pool.make_connection()
+                self._connection.connect()
+            self._connection.send_packed_command([scripts.packed(commands)])
+            return [_reply_on(self._connection) for _ in commands]
+        except BaseException:
+            # What is still to come on it must not be taken for the reply to something else.
+            self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+
+def _reply_on(connection: Any) -> Any:
+    """Read one reply, or the error that a command was answered with."""
+    try:
+        return connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
 
 
 def told(error: Exception) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_asker import Link, RedisAsker
+from otel_limits.quotas.redis_asker import Link, RedisAsker, never_free
+from otel_limits.quotas.redis_connection import RedisConnection
 from otel_limits.quotas.redis_listening import messages
 from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
@@ -53,6 +54,7 @@ class RedisStore:
         """Connect on first use."""
         self._server = RedisAsker(connect)
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
+        self._opened: RedisConnection | None = None
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Do `operations` in order, in one round trip.
@@ -74,14 +76,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-
-        def load(client: Any) -> None:
-            pipe = client.pipeline(transaction=False)
-            for script in scripts.EVERY_CALL:
-                pipe.script_load(scripts.source_of(script))
-            pipe.execute()
-
-        self._server.ask(load)
+        self._server.load(scripts.EVERY_CALL)
 
     def check(self) -> None:
         """Make sure that the server can be written to.
@@ -91,6 +86,18 @@ class RedisStore:
         """
         # A write, as a replica, or a server whose disk is full, still answers to PING.
         self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
+
+    def connect(self) -> RedisConnection:
+        """Open a connection on which nobody waits.
+
+        Raises:
+            StoreError: The server does not answer.
+        """
+        link = self._server.link
+        # The last one may have been lost because our keys are elsewhere by now.
+        link.learn()
+        self._opened = RedisConnection(link, self._names)
+        return self._opened
 
     def missing_rights(self) -> list[str]:
         """Return the rules of the server's ACL that this user lacks.
@@ -259,6 +266,7 @@ class RedisStore:
     def after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever."""
         self._server.after_fork()
+        never_free(self._opened)
 
     def close(self) -> None:
         """Close every connection."""

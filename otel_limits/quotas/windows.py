@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
@@ -121,6 +122,7 @@ def zone_of(name: str, setting: str = "time_zone") -> ZoneInfo:
         ) from None
 
 
+@functools.cache
 def length_of(rule: str) -> int:
     """Return the seconds of a window of fixed length.
 

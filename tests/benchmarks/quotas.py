@@ -24,6 +24,7 @@ from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
@@ -107,7 +108,8 @@ class Process:
 
 def courier(server: Server) -> Courier:
     """Carries what is asked to the server."""
-    return Courier(open_shared_store(StorePlace(server.url, TIMEOUT)))
+    place = StorePlace(server.url, TIMEOUT)
+    return Courier(open_shared_store(place), FastPath(open_shared_store(place)))
 
 
 # --- on a server ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier
 from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.quota import Quota
@@ -40,9 +41,11 @@ class Worker:
 
     def __init__(self, url: str, held: Quota) -> None:
         self.facts: list[Fact] = []
+        place = StorePlace(url, 2.0)
+        courier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
         self.engine = Engine(
             lambda: [held],
-            StoreClient(Courier(open_shared_store(StorePlace(url, 2.0))), 2.0),
+            StoreClient(courier, 2.0),
             publish=self.facts.append,
             price=lambda *_: Decimal(1),
             lines=Lines(Deadlines()),

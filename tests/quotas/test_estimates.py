@@ -74,7 +74,7 @@ def test_answers_that_keep_nobody_out_are_not_forgotten() -> None:
 
 def test_the_highest_is_that_of_the_last_hundred_answers() -> None:
     """Compared with each of them, over answers of all sizes at all times."""
-    clock, chance = Clock(), random.Random(7)
+    clock, chance = Clock(), random.Random(7)  # noqa: S311  nothing here is secret
     estimates, seen = Estimates(clock), deque[tuple[int, float]](maxlen=100)
     for _ in range(1_000):
         clock.now += chance.expovariate(1 / 30)

@@ -9,6 +9,7 @@ import pytest
 
 from otel_limits import enable
 from otel_limits.quotas.courier import Courier
+from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from otel_limits.quotas.store import Connection
     from tests.conftest import MakeAgent
 
 pytestmark = pytest.mark.usefixtures("faulty")
@@ -49,6 +51,10 @@ class LostStore(MemoryStore):
             raise StoreError("lost")
         self.is_lost = False
 
+    def connect(self) -> Connection:
+        """There is no other way to it."""
+        raise StoreError("lost")
+
     def expired(self, first: int, most: int) -> list[str]:
         """Note who asks for reservations that nobody settled."""
         assert first == 0
@@ -69,7 +75,7 @@ def store() -> LostStore:
 @pytest.fixture
 def courier(store: LostStore) -> Iterator[Courier]:
     """A courier that has noticed the loss."""
-    courier = Courier(store)
+    courier = Courier(store, FastPath(store))  # type: ignore[arg-type]
     courier.send(Settle("first", ())).exception()
     yield courier
     courier.close()

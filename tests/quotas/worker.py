@@ -143,16 +143,25 @@ class Journal:
         self._carrier = carrier
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
+    async def ask(self, operation: Operation, seconds: float) -> Reply | None:
+        """Note a settlement, then have it done."""
+        self._note(operation)
+        reply: Reply | None = await self._carrier.ask(operation, seconds)
+        return reply
+
     def send(self, operation: Operation) -> Future[Reply]:
         """Note a settlement, then send it."""
-        if isinstance(operation, Settle):
-            os.write(self._file, b"\n")
+        self._note(operation)
         future: Future[Reply] = self._carrier.send(operation)
         return future
 
     def close(self) -> None:
         """Send what is left."""
         self._carrier.close()
+
+    def _note(self, operation: Operation) -> None:
+        if isinstance(operation, Settle):
+            os.write(self._file, b"\n")
 
 
 def live_dangerously(folder: str, lease: float) -> None:
@@ -180,6 +189,13 @@ class Fatal:
 
     def __init__(self, carrier: Any) -> None:
         self._carrier = carrier
+
+    async def ask(self, operation: Operation, seconds: float) -> Reply | None:
+        """Have anything done but a settlement."""
+        if isinstance(operation, Settle):
+            os.kill(os.getpid(), 9)
+        reply: Reply | None = await self._carrier.ask(operation, seconds)
+        return reply
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Send anything but a settlement."""
