@@ -1,7 +1,8 @@
 """Admits model calls by quotas: reserves what they may take, settles what they took.
 
 No thread and no event loop of an agent is held up by the network: a call awaits its answer, and no
-longer than the timeout. While the store does not answer, every quota does what its `on_backend_error` says.
+longer than the timeout. While the store does not answer, every quota does what its
+`on_backend_error` says.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def process(wire: Wire) -> Iterator[Process]:
     courier = Courier(carrying, FastPath(open_shared_store(place)))
     process = Process(courier, wire, carried)
     courier.start(lambda: None)
-    eventually(lambda: process.free)
+    eventually(lambda: bool(process.free))
     yield process
     courier.close()
 
@@ -152,7 +152,12 @@ def test_what_is_cut_off_is_done_by_the_courier(
     process.wire.faults.append(fault)
     assert asyncio.run(process.ask(reserve(name))).status == "admitted"
     assert (process.carried, standing(store).reserved) == ([name], 10)
-    eventually(lambda: bool(asyncio.run(process.ask(reserve(name))) and process.free))
+
+    def is_open() -> bool:
+        asyncio.run(process.ask(reserve(name)))
+        return bool(process.free)
+
+    eventually(is_open)
 
 
 @pytest.mark.usefixtures("faulty")
