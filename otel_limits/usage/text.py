@@ -169,9 +169,10 @@ def _classes(ranges: Iterable[tuple[int, int, str]], default: str) -> bytes:
 CLASS_OF: Final = _classes(CLASSES, ".")
 BLOCK_OF: Final = _classes(BLOCKS, "_")
 RUNS: Final = tuple(
-    (_table(dict.fromkeys(letters, 1), 0), weight)
+    (letters, _table(dict.fromkeys(letters, ord("a")), ord(" ")), weight)
     for letters, weight in ((b"aA", WORD), (b"0", NUMBER), (b"n", LINES))
 )
+"""Which classes make runs, and a table that makes words of these."""
 
 
 def tokens_of_text(text: str) -> int:
@@ -179,7 +180,7 @@ def tokens_of_text(text: str) -> int:
     data = text.encode("utf-8", "surrogatepass")
     classes = data.translate(CLASS_OF)
     tokens = _weighed(classes, IN_ASCII) + OF_OFTEN * data.count(OFTEN)
-    tokens += sum(weight * _runs(classes, table) for table, weight in RUNS)
+    tokens += sum(weight * _runs(classes, letters, table) for letters, table, weight in RUNS)
     for each, marks in RULERS.items():
         if each * LONG in classes:
             rulers = sum(text.count(mark * FOUR) for mark in marks)
@@ -193,7 +194,10 @@ def tokens_of_text(text: str) -> int:
 
 
 def _weighed(classes: bytes, weights: Mapping[bytes, float]) -> float:
-    return sum(weight * classes.count(each) for each, weight in weights.items())
+    # Most are in no text: to look for a single one takes a tenth of the time of counting it.
+    return sum(
+        weight * classes.count(each) for each, weight in weights.items() if each[-1:] in classes
+    )
 
 
 def as_json(value: object) -> str:
@@ -213,8 +217,9 @@ def _as_text(value: object) -> str:
 ENCODER: Final = json.JSONEncoder(default=_as_text, ensure_ascii=False)
 
 
-def _runs(classes: bytes, table: bytes) -> int:
-    """How often a run of the characters that `table` marks begins."""
-    # Every byte is one bit of a long integer, and where one begins, the one before it is not set.
-    marks = int.from_bytes(classes.translate(table), "little")
-    return (marks & ~(marks << 8)).bit_count()
+def _runs(classes: bytes, letters: bytes, table: bytes) -> int:
+    """How often a run of some classes begins."""
+    if not any(each in classes for each in letters):
+        return 0
+    # What the first letter of each word is made, nothing else is: faster than any search for it.
+    return classes.translate(table).title().count(b"A")
