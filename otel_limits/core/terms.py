@@ -26,9 +26,9 @@ PREFIXES: Final = ("on_demand_",)
 """What Gemini puts before the name of a tier: `ON_DEMAND_PRIORITY`."""
 AUTOMATIC: Final = "auto"
 """The vendor chooses the tier, and says in its answer which one it was: "the response body will
-include the service_tier value based on the processing mode actually used", platform.openai.com, API
-reference, Chat. Not setting it is "auto" there, too, and standard unless the project says
-otherwise."""
+include the service_tier value based on the processing mode actually used",
+https://platform.openai.com/docs/api-reference/chat/create. Not setting it is "auto" there, too, and
+standard unless the project says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,18 +19,21 @@ Vendor: TypeAlias = Literal[
 CLAUDE_EDGE: Final = 1568
 CLAUDE_TOKENS: Final = 1_600
 """An image is made smaller until its long edge and its tokens are at most these:
-platform.claude.com, "Vision". Models from 4.7 on take more, see `CLAUDE_LARGE`."""
+https://platform.claude.com/docs/en/build-with-claude/vision. Models from 4.7 on take more, see
+`CLAUDE_LARGE`."""
 CLAUDE_LARGE: Final = (2576, 4_784)
 CLAUDE_PATCH: Final = 28
 
 PATCH: Final = 32
 MAX_PATCHES: Final = 1_536
-"""platform.openai.com, "Images and vision": of models that count patches."""
+"""Of models that count patches: https://developers.openai.com/api/docs/guides/images-vision."""
 FACTORS: Final = (("nano", 2.46), ("o4-mini", 1.72), ("mini", 1.62))
-"""Tokens for each patch, by a part of the model's name; other models have 1.2."""
+"""Tokens for each patch, by a part of the model's name, on the same page. Others have 1.2, which
+was measured: https://community.openai.com/t/1372291."""
 
 TILES: Final = (("gpt-4o-mini", 2833, 5667), ("gpt-5", 70, 140), ("o1", 75, 150), ("o3", 75, 150))
-"""Tokens of an image and of each of its tiles of 512 pixels; other models have 85 and 170."""
+"""Tokens of an image and of each of its tiles of 512 pixels, on the same page; other models have 85
+and 170."""
 TILE: Final = 512
 TILED_BOX: Final = 2048
 TILED_SIDE: Final = 768
@@ -38,15 +41,17 @@ TILED_SIDE: Final = 768
 GEMINI_SMALL: Final = 384
 GEMINI_TILE: Final = 768
 GEMINI_TOKENS: Final = 258
-"""ai.google.dev, "Understand and count tokens": up to 384 pixels one tile, else tiles of 768."""
+"""Up to 384 pixels one tile, else tiles of 768: https://ai.google.dev/gemini-api/docs/tokens."""
 GEMINI_3_TOKENS: Final = 1_120
-"""The same for Gemini 3, at its default resolution, whatever the size."""
+"""The same from Gemini 3 on, at its default resolution, whatever the size:
+https://ai.google.dev/gemini-api/docs/media-resolution."""
 
 NOVA_PIXELS: Final = 630
-"""Pixels for a token: about 800, 1,300 and 2,600 tokens for 900x450, 900x900 and 1300x1300 in the
-Amazon Nova user guide."""
+"""Pixels for a token: about 800, 1,300 and 2,600 tokens for 900x450, 900x900 and 1300x1300:
+https://docs.aws.amazon.com/nova/latest/userguide/modalities-image.html."""
 NOVA_2_TOKENS: Final = 230
-"""Billed for every image: Amazon Nova 2 user guide."""
+"""Billed for every image:
+https://docs.aws.amazon.com/nova/latest/nova2-userguide/using-multimodal-models.html."""
 
 FLAT_SIZE: Final = (1_024, 1_024)
 """Assumed of an image whose size cannot be read, or that is only linked to."""
@@ -57,22 +62,27 @@ FLAT_DOCUMENT: Final = 3_000
 
 PAGE: Final[dict[Vendor, int]] = {"claude": 2_300, "gemini": 258, "gemini-3": 560}
 PAGE_OF_OTHERS: Final = 1_400
-"""Tokens of a page of a PDF: its text, and a picture of it. Measured for Claude (JOHNISKING,
-pdf-token-cost); Google documents its own."""
+"""Tokens of a page of a PDF: its text, and a picture of it. "Each page typically uses 1,500-3,000
+tokens": https://platform.claude.com/docs/en/build-with-claude/pdf-support; 2,100 to 2,480 were
+measured. Google: https://ai.google.dev/gemini-api/docs/document-processing and /media-resolution.
+What others take is assumed."""
 PAGE_AS_TEXT: Final = 600
-"""Of a page of which only the text is read: Bedrock's Converse without citations."""
+"""Of a page of which only the text is read, as Bedrock's Converse does without citations:
+https://platform.claude.com/docs/en/build-with-claude/pdf-support, "Amazon Bedrock PDF support"."""
 
 AUDIO: Final[dict[Vendor, float]] = {"openai-tiles": 10.0, "openai-patches": 10.0}
 AUDIO_OF_OTHERS: Final = 32.0
-"""Tokens for a second: ai.google.dev, "Audio understanding"; OpenAI's is 10."""
+"""Tokens for a second: https://ai.google.dev/gemini-api/docs/audio. OpenAI's is 10, from the prices
+of a minute: https://community.openai.com/t/971012."""
 VIDEO: Final = 263.0
-"""Tokens for a second, its sound not counted: ai.google.dev, "Video understanding"."""
+"""Tokens for a second, its sound not counted: https://ai.google.dev/gemini-api/docs/tokens."""
 
 TEXTS: Final = frozenset({"csv", "html", "md", "txt"})
 
 OPENAI_CLASSES: Final = ("openai", "openai_responses")
 OPENAI: Final = re.compile(r"\b(gpt-\d|o[134]\b|o[134]-|chatgpt|computer-use)")
 BY_PATCHES: Final = re.compile(r"(gpt-(4\.1|5)[\w.]*-(mini|nano))|o4-mini|gpt-5\.[2-9]|gpt-[6-9]")
+FROM_GEMINI_3: Final = re.compile(r"gemini-([3-9]|\d\d)(\D|$)")
 LARGE_CLAUDE: Final = re.compile(r"claude-[a-z]+-(4-[7-9]|[5-9])(\D|$)")
 
 
@@ -93,7 +103,7 @@ def recipient(provider: str, model: str) -> Recipient:
     model = model.lower()
     rules: tuple[tuple[Vendor, bool], ...] = (
         ("claude", "claude" in model or provider == "anthropic"),
-        ("gemini-3", "gemini-3" in model),
+        ("gemini-3", FROM_GEMINI_3.search(model) is not None),
         ("gemini", "gemini" in model or provider == "gemini"),
         ("nova-2", "nova-2" in model),
         ("nova", "nova" in model),

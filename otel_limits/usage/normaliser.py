@@ -142,7 +142,8 @@ def _written_for_an_hour(found: Fields, written: int) -> int | None:
     told, others = found.count(fields.CACHE_WRITE_1H), found.count(fields.CACHE_WRITE_5M)
     if told is not None or others is None:
         return told
-    # cacheDetails are a "breakdown of cache writes by TTL": Amazon Bedrock API, TokenUsage.
+    # cacheDetails are a "breakdown of cache writes by TTL":
+    # https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_TokenUsage.html.
     return written - others
 
 

@@ -25,25 +25,29 @@ class Rule:
 
 # Cached tokens and reasoning are parts of prompt_tokens and completion_tokens: openai-python,
 # types/completion_usage.py. xAI (Chat) and Gemini's OpenAI endpoint leave reasoning out of
-# completion_tokens, and only the total has it: docs.x.ai, "Prompt caching"; litellm,
-# llms/xai/chat/transformation.py. So more in the total than in its parts is output.
+# completion_tokens, and only the total has it:
+# https://github.com/BerriAI/litellm/blob/main/litellm/llms/xai/chat/transformation.py,
+# https://github.com/ogx-ai/ogx/issues/5122. So more in the total than in its parts is output.
 OPENAI: Final = Rule("inside")
 
 RULES: Final[Mapping[str, Rule]] = {
     "openai": OPENAI,
     "openai_responses": OPENAI,
     "litellm": OPENAI,  # it adds Anthropic's cached tokens to the input itself
-    "llamacpp": OPENAI,  # usage_json_oaicompat of its server
+    # usage_json_oaicompat: https://github.com/ggml-org/llama.cpp/tree/master/tools/server.
+    "llamacpp": OPENAI,
     "llamaapi": OPENAI,
-    "mistral": OPENAI,  # mistralai, models/usageinfo.py
-    "ollama": OPENAI,  # ollama, docs/api.md: prompt_eval_count is the whole prompt
+    "mistral": OPENAI,  # https://docs.mistral.ai/api/; mistralai, models/usageinfo.py
+    # prompt_eval_count: https://github.com/ollama/ollama/blob/main/docs/api.md.
+    "ollama": OPENAI,
     "sagemaker": Rule("inside", zeros_are_made_up=True),
     # Strands' WriterModel sends zeros unless stream_options ask for usage.
     "writer": Rule("inside", zeros_are_made_up=True),
     # "Total input tokens in a request is the summation of input_tokens,
     # cache_creation_input_tokens, and cache_read_input_tokens": anthropic, types/usage.py.
     "anthropic": Rule("outside"),
-    # Amazon Bedrock API reference, TokenUsage: inputTokens are those that were not cached.
+    # inputTokens are those that were not cached:
+    # https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_TokenUsage.html.
     "bedrock": Rule("outside", total_omits_cache=True),
     # thoughts are beside candidates, but in some answers within: google-genai, types.py,
     # GenerateContentResponseUsageMetadata; litellm, vertex_and_google_ai_studio_gemini.py.
@@ -56,7 +60,8 @@ UNKNOWN: Final = Rule("by total")
 SCOPES: Final[Mapping[str, Rule]] = {
     # It passes on what Bedrock says.
     "opentelemetry.instrumentation.botocore": Rule("outside", total_omits_cache=True),
-    # input_tokens are the "Sum of all input token types": langchain-core, messages/ai.py.
+    # input_tokens are the "Sum of all input token types": UsageMetadata in
+    # https://github.com/langchain-ai/langchain/blob/master/libs/core/langchain_core/messages/ai.py.
     "langsmith": Rule("inside"),
 }
 """By the instrumentation scope of a span, or by what its name begins with."""

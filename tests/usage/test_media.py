@@ -81,6 +81,7 @@ def test_an_image_that_is_cut_off_has_no_size(data: bytes) -> None:
         ("gemini", "gemini-2.5-flash", 300, 300, 258),
         ("gemini", "gemini-2.5-flash", 1500, 700, 2 * 258),
         ("gemini", "gemini-3-pro", 100, 100, 1120),
+        ("gemini", "gemini-4-argon", 100, 100, 1120),
         ("bedrock", "amazon.nova-2-lite-v1:0", 900, 900, 230),
         ("bedrock", "amazon.nova-pro-v1:0", 900, 900, 1286),
     ],

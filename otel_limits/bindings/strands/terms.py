@@ -30,7 +30,8 @@ TIERS: Final = (
 )
 SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
 """What OpenAI takes for another tier: "The response will show service_tier=priority regardless",
-platform.openai.com, API reference, Responses. Anthropic's `speed` is a tier of its own."""
+https://platform.openai.com/docs/api-reference/responses/create. Anthropic's `speed` is a tier of
+its own."""
 
 SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "search_parameters")
 SEARCH_TOOL: Final = "web_search"
