@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import pty
@@ -12,18 +13,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import agent
 from otel_limits.demo.main import SCENARIOS
-from otel_limits.demo.play import AgentFailedError, Play, Setup
+from otel_limits.demo.play import AgentFailedError, Play, ScenarioOutcome, Setup
 from otel_limits.demo.server import Servers
-from otel_limits.demo.show import NEXT_STEPS
+from otel_limits.demo.show import NEXT_STEPS, progress
 from tests.pages import steady
 from tests.picture import PICTURE, lines_of
 from tests.processes import PATIENCE_SECONDS, bounded
@@ -365,3 +369,26 @@ def test_an_interruption_leaves_no_program_behind() -> None:
     assert (process.returncode, errors) == (130, b"")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_a_narrow_terminal_has_no_bars_and_no_letters_one_below_the_other() -> None:
+    """60 columns have room for the numbers and for how each scenario ended."""
+    done: Future[ScenarioOutcome] = Future()
+    seen = SimpleNamespace(requests=6, looks=6, tokens=1_539)
+    running: Any = SimpleNamespace(
+        setup=SimpleNamespace(scenarios=SCENARIOS, pending_looks=20),
+        futures=[done] * len(SCENARIOS),
+        servers=SimpleNamespace(seen=lambda _: seen),
+    )
+    outcome = SimpleNamespace(
+        model_calls=6,
+        tokens=1_539,
+        errand=SimpleNamespace(stop_reason="max_token_budget", halt="max_token_budget"),
+    )
+    done.set_result(cast("ScenarioOutcome", outcome))
+    screen = Console(file=io.StringIO(), width=60, record=True)
+    screen.print(progress(running, screen.width))
+    lines = screen.export_text().splitlines()
+    assert "━" not in "".join(lines)
+    assert sum("max_token_budget" in line for line in lines) == len(SCENARIOS)
+    assert any("MAX_TURNS=6 ACTION=observe" in line for line in lines)

@@ -136,7 +136,8 @@ def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    # As narrow as it goes: the longest name has room in a terminal of 60 columns.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title in ("Setting", "Value", "From"):
         table.add_column(title, overflow="fold")
     for variable, value, source in rows:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND: Final = 12
 BAR_WIDTH: Final = 18
+NARROW: Final = 80
+"""Columns below which there is no room for bars beside the reasons."""
 
 NEXT_STEPS: Final = (
     ("export OTEL_LIMITS_MAX_TURNS=30 OTEL_LIMITS_MAX_TOKEN_BUDGET=100000", "set your limits"),
@@ -44,7 +46,9 @@ def show_setup(screen: Console, setup: Setup, servers: Servers) -> None:
     """Say what is about to happen, and what is real about it."""
     embedded = f"a built-in stand-in; real HTTP and server-sent events at {servers.url('AGENT')}/v1"
     screen.print("An agent waits for a job that stays pending", style="bold")
-    screen.print("Every look at the job is one more model call, with a longer prompt.\n")
+    screen.print(
+        "Each time it looks at the job it calls its model once more, with a longer prompt.\n"
+    )
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -52,7 +56,7 @@ def show_setup(screen: Console, setup: Setup, servers: Servers) -> None:
     grid.add_row(
         "model", f"{setup.model} at {masked(setup.base_url)}" if setup.base_url else embedded
     )
-    grid.add_row("limits", "in the environment alone; the agent's code knows nothing of them")
+    grid.add_row("limits", "only in the environment; the agent's code does not know them")
     screen.print(grid)
     screen.print()
 
@@ -61,34 +65,39 @@ def watch(screen: Console, running: Play) -> None:
     """Show every scenario until all have ended: live on a terminal, once anywhere else."""
     if not screen.is_terminal:
         wait(running.futures)
-        screen.print(progress(running))
+        screen.print(progress(running, screen.width))
         return
-    with Live(progress(running), console=screen, auto_refresh=False) as live:
+    with Live(progress(running, screen.width), console=screen, auto_refresh=False) as live:
         while wait(running.futures, timeout=1 / FRAMES_PER_SECOND).not_done:
-            live.update(progress(running), refresh=True)
-        live.update(progress(running), refresh=True)
+            live.update(progress(running, screen.width), refresh=True)
+        live.update(progress(running, screen.width), refresh=True)
 
 
-def progress(running: Play) -> Table:
-    """Draw how far every scenario has come."""
+def progress(running: Play, width: int) -> Table:
+    """Draw how far every scenario has come; without bars where the screen has no room for them."""
+    is_narrow = width < NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(f"{PREFIX}...", no_wrap=True)
-    table.add_column("model calls", no_wrap=True)
-    table.add_column("", justify="right")
-    table.add_column("tokens", justify="right")
+    if not is_narrow:
+        table.add_column("model calls", no_wrap=True)
+    table.add_column("calls" if is_narrow else "", justify="right", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("ended with", overflow="fold")
-    table.add_column("", overflow="fold")
+    if not is_narrow:
+        table.add_column("", overflow="fold")
     most = running.setup.pending_looks + 2  # the look that finds it done, and the answer
     for scenario, future in zip(running.setup.scenarios, running.futures, strict=True):
         outcome = result_of(future)
         seen = running.servers.seen(scenario.name)
         calls = outcome.model_calls if outcome else max(seen.requests, seen.looks)
+        bar = ProgressBar(total=most, completed=calls, width=BAR_WIDTH)
+        end = ending(future, outcome)
         table.add_row(
             short(scenario.variables),
-            ProgressBar(total=most, completed=calls, width=BAR_WIDTH),
+            *(() if is_narrow else (bar,)),
             str(calls),
             f"{outcome.tokens if outcome else seen.tokens:,}",
-            *ending(future, outcome),
+            *((Text("\n").join(end),) if is_narrow else end),
         )
     return table
 
@@ -124,10 +133,10 @@ def show_outcomes(
     if any(outcome.bounded for outcome in outcomes):
         # In words, as a reader may have no colours.
         screen.print(
-            f"\nAfter {setup.pending_looks} looks the demo lets the job be done, and an agent asks "
-            f"the model {MOST_CALLS} times at most:\n"
-            "nothing else would have ended the runs that otel-limits did not halt.\n"
-            "Tokens are known after a call, so that a budget is overrun by one call at most."
+            f"\nAfter {setup.pending_looks} looks the demo finishes the job, and an agent may ask "
+            f"the model {MOST_CALLS} times at most.\n"
+            "Otherwise the runs that otel-limits did not halt would never have ended.\n"
+            "Tokens are known after a call, so a budget is exceeded by one call at most."
         )
     heading(screen, "What the log says, once per limit that was reached")
     for outcome in outcomes:

@@ -172,3 +172,22 @@ def test_money_is_whole_in_every_answer(question: str, width: int, wide_ledger: 
     assert any("$21,789.63" in line for line in lines)
     if question == "changes":
         assert any("-$21,789.63" in line and "emea" in line for line in lines)
+
+
+def test_columns_of_zeros_make_room_first() -> None:
+    """A wider one with numbers stays: zeros say less."""
+    columns = (
+        Column("agent", "Agent", is_key=True),
+        Column("unpriced", "Unpriced", "count"),
+        Column("cost", "Cost of it", "money"),
+    )
+    rows = [("research", 0, Decimal(12)), ("reader", 0, None)]
+    layout = fit(Table(name="t", title="Spend", columns=columns, rows=rows), 16)
+    assert layout.left_out == ["Unpriced"]
+    assert "Cost" in layout.head[0]
+
+
+def test_a_table_without_rows_says_so(wide_ledger: LedgerFile) -> None:
+    """Headings over nothing look as if something were missing."""
+    lines = on_terminal(wide_ledger, 80, "grants")
+    assert lines[lines.index("Changes of quotas") + 1] == "None."

@@ -1,8 +1,9 @@
 """How a table fits a terminal: nothing is cut without a mark, and no key column vanishes.
 
 A number is never cut. Where there is too little room, headings are folded, sentences are wrapped,
-names are shortened in their middle, and then the widest columns but for keys are left out. What
-does not even have room for its keys is written with one value per line.
+names are shortened in their middle, and then columns are left out: first those of zeros alone, then
+the widest, never keys. What does not even have room for its keys is written with one value per
+line.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ ELLIPSIS: Final = "…"
 LEAST: Final[Mapping[Kind, int]] = {"text": 12, "id": 9, "sentence": 24}
 """Characters that stay of a value at least. An id keeps its beginning: `show` finds it by eight."""
 RULE: Final = "─"
+NOTHING: Final = (None, "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Lane:
 
     column: Column
     cells: list[str]
+    is_empty: bool = False
+    """True when it has nothing but zeros and values that are not known."""
     natural: int = 0
     least: int = 0
     width: int = 0
@@ -60,7 +64,8 @@ def fit(table: Table, width: int | None) -> Layout:
     rows = [*table.rows, *([] if table.total is None else [table.total])]
     texts = [[_text(*cell) for cell in zip(row, _kinds(table), strict=True)] for row in rows]
     lanes = [
-        Lane(column, [row[index] for row in texts]) for index, column in enumerate(table.columns)
+        Lane(column, [row[index] for row in texts], all(row[index] in NOTHING for row in rows))
+        for index, column in enumerate(table.columns)
     ]
     gap = 1 if width is not None and width < COMPACT else 2
     left_out: list[str] = []
@@ -101,7 +106,7 @@ def _needed(lanes: Sequence[Lane], gap: int, *, natural: bool = False) -> int:
 
 
 def _narrowed(lanes: list[Lane], gap: int, width: int) -> tuple[list[Lane], list[str]]:
-    """Leave out the widest columns until the others have room, and share what is over."""
+    """Leave out columns until the others have room, and share what is over."""
     for lane in lanes:
         lane.width = lane.least
     left_out = []
@@ -109,9 +114,10 @@ def _narrowed(lanes: list[Lane], gap: int, width: int) -> tuple[list[Lane], list
         others = [lane for lane in lanes if not lane.column.is_key]
         if not others:
             break
-        widest = max(others, key=lambda lane: lane.width)
-        left_out.append(widest)
-        lanes = [lane for lane in lanes if lane is not widest]
+        # A column of zeros says least; after those, the widest makes most room.
+        least = max(others, key=lambda lane: (lane.is_empty, lane.width))
+        left_out.append(least)
+        lanes = [lane for lane in lanes if lane is not least]
     spare = width - _needed(lanes, gap)
     while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
         # The narrowest first, so that all end as wide as each other, or as wide as they need.

@@ -54,6 +54,10 @@ def show(answer: Answer, *, wide: bool = False) -> None:
 
 
 def _print_table(screen: Console, table: Table, width: int | None) -> None:
+    # On a terminal, where headings over nothing look as if something were missing.
+    if not table.rows and screen.is_terminal:
+        screen.print("None.")
+        return
     layout = fit(table, width)
     for part, style in ((layout.head, "bold"), (layout.body, ""), (layout.total, "bold")):
         for line in part:
