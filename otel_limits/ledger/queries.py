@@ -12,7 +12,12 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.reading import asking
 from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
-from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, QUOTA_CHANGE_TABLE
+from otel_limits.ledger.schema import (
+    INVOCATION_TABLE,
+    IS_OF_UNKNOWN_SIZE,
+    MODEL_CALL_TABLE,
+    QUOTA_CHANGE_TABLE,
+)
 from otel_limits.ledger.selection import CALLS, RUNS, Selection, Source
 from otel_limits.ledger.spending import SUMS, columns_for
 
@@ -70,11 +75,16 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Model calls without a measured size, by agent, reason and action of their invocation."""
     keys = (RUNS.agent, RUNS.reason, RUNS.action)
+    # Both parts are answered by an index; the state of every call would be read from the table.
+    of_unknown_size = sa.select(CALLS.id).where(IS_OF_UNKNOWN_SIZE)
+    without_tokens = sa.select(CALLS.id).where(CALLS.input_tokens == 0, CALLS.output_tokens == 0)
+    candidates = sa.union_all(of_unknown_size, without_tokens)
+    call = MODEL_CALL_TABLE.alias()
     statement = (
-        _of_runs(selection, *keys, CALLS.state, sa.func.count().label("calls"))
-        .join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
-        .where(CALLS.state.in_(("zero", *UNKNOWN_SIZE)))
-        .group_by(*keys, CALLS.state)
+        _of_runs(selection, *keys, call.c.state, sa.func.count().label("calls"))
+        .join(call, call.c.invocation_id == RUNS.id)
+        .where(call.c.id.in_(candidates), call.c.state.in_(("zero", *UNKNOWN_SIZE)))
+        .group_by(*keys, call.c.state)
     )
     yield from connection.execute(statement)
 
