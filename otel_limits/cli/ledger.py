@@ -39,6 +39,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--older-than", type=asking.duration, required=True, metavar="AGE", help="such as 90d"
     )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="copy what is left, so that PostgreSQL gives the space back to the disk, too; nobody "
+        "else can use the ledger meanwhile, and rows wait in files (a ledger in a file gives it "
+        "back without)",
+    )
     parser = add_ledger_command(group, "export", "Write the ledger to a file.", export)
     for option in SELECTION:
         add_option(parser, option)
@@ -72,10 +79,20 @@ def prune(arguments: Namespace) -> int:
     from otel_limits.ledger import retention
 
     before = asking.to_microseconds(datetime.now(timezone.utc) - arguments.older_than)
-    with opened(arguments) as database, working("Pruning") as work:
-        gone = sum(work.through(retention.prune(database, before)))
-        retention.rebuild(database)
-    sys.stdout.write(f"{gone:,} invocations deleted from {database.address}.\n")
+    with opened(arguments) as database:
+        with working("Pruning") as work:
+            gone = sum(work.through(retention.prune(database, before)))
+        # At once: they are gone, whatever happens to their space.
+        sys.stdout.write(f"{gone:,} invocations deleted from {database.address}.\n")
+        with working("Giving their space back"):
+            refused = retention.give_back(database, is_full=arguments.full)
+        if refused and arguments.full:
+            raise LedgerError(
+                f"PostgreSQL did not give their space back to the disk: {refused[0]}. "
+                "Prune as the role that owns the tables."
+            )
+        if database.address.file is None and not arguments.full:
+            sys.stdout.write("New rows use their space; --full gives it back to the disk.\n")
     return 0
 
 

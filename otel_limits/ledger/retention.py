@@ -13,6 +13,7 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
+    TABLES,
     TOOL_CALL_TABLE,
 )
 
@@ -55,21 +56,47 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
         yield from _shrink(database)
 
 
-def rebuild(database: Database) -> None:
-    """Give the space back of a file that cannot shrink, as one restored from a dump, by a copy.
+def give_back(database: Database, *, is_full: bool) -> list[str]:
+    """Give back the space of what was deleted; who records meanwhile waits in spill files.
 
-    Who records meanwhile waits in spill files.
+    A file shrinks by itself, unless it was restored from a dump: then it is made anew by a copy.
+    PostgreSQL keeps the space for new rows, and only copies its tables if that is asked for.
+
+    Args:
+        database: The ledger.
+        is_full: Copy everything, whether it is needed or not.
+
+    Returns:
+        What PostgreSQL refused, in its words.
     """
     if database.address.file is None:
-        return
+        return _vacuum_tables(database, is_full=is_full)
     driver: Any
     with database.reading() as connection:
         driver = connection.connection.driver_connection
         can_shrink = driver.execute("PRAGMA auto_vacuum").fetchone()[0]
-        if not can_shrink and driver.execute("PRAGMA freelist_count").fetchone()[0]:
+        has_free_pages = driver.execute("PRAGMA freelist_count").fetchone()[0]
+        if is_full or (has_free_pages and not can_shrink):
             connection.rollback()  # it cannot be done within a transaction
             driver.execute("PRAGMA auto_vacuum = INCREMENTAL")
             driver.execute("VACUUM")
+            # With a write-ahead log the file itself shrinks only when the log is moved into it.
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return []
+
+
+def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
+    """Vacuum the tables of PostgreSQL: without FULL nobody waits, and only new rows profit."""
+    refused: list[str] = []
+    engine = database.engine().execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        # Who may not do it is told so by a warning, and not by an error.
+        driver.add_notice_handler(lambda notice: refused.append(notice.message_primary))
+        for table in TABLES:
+            option = "(FULL, ANALYZE)" if is_full else "(ANALYZE)"
+            connection.exec_driver_sql(f"VACUUM {option} {table.name}")
+    return refused
 
 
 def _oldest(connection: sa.Connection, before_us: int, portion: int) -> list[str]:

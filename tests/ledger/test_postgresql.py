@@ -255,6 +255,49 @@ def test_prune_and_import(
         assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
 
 
+def test_prune_gives_the_space_back_when_it_is_asked_to(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --full the space is for new rows, as is said; with it, tables are smaller on disk."""
+    address = parse("test", server.url(database), tmp_path / "data")
+    size = "SELECT sum(pg_table_size(oid)) FROM pg_class WHERE relname LIKE 'otel_limits_%calls'"
+    # Young ones come last, so that what is left does not let the tables end earlier.
+    write(address, *(Entry(calls=[Call()] * 50, tools=["t"] * 50) for _ in range(20)))
+    write(address, Entry(at=time.time(), tools=["t"]), first=21)
+    ((before,),) = server.ask(database, size)
+    assert main(["ledger", "prune", "--older-than", "1d"]) == 0
+    assert server.ask(database, size)[0][0] >= before
+    write(address, *(Entry(calls=[Call()] * 50, tools=["t"] * 50) for _ in range(10)), first=22)
+    assert server.ask(database, size)[0][0] < before * 11 / 10
+    said = capsys.readouterr().out
+    assert "20 invocations deleted from " in said
+    assert "New rows use their space; --full gives it back to the disk." in said
+    assert main(["ledger", "prune", "--older-than", "1d", "--full"]) == 0
+    assert server.ask(database, size)[0][0] < before / 5
+    assert "--full" not in capsys.readouterr().out
+    assert len(server.ask(database, "SELECT * FROM otel_limits_invocations")) == 1
+
+
+def test_who_does_not_own_the_tables_can_prune_them(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are deleted; that their space cannot be given back to the disk is a sentence."""
+    write(parse("test", server.url(database), tmp_path / "data"), Entry())
+    server.ask(database, "CREATE ROLE keeper LOGIN")
+    try:
+        server.ask(database, "GRANT ALL ON ALL TABLES IN SCHEMA public TO keeper")
+        theirs = server.url(database).replace("auditor@", "keeper@")
+        prune = ["ledger", "prune", "--older-than", "1d", "--ledger", theirs]
+        assert main(prune) == 0
+        assert "1 invocations deleted" in capsys.readouterr().out
+        assert main([*prune, "--full"]) == 2
+        said = capsys.readouterr().err
+        assert "PostgreSQL did not give their space back to the disk: " in said
+        assert "Prune as the role that owns the tables." in said
+    finally:
+        server.ask(database, "DROP OWNED BY keeper; DROP ROLE keeper")
+
+
 def test_what_is_too_old_is_deleted_in_the_background(
     server: Server,
     database: str,
