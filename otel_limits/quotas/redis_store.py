@@ -177,6 +177,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
+        # Nobody is told: there is less than before.
         return self._take_back(count, "^%d+:")
 
     def block(self, count: Count, block: Block) -> None:
@@ -185,7 +186,7 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        self.unblock(count)
+        # Who waits is told, to be refused with the reason instead of waiting on.
         self._permit(count, scripts.block_member(uuid.uuid4().hex, block), block.until)
 
     def unblock(self, count: Count) -> int:
@@ -194,7 +195,9 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        return self._take_back(count, "^block:")
+        found = self._take_back(count, "^block:")
+        self._tell_freed(count)
+        return found
 
     def expired(self, first: int, most: int) -> list[str]:
         """Return ids of reservations that nobody settled in time, the latest first.
@@ -281,9 +284,7 @@ class RedisStore:
 
     def _take_back(self, count: Count, pattern: str) -> int:
         call = ScriptCall("revoke", [self._names.grants(count)], [pattern])
-        found = int(self._server.evaluate(call))
-        self._tell_freed(count)
-        return found
+        return int(self._server.evaluate(call))
 
     def _tell_freed(self, count: Count) -> None:
         """Wake who waits for a count; what an operator has changed stands, heard or not."""

@@ -5,24 +5,34 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from otel_limits.quotas import client, fallback, waiting
 from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.redis_scripts import KeyNames, freed_of
 from otel_limits.quotas.windows import Windows
+from tests.quotas.conftest import PATIENCE
+from tests.quotas.own_time import Clock, Place
+from tests.quotas.queues import Queues
 from tests.quotas.truth import Stores, Truth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.quotas.store import Freed
     from tests.quotas.conftest import Server, Timed
 
 BEGIN = Windows("day").at(time.time() + 2 * 86_400).start + 12 * 3600.0
 """Noon of a day in the future, so that a server does not find its counts expired."""
 
 
-def small(examples: int) -> settings:
+def small(examples: int, *without: Phase) -> settings:
     """So many examples of thirty steps."""
     return settings(
         max_examples=examples,
+        phases=set(Phase) - {Phase.explain, *without},
         stateful_step_count=30,
         deadline=None,
         report_multiple_bugs=False,
@@ -48,6 +58,49 @@ def test_a_server_and_the_truth_agree_after_every_step(timed_store: Timed, serve
     class OnServer(Truth):
         def __init__(self) -> None:
             server.client.flushdb()
-            super().__init__(Stores(*timed_store, BEGIN))
+            super().__init__(Stores(*timed_store, BEGIN, timed_store.store))
 
     run_state_machine_as_test(OnServer, settings=small(25))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of everybody who waits."""
+    clock = Clock(BEGIN)
+    for module in (client, fallback, waiting):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_whoever_waits_goes_in_turn_and_as_soon_as_it_can(clock: Clock) -> None:
+    """Three workers that share a memory: no wait is forgotten, and all queues drain."""
+
+    class InMemory(Queues):
+        def __init__(self) -> None:
+            store = MemoryStore(clock.time)
+            super().__init__(Place(store, lambda _: None), clock)
+
+    run_state_machine_as_test(InMemory, settings=small(25, Phase.shrink))
+
+
+def test_whoever_waits_for_a_server_goes_in_turn_and_as_soon_as_it_can(
+    timed_store: Timed, server: Server, clock: Clock
+) -> None:
+    """The same with what a server tells, and with an operator who grants, blocks and resets."""
+    with server.client.pubsub() as subscription:
+        channel = KeyNames().freed_channel
+        subscription.subscribe(channel)
+
+        def told() -> Iterator[Freed]:
+            # What was told before it comes before it.
+            server.client.publish(channel, "that is all")
+            while (message := subscription.get_message(timeout=PATIENCE))["data"] != "that is all":
+                if message["type"] == "message":
+                    yield freed_of(message["data"])
+
+        class OnServer(Queues):
+            def __init__(self) -> None:
+                server.client.flushdb()
+                super().__init__(Place(*timed_store, told, timed_store.store), clock)
+
+        run_state_machine_as_test(OnServer, settings=small(15, Phase.shrink))

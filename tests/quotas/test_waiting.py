@@ -232,6 +232,37 @@ def test_what_an_operator_permits_ends_a_wait(
     assert asyncio.run(run()) < SOON
 
 
+def test_a_block_ends_a_wait_and_what_is_revoked_wakes_nobody(
+    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+) -> None:
+    """Who waits for a key that is blocked is refused with the reason."""
+    hold({"q": CALLS}, server.url, [told])
+    make_agent(ScriptedModel([says("done")]))("go")
+    this = count(unit="model_calls")
+
+    async def run() -> None:
+        tasks = [start(make_agent(ScriptedModel([says("never")]))) for _ in range(2)]
+        await until(lambda: told.waiting == 2)
+        with server.client.pubsub() as heard:
+            heard.subscribe("{otel_limits}:freed:0")
+            await asyncio.to_thread(store.revoke, this)
+            await asyncio.to_thread(store.block, this, Block(FOREVER, "unpaid"))
+            results = await asyncio.gather(*tasks)
+            await asyncio.to_thread(store.unblock, this)
+            told_by_server = [heard.get_message(timeout=SOON) for _ in range(3)]
+            assert heard.get_message(timeout=0.05) is None
+        # Its subscription, the block and the end of it; nothing of what was revoked.
+        assert [message["type"] for message in told_by_server] == [
+            "subscribe",
+            "message",
+            "message",
+        ]
+        assert {result.stop_reason for result in results} == {"quota_exceeded"}
+        assert all("unpaid" in str(result) for result in results)
+
+    asyncio.run(run())
+
+
 def test_the_lease_of_a_dead_process_ends_a_wait(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:

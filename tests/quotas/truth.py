@@ -1,7 +1,7 @@
 """What a store of quotas has to know, kept a second time and plainly; and a machine that compares.
 
 Hypothesis makes up what happens: calls of several workers that are admitted, settled, sent again or
-forgotten, a clock that jumps, windows that end, grants and resets.
+forgotten, a clock that jumps, windows that end, grants, blocks and resets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from otel_limits.quotas.store import (
+    FOREVER,
     REMEMBERED_SECONDS,
+    Block,
     Charge,
     Count,
     Demand,
@@ -25,6 +27,7 @@ from otel_limits.quotas.store import (
     Reply,
     Reserve,
     Settle,
+    SharedStore,
     Standing,
 )
 from otel_limits.quotas.windows import Windows
@@ -74,6 +77,7 @@ class Call:
     worker: int
     demands: tuple[Demand, ...]
     at: float
+    """When the store was told of it last, and did what it was told."""
     status: str = "asked"
     took: int = 0
 
@@ -84,6 +88,8 @@ class Stores(NamedTuple):
     store: QuotaStore
     set_clock: Callable[[float], None]
     begin: float
+    shared: SharedStore | None = None
+    """The same store, where an operator can block keys and take back what was granted."""
 
 
 class Truth(RuleBasedStateMachine):
@@ -92,13 +98,14 @@ class Truth(RuleBasedStateMachine):
     def __init__(self, place: Stores) -> None:
         """Begin with nothing counted."""
         super().__init__()
-        self.store, self.set_clock, self.now = place
+        self.store, self.set_clock, self.now, self.shared = place
         self.set_clock(self.now)
         self.latest = self.now
         self.names = itertools.count()
         self.books: dict[Count, Book] = {}
         self.calls: list[Call] = []
         self.grants: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self.blocks: dict[str, Block] = {}
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class Truth(RuleBasedStateMachine):
             book.purge(self.now)
             book.late += 0 if book.leases.pop(call.id, None) else call.took
             book.used += call.took
-        call.status = "settled"
+        call.status, call.at = "settled", self.now
         self.send_settlement(call)
 
     @precondition(lambda self: self.remembered())
@@ -174,6 +181,35 @@ class Truth(RuleBasedStateMachine):
         self.book(self.count(name)).used = 0
         self.store.reset(self.count(name))
 
+    @precondition(lambda self: self.shared)
+    @rule(name=st.sampled_from(sorted(QUOTAS)))
+    def revoke(self, name: str) -> None:
+        """A person takes back what is granted; grants that are over stay over."""
+        assert self.shared is not None
+        live = [each for each in self.grants[name] if each[0] > self.now]
+        self.grants[name] = [each for each in self.grants[name] if each not in live]
+        assert self.shared.revoke(self.count(name)) == len(live)
+
+    @precondition(lambda self: self.shared)
+    @rule(name=st.sampled_from(sorted(QUOTAS)), seconds=st.sampled_from([60.0, 1200.0, None]))
+    def block(self, name: str, seconds: float | None) -> None:
+        """A person blocks a key; a second block takes the place of the first."""
+        assert self.shared is not None
+        until = FOREVER if seconds is None else self.now + seconds
+        self.blocks[name] = Block(until, "unpaid: 5 % of it")
+        self.shared.block(self.count(name), self.blocks[name])
+
+    @precondition(lambda self: self.shared)
+    @rule(name=st.sampled_from(sorted(QUOTAS)))
+    def unblock(self, name: str) -> None:
+        """A person takes the block back."""
+        assert self.shared is not None
+        was_blocked = self.blocked(name) is not None
+        # One that is over stays where it is, for a clock that is set back.
+        if was_blocked:
+            del self.blocks[name]
+        assert self.shared.unblock(self.count(name)) == was_blocked
+
     # --- what must be so --------------------------------------------------------------------------
 
     @invariant()
@@ -184,7 +220,8 @@ class Truth(RuleBasedStateMachine):
         for count, standing in zip(counts, looked, strict=True):
             book = self.book(count)
             book.purge(self.now)
-            assert standing == Standing(book.used, book.reserved, self.permitted(count))
+            block = self.blocked(count.quota)
+            assert standing == Standing(book.used, book.reserved, self.permitted(count), block)
 
     @invariant()
     def never_more_is_admitted_than_permitted(self) -> None:
@@ -218,7 +255,8 @@ class Truth(RuleBasedStateMachine):
         is_here = all(self.now in each.count.window for each in call.demands)
         wanted = [self.wanted(demand) for demand in call.demands]
         fits = all(
-            self.book(demand.count).used + self.book(demand.count).reserved + amount
+            self.blocked(demand.count.quota) is None
+            and self.book(demand.count).used + self.book(demand.count).reserved + amount
             <= self.permitted(demand.count)
             for demand, amount in zip(call.demands, wanted, strict=True)
         )
@@ -264,6 +302,11 @@ class Truth(RuleBasedStateMachine):
         limit = QUOTAS[count.quota][1] + granted
         book.most = max(book.most, limit)
         return limit
+
+    def blocked(self, name: str) -> Block | None:
+        """Return the block of a key that is in force now."""
+        block = self.blocks.get(name)
+        return block if block is not None and block.until > self.now else None
 
     def count(self, name: str) -> Count:
         """What a quota counts now."""

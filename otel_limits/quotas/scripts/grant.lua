@@ -3,6 +3,14 @@
 -- over, index member.
 
 local now, last = now_ms(), ARGV[2] + ARGV[3]
+-- A block takes the place of an earlier one, with no moment in between in which there is none.
+if string.match(ARGV[1], '^block:') then
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. whole(now), '+inf')) do
+    if string.match(member, '^block:') then
+      redis.call('ZREM', KEYS[1], member)
+    end
+  end
+end
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 keep(KEYS[1], whole(last), now)
 -- So that it is listed, although nothing of it has been used.

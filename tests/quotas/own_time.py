@@ -1,0 +1,408 @@
+"""A fleet whose calls wait, in a time of its own.
+
+Engines, lines and the store are those that ship. Clocks, and the way to the store, are the test's:
+half a minute takes no time, and all that happens happens in an order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from otel_limits.core.facts import Invocation, ModelCall, Stop
+from otel_limits.core.usage import Usage
+from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
+from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.lines import Lines
+from otel_limits.quotas.quota import Quota
+from otel_limits.quotas.store import (
+    FOREVER,
+    Count,
+    Freed,
+    Operation,
+    QuotaStore,
+    Reply,
+    Settle,
+    SharedStore,
+    Standing,
+    StoreLostError,
+)
+from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
+from otel_limits.quotas.windows import Always, Windows
+from otel_limits.runs.gate import Request
+
+if TYPE_CHECKING:
+    from otel_limits.core.policy import Verdict
+
+QUOTAS: Final = {
+    "p": Quota(
+        name="p",
+        unit="concurrency",
+        amount=2,
+        windows=Always(),
+        on_exceeded="wait",
+        max_wait=40.0,
+        where=(("agent", "*p*"),),
+        grace=0.0,
+    ),
+    "q": Quota(
+        name="q",
+        unit="model_calls",
+        amount=3,
+        windows=Windows("PT1M"),
+        on_exceeded="wait",
+        max_wait=20.0,
+        where=(("agent", "*q*"),),
+        grace=0.0,
+    ),
+    "r": Quota(
+        name="r",
+        unit="model_calls",
+        amount=8,
+        windows=Windows("PT5M"),
+        where=(("agent", "*r*"),),
+        grace=0.0,
+    ),
+}
+"""Places among the calls at once, a pace of three a minute, and a quota that refuses. An agent is
+named after those that apply to it."""
+
+AGENTS: Final = ("p", "q", "pq", "pr", "qr", "pqr")
+WORKERS: Final = 3
+DEAF: Final = 2
+"""The worker that hears of nothing, and looks once a second."""
+
+
+@dataclass
+class Clock:
+    """Stands for the module `time`; it shows what it is set to."""
+
+    begin: float
+    """Seconds since the epoch at which it begins."""
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        """Return the seconds since the machine began."""
+        return self.now
+
+    def time(self) -> float:
+        """Return the time of day."""
+        return self.begin + self.now
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop by that clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock_shown = clock
+        super().__init__()
+
+    def time(self) -> float:
+        """Return what the clock shows."""
+        return self._clock_shown.now
+
+
+class Timers:
+    """Does what the timer of a process does, in the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handles: list[asyncio.TimerHandle] = []
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> int:
+        """Call something later."""
+        self._handles.append(self._loop.call_later(seconds, callback))
+        return len(self._handles) - 1
+
+    def cancel(self, number: int) -> None:
+        """Do not call it."""
+        self._handles[number].cancel()
+
+
+class Place(NamedTuple):
+    """Where a fleet counts."""
+
+    store: QuotaStore
+    set_clock: Callable[[float], None]
+    told: Callable[[], Iterable[Freed]] | None = None
+    """What the server has told since; `None` where there is no server."""
+    shared: SharedStore | None = None
+    """The same store, for an operator."""
+
+
+class Way:
+    """Brings operations to the store, some of them twice; nothing from a worker that is dead."""
+
+    is_shared = True
+
+    def __init__(self, store: QuotaStore, free: Callable[[Freed], None] | None) -> None:
+        self._store = store
+        self._free = free
+        self.is_dead = False
+        self.is_lossy = False
+        """Whether replies get lost, so that everything is sent again."""
+
+    async def ask(self, _operation: Operation, _seconds: float) -> None:
+        """Leave it to be sent."""
+
+    def send(self, operation: Operation) -> Future[Reply]:
+        """Do it at once."""
+        future: Future[Reply] = Future()
+        if self.is_dead:
+            future.set_exception(StoreLostError("dead"))
+            return future
+        replies = [self._store.run([operation])[0] for _ in range(1 + self.is_lossy)]
+        future.set_result(replies[-1])
+        if self._free is not None and isinstance(operation, Settle):
+            for charge in operation.charges:
+                self._free(Freed((charge.count.quota, charge.count.key)))
+        return future
+
+
+class Worker:
+    """One process of the fleet."""
+
+    def __init__(self, way: Way, loop: asyncio.AbstractEventLoop) -> None:
+        timers: Any = Timers(loop)
+        carrier: Any = way
+        self.way = way
+        self.lines = Lines(timers)
+        self.engine = Engine(
+            lambda: tuple(QUOTAS.values()),
+            StoreClient(carrier, 2.0),
+            publish=lambda _: None,
+            price=lambda *_: Decimal(0),
+            lines=self.lines,
+            deadlines=timers,
+        )
+
+
+@dataclass
+class Call:
+    """A call that asked."""
+
+    number: int
+    worker: Worker
+    invocation: Invocation
+    since: float
+    task: asyncio.Task[Verdict | None] = field(init=False)
+    is_cancelled: bool = False
+    state: str = "waiting"
+    admitted: float = 0.0
+    died: float = FOREVER
+    could_go_since: float = FOREVER
+
+    @property
+    def quotas(self) -> frozenset[str]:
+        """Those that apply to it."""
+        return frozenset(self.invocation.agent)
+
+
+class Asking(RuleBasedStateMachine):
+    """A fleet that asks, and what is known of it from the outside.
+
+    Args:
+        place: Where it counts.
+        clock: The clock of all.
+    """
+
+    def __init__(self, place: Place, clock: Clock) -> None:
+        """Begin with nobody asking."""
+        super().__init__()
+        self.store, self.set_clock, self.told, self.shared = place
+        self.clock, clock.now = clock, 0.0
+        self.set_clock(clock.time())
+        self.loop = Loop(clock)
+        self.numbers = itertools.count()
+        self.workers = [self.worker() for _ in range(WORKERS)]
+        self.calls: list[Call] = []
+        self.used: Counter[Count] = Counter()
+        self.late: Counter[Count] = Counter()
+        self.most: dict[Count, int] = {}
+        self.grants: list[tuple[str, float, int]] = []
+        self.blocks: dict[str, float] = {}
+        self.time_has_passed = False
+
+    def worker(self) -> Worker:
+        """Begin one."""
+        return Worker(Way(self.store, None if self.told else self.free), self.loop)
+
+    # --- how it is done ---------------------------------------------------------------------------
+
+    def do(self, *what: Callable[[], object]) -> None:
+        """Do something in the event loop, and let everything come to rest that follows from it."""
+
+        async def done() -> None:
+            for each in what:
+                each()
+            is_restless = True
+            while is_restless:
+                for _ in range(30):
+                    await asyncio.sleep(0)
+                news = list(self.told()) if self.told else []
+                for freed in news:
+                    self.free(freed)
+                is_restless = self.collect() or bool(news)
+
+        self.loop.run_until_complete(done())
+
+    def begin(self, worker: Worker, agent: str) -> None:
+        """Have an agent ask for a call."""
+        number = next(self.numbers)
+        name = f"i{number}"
+        call = Call(number, worker, Invocation(agent=agent, id=name, root_id=name), self.clock.now)
+        request = Request(
+            invocation=call.invocation,
+            model="m",
+            input=1,
+            output_cap=1,
+            is_cancelled=lambda: call.is_cancelled,
+        )
+        call.task = self.loop.create_task(worker.engine.admit(request))
+        self.calls.append(call)
+
+    def settle(self, call: Call) -> None:
+        """Have a call end."""
+        call.state = "over"
+        engine, usage = call.worker.engine, Usage(input=1, output=1)
+        engine(
+            ModelCall(
+                invocation=call.invocation,
+                number=1,
+                model="m",
+                kind="measured",
+                usage=usage,
+                estimated=False,
+                span_id=None,
+                seconds=None,
+            )
+        )
+        for count in self.counts(call):
+            if count.quota != "p":
+                self.used[count] += 1
+                self.late[count] += self.clock.now >= call.admitted + LEASE_SECONDS
+        self.stop(call)
+
+    def stop(self, call: Call) -> None:
+        """Have an invocation end."""
+        identity = call.invocation.id
+        call.worker.engine(
+            Stop(reason="end_turn", action="none", breach=None, invocation_id=identity)
+        )
+
+    def free(self, freed: Freed, *, deaf: bool = False) -> None:
+        """Tell those who listen, or the one who does not."""
+        for number, worker in enumerate(self.workers):
+            if deaf == (number == DEAF):
+                worker.lines.free(freed.line)
+
+    def collect(self) -> bool:
+        """Take note of the calls that have their answer, in the order in which they asked."""
+        answered = [each for each in self.with_state("waiting") if each.task.done()]
+        for call in answered:
+            is_off = call.is_cancelled or call.task.cancelled()
+            if is_off or call.task.result() is not None:
+                call.state = "gone"
+                assert is_off or self.may_be_refused(call)
+                self.stop(call)
+                continue
+            call.state, call.admitted = "under way", self.clock.now
+            alike = [each for each in self.with_state("waiting") if each.quotas == call.quotas]
+            earlier = [each for each in alike if each.number < call.number]
+            assert not [
+                each for each in earlier if each.worker is call.worker and not each.task.done()
+            ]
+        return bool(answered)
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    def count(self, name: str, now: float | None = None) -> Count:
+        """What a quota counts now, or then."""
+        quota, time = QUOTAS[name], self.clock.now if now is None else now
+        return quota.count(quota.key.key(name, lambda _: None), self.clock.begin + time)
+
+    def counts(self, call: Call) -> Iterator[Count]:
+        """Where a call that was admitted is counted."""
+        return (self.count(name, call.admitted) for name in sorted(call.quotas))
+
+    def reserved(self, count: Count) -> tuple[int, int]:
+        """What calls have reserved of a count, at least and at most."""
+        surely = possibly = 0
+        for call in self.with_state("under way", "dead"):
+            if count.quota not in call.quotas:
+                continue
+            if count.quota == "p":
+                # When the place of a dead worker was renewed last, only the worker knew.
+                surely += call.state == "under way"
+                possibly += self.clock.now < call.died + PLACE_LEASE_SECONDS
+            elif self.count(count.quota, call.admitted) == count:
+                is_held = self.clock.now < call.admitted + LEASE_SECONDS
+                surely, possibly = surely + is_held, possibly + is_held
+        return surely, possibly
+
+    def permitted(self, name: str) -> int:
+        """Return what a quota permits now."""
+        held = (
+            amount
+            for quota, until, amount in self.grants
+            if quota == name and until > self.clock.now
+        )
+        return QUOTAS[name].amount + sum(held)
+
+    def is_permitted(self, count: Count, standing: Standing) -> bool:
+        """Tell whether never more was admitted than was permitted at some time."""
+        name = Count(count.quota, count.key, count.window)
+        self.most[name] = max(self.most.get(name, 0), standing.limit)
+        return standing.used + standing.reserved <= self.most[name] + self.late[count]
+
+    def is_blocked(self, name: str) -> bool:
+        """Tell whether nothing may be used of a quota."""
+        return self.blocks.get(name, 0.0) > self.clock.now
+
+    def fits(self, call: Call) -> bool:
+        """Tell whether there is surely enough for a call, of all of its quotas."""
+        return all(
+            self.used[count] + self.reserved(count)[1] < self.permitted(count.quota)
+            and not self.is_blocked(count.quota)
+            for count in map(self.count, call.quotas)
+        )
+
+    def may_be_refused(self, call: Call) -> bool:
+        """Tell whether a call had to be refused: blocked, without end, or after its wait."""
+        shortest = min(QUOTAS[name].max_wait for name in call.quotas)
+        hard = self.count("r")
+        is_over = self.used[hard] + self.reserved(hard)[1] >= self.permitted("r")
+        return (
+            any(map(self.is_blocked, call.quotas))
+            or ("r" in call.quotas and is_over)
+            or self.clock.now - call.since >= shortest
+        )
+
+    def first_of(self, worker: Worker) -> list[Call]:
+        """The calls of a worker before which nobody waits for the same."""
+        taken: set[str] = set()
+        found = []
+        for call in self.with_state("waiting"):
+            if call.worker is worker and not call.is_cancelled:
+                if not taken & call.quotas:
+                    found.append(call)
+                taken |= call.quotas
+        return found
+
+    def with_state(self, *states: str) -> list[Call]:
+        """Return the calls that are in one of these states."""
+        return [each for each in self.calls if each.state in states]
+
+
+def is_overtaken(one: Call, other: Call) -> bool:
+    """Tell whether a call still waits that came before another one, for the same."""
+    is_before = one.worker is other.worker and one.number < other.number
+    return is_before and one.quotas == other.quotas and not one.task.done()
