@@ -51,16 +51,25 @@ def branches_of_growth(selector: str, over: str) -> tuple[str, ...]:
     compared with the one before the window, and a series that was not there then began at 0.
 
     A counter that began again once within the window went up to its largest value first, where that
-    is more than it has now. Otherwise it is left to `increase()`, which adds up what went before:
+    is more than it has now: unless `increase()` saw more than twice as much, because the counter
+    had also begun again right before the window's first sample.
+
+    What began again more often is left to `increase()`, which adds up what went before each time:
     too much by up to 2.2 scrape intervals of the window, as no function tells what it began with.
-    The last branch is one that began again between the window and the sample before it.
+    It can't be more than the largest value each time, so that a process that is restarted at its
+    every halt is counted exactly.
     """
     now = f"last_over_time({selector}[{over}])"
+    peak = f"max_over_time({selector}[{over}])"
     before = f"({selector_before(selector, over)} or 0 * {now})"
+    added = f"increase({selector}[{over}])"
     resets = f"resets({selector}[{over}])"
+    most = f"{resets} * {peak} + {now}"
     return (
-        f"((max_over_time({selector}[{over}]) > {now}) - {before} + {now} and {resets} == 1)",
-        f"(increase({selector}[{over}]) and {resets} > 0)",
+        f"((({peak} > {now}) >= {before}) - {before} + {now} >= {added} / 2 and {resets} == 1)",
+        f"(({added} and {resets} > 0) < {most})",
+        f"({most} and {resets} > 0)",
+        # It may have begun again between the window and the sample before it.
         f"({now} - {before} unless min_over_time({selector}[{over}]) < {before})",
         now,
     )

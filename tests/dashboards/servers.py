@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import pytest
 
@@ -49,6 +50,30 @@ def program(name: str) -> str:
     if os.environ.get("CI") == "true":
         pytest.fail(sentence)
     pytest.skip(sentence)
+
+
+def newer(name: str) -> str:
+    """Find a program of a Prometheus 3: in the directory that PROMETHEUS_3 names, or on PATH."""
+    path = shutil.which(name, path=os.environ.get("PROMETHEUS_3"))
+    if path is not None and major_version(path) >= 3:
+        return path
+    pytest.skip(
+        f"There is no {name} of a Prometheus 3. Set PROMETHEUS_3 to the directory where it is."
+    )
+
+
+def major_version(path: str) -> int:
+    """Version of a program of Prometheus, up to its first dot."""
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"version (\d+)\.", said)
+    assert found is not None, said
+    return int(found[1])
+
+
+Find: TypeAlias = Callable[[str], str]
+"""`program` or `newer`: of which Prometheus the programs are."""
+
+RELEASES: Final = (pytest.param(program, id="of Debian"), pytest.param(newer, id="3"))
 
 
 def free_port() -> int:
@@ -136,7 +161,11 @@ class Scene:
 
 @contextmanager
 def watched(
-    directory: Path, ports: Mapping[str, int], rules: Iterable[Path] = (RULES,)
+    directory: Path,
+    ports: Mapping[str, int],
+    rules: Iterable[Path] = (RULES,),
+    find: Find = program,
+    features: str = "exemplar-storage",
 ) -> Iterator[str]:
     """Run a Prometheus that scrapes a port for each job; gives its address."""
     own_port = free_port()
@@ -147,11 +176,11 @@ def watched(
     with (directory / "prometheus.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(
             [
-                program("prometheus"),
+                find("prometheus"),
                 f"--config.file={config}",
                 f"--storage.tsdb.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{own_port}",
-                "--enable-feature=exemplar-storage",
+                f"--enable-feature={features}",
             ],
             stdout=log,
             stderr=log,
@@ -216,7 +245,11 @@ def value_of(prometheus: Prometheus, expr: str) -> float:
 
 @contextmanager
 def remembering(
-    directory: Path, samples: str, users: str = "", authorization: str | None = None
+    directory: Path,
+    samples: str,
+    users: str = "",
+    authorization: str | None = None,
+    find: Find = program,
 ) -> Iterator[str]:
     """Run a Prometheus that has these samples in its past, and return its address.
 
@@ -225,18 +258,19 @@ def remembering(
         samples: What promtool makes a database of, in the format OpenMetrics.
         users: Its web configuration, where only some may ask it.
         authorization: How one of them says who they are.
+        find: Of which Prometheus the programs are.
     """
     (directory / "samples").write_text(samples, encoding="utf-8")
     command = ["tsdb", "create-blocks-from", "openmetrics", "samples", "data"]
     subprocess.run(
-        [program("promtool"), *command], cwd=directory, check=True, capture_output=True, timeout=60
+        [find("promtool"), *command], cwd=directory, check=True, capture_output=True, timeout=60
     )
     (directory / "prometheus.yaml").write_text("global: {}\n", encoding="utf-8")
     (directory / "web.yaml").write_text(users, encoding="utf-8")
     port = free_port()
     server = subprocess.Popen(
         [
-            program("prometheus"),
+            find("prometheus"),
             f"--config.file={directory / 'prometheus.yaml'}",
             f"--web.config.file={directory / 'web.yaml'}",
             f"--storage.tsdb.path={directory / 'data'}",

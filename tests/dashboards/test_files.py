@@ -15,11 +15,12 @@ import yaml
 
 from otel_limits.cli import main
 from otel_limits.dashboards import files, panels
-from tests.dashboards.servers import ROOT, RULES, program
+from tests.dashboards.servers import RELEASES, ROOT, RULES, Find, program
 
 DASHBOARDS = ROOT / "dashboards"
 README = (DASHBOARDS / "README.md").read_text(encoding="utf-8")
 PROVISIONING = DASHBOARDS / "grafana/provisioning"
+RULE_TESTS = [DASHBOARDS / f"prometheus/{name}.yaml" for name in ("tests", "tests_of_days")]
 
 
 def load(path: Path) -> Any:
@@ -40,19 +41,27 @@ BOARDS = {
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
+@pytest.mark.parametrize("find", RELEASES)
+def test_promtool_finds_nothing_wrong_with_the_rules(find: Find) -> None:
     """All lint checks on, each of them fatal."""
-    run(program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+    run(find("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES))
 
 
-def test_every_alert_fires_in_its_minute_and_not_before() -> None:
+@pytest.mark.parametrize("find", RELEASES)
+def test_every_alert_fires_in_its_minute_and_not_before(find: Find) -> None:
     """Series in, alerts out, by the tests that are shipped with the rules."""
-    run(program("promtool"), "test", "rules", str(DASHBOARDS / "prometheus/tests.yaml"))
+    run(find("promtool"), "test", "rules", str(RULE_TESTS[0]))
 
 
-def test_promtool_finds_nothing_wrong_with_the_configuration() -> None:
+def test_what_takes_a_day_fires_in_its_five_minutes() -> None:
+    """The same, evaluated every five minutes."""
+    run(program("promtool"), "test", "rules", str(RULE_TESTS[1]))
+
+
+@pytest.mark.parametrize("find", RELEASES)
+def test_promtool_finds_nothing_wrong_with_the_configuration(find: Find) -> None:
     """The Prometheus of the compose file starts."""
-    run(program("promtool"), "check", "config", str(DASHBOARDS / "prometheus/prometheus.yaml"))
+    run(find("promtool"), "check", "config", str(DASHBOARDS / "prometheus/prometheus.yaml"))
 
 
 def run(*command: str) -> None:
@@ -76,7 +85,8 @@ def test_an_alert_has_a_test_of_both_minutes(alert: dict[str, Any]) -> None:
     """One expects nothing, and one expects the alert."""
     tests = [
         each
-        for group in load(DASHBOARDS / "prometheus/tests.yaml")["tests"]
+        for path in RULE_TESTS
+        for group in load(path)["tests"]
         for each in group.get("alert_rule_test", ())
         if each["alertname"] == alert["alert"]
     ]

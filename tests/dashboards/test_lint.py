@@ -19,7 +19,7 @@ from otel_limits.core.limits import (
     QUOTA_UNAVAILABLE_STOP_REASON,
 )
 from otel_limits.observers.instruments import METRICS
-from tests.dashboards.servers import ROOT, RULES, program
+from tests.dashboards.servers import RELEASES, ROOT, RULES, Find
 
 COMMITTED = ROOT / "dashboards/grafana/dashboards"
 BOARDS = {path.stem: json.loads(path.read_text("utf-8")) for path in COMMITTED.glob("*.json")}
@@ -303,7 +303,8 @@ def test_every_metric_is_shown_or_alerted_on() -> None:
     assert unseen == {"otel_limits_cycles_total"}  # an event loop's own number, for debugging
 
 
-def test_promtool_can_parse_every_query(tmp_path: Path) -> None:
+@pytest.mark.parametrize("find", RELEASES)
+def test_promtool_can_parse_every_query(tmp_path: Path, find: Find) -> None:
     """target-promql-rule: with Grafana's variables filled in, each is a rule that is valid."""
     rules = [
         {"record": f"query:{number}", "expr": filled(expr)}
@@ -314,7 +315,7 @@ def test_promtool_can_parse_every_query(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}), "utf-8")
     done = subprocess.run(
-        [program("promtool"), "check", "rules", str(path)],
+        [find("promtool"), "check", "rules", str(path)],
         capture_output=True,
         text=True,
         check=False,

@@ -481,9 +481,13 @@ def test_every_panel_shows_what_was_scripted(played: Played, target: Target) -> 
 
 
 def answer(prometheus: Prometheus, window: TimeRange, target: Target) -> dict[str, float]:
-    """Evaluate a query once, with every interval as long as the play."""
+    """Evaluate a query once, with every interval as long as the play.
+
+    Of a ranking every rank: which of those with equal values are the last ones shown is open.
+    """
     milliseconds = f"{window.range * 1000:.0f}"
     expr = window.fill(
-        target.expr, {"__interval": f"{milliseconds}ms", "__interval_ms": milliseconds}
+        re.sub(r"^topk\(\d+", "topk(1000", target.expr),
+        {"__interval": f"{milliseconds}ms", "__interval_ms": milliseconds},
     )
     return {line.named(target.legend): line.last for line in prometheus.query(expr, window.end)}
