@@ -93,8 +93,9 @@ class Imported:
         if self.has_no_call:
             return (
                 f"There is no model call among the {self.spans:,} spans. A model call is known by "
-                f"gen_ai.operation.name, openinference.span.kind or llm.request.type, or by a "
-                f"model's name beside its usage; metrics and logs have none."
+                f"gen_ai.operation.name, openinference.span.kind, llm.request.type or "
+                f"langfuse.observation.type, or by a model's name beside its usage; metrics and "
+                f"logs have none."
             )
         others = f"{self.invocations:,} invocations and {self.tools:,} tool calls."
         parts = [f"Imported {self.calls:,} model calls, {others}"]

@@ -17,6 +17,7 @@ BOUNDARIES: Final[tuple[Kind, ...]] = ("agent", "tool")
 OPERATION: Final = "gen_ai.operation.name"
 OPENINFERENCE: Final = "openinference.span.kind"
 TRACELOOP: Final = "traceloop.span.kind"
+LANGFUSE: Final = "langfuse.observation.type"
 REQUEST_TYPE: Final = "llm.request.type"
 
 MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
@@ -45,6 +46,8 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
     # OpenLLMetry: its model calls have none of these kinds, but a type of request.
     (TRACELOOP, {"agent": "agent", "tool": "tool"}),
     (REQUEST_TYPE, {"chat": "model call", "completion": "model call"}),
+    # langfuse, _client/constants.py, ObservationTypeLiteral.
+    (LANGFUSE, {"generation": "model call", "agent": "agent", "tool": "tool"}),
 )
 """Attributes that say what a span is; the first one that a span has decides."""
 
@@ -52,6 +55,7 @@ MODELS: Final = (
     semconv.REQUEST_MODEL,
     "llm.model_name",
     "llm.request.model",
+    "langfuse.observation.model.name",
     "gen_ai.response.model",
     "llm.response.model",
 )
@@ -80,7 +84,7 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> Kind:
             return kinds.get(str(said), "other")
     if name.startswith(semconv.MODEL_CALL_PREFIXES):
         return "model call"
-    has_model = first_text(attributes, MODELS[:3]) is not None
+    has_model = first_text(attributes, MODELS[:4]) is not None
     return "model call" if has_model and any(map(fields.is_usage, attributes)) else "other"
 
 

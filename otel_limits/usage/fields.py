@@ -20,8 +20,11 @@ SPAN_PREFIXES: Final = (
 )
 """What the names of span attributes begin with; the rest is named as vendors name it."""
 
-AS_JSON: Final = "langsmith.metadata.usage_metadata"
-"""Where LangSmith has the parts of its counts: langchain-core, messages/ai.py, UsageMetadata."""
+AS_JSON: Final = (
+    "langsmith.metadata.usage_metadata",  # langchain-core, messages/ai.py, UsageMetadata
+    "langfuse.observation.usage_details",  # langfuse, _client/attributes.py
+)
+"""Attributes that have counts within one text."""
 
 
 REMEMBERED: Final = 256
@@ -64,6 +67,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "num_prompt_tokens",  # LlamaAPI
         "prompt",  # OpenInference
         "tokens.input_tokens",
+        "input",  # Langfuse
     ),
     OUTPUT: (
         "billed_units.output_tokens",
@@ -74,6 +78,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "num_completion_tokens",
         "completion",
         "tokens.output_tokens",
+        "output",
     ),
     TOTAL: ("total_tokens", "total_token_count", "num_total_tokens", "total"),
     CACHE_READ: (
@@ -87,6 +92,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "cached_content_token_count",
         "prompt_cache_hit_tokens",  # DeepSeek
         "prompt_eval_cached_count",
+        "input_cache_read",  # Langfuse, of what LangChain says
         "cached_tokens",
     ),
     CACHE_WRITE: (
@@ -98,6 +104,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "input_tokens_details.cache_write_tokens",
         "prompt_details.cache_write",
         "input_token_details.cache_creation",
+        "input_cache_creation",
     ),
     CACHE_WRITE_5M: (
         "cache_creation.ephemeral_5m_input_tokens",
@@ -119,6 +126,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "output_token_details.reasoning",
         "thoughts_token_count",
         "reasoning_tokens",
+        "output_reasoning",
     ),
     TOOL_PROMPT: ("tool_use_prompt_token_count",),
     INPUT_AUDIO: (
@@ -210,17 +218,24 @@ def _text(value: object) -> str | None:
 
 def is_usage(name: str) -> bool:
     """Tell whether an attribute of a span says something of usage."""
-    return name.startswith(SPAN_PREFIXES) or name == AS_JSON
+    return name.startswith(SPAN_PREFIXES) or name in AS_JSON
 
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return those attributes of a span that are about usage; what is not is passed over."""
     told = {name: value for name, value in attributes.items() if is_usage(name)}
+    for name in AS_JSON:
+        if name in told:
+            told = {**_within(told.pop(name)), **told}
+    return told
+
+
+def _within(text: object) -> dict[str, Any]:
     try:
-        more = json.loads(told.pop(AS_JSON, "{}"))
-    except (TypeError, ValueError, RecursionError):  # anybody may write to an attribute
-        return told
-    return {**more, **told} if isinstance(more, dict) else told
+        held = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):  # anybody may write to an attribute
+        held = None
+    return held if isinstance(held, dict) else {}
 
 
 def _below(value: object) -> Iterable[tuple[object, Any]] | None:

@@ -99,10 +99,10 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     if rule.zeros_are_made_up and not (sent or output or total):
         return UsageRecord(reported=reported, total=total)
     cached = read + written
-    outside = cached if _is_outside(rule, sent, output, total, cached) else 0
+    thoughts = found.count(fields.REASONING)
+    outside = cached if _is_outside(rule, sent, output, total, cached, thoughts or 0) else 0
     if sent is not None:
         sent += outside + (found.count(fields.TOOL_PROMPT) or 0)
-    thoughts = found.count(fields.REASONING)
     least = max(output or 0, thoughts or 0)
     output = _with_thoughts(found, output, thoughts, total)
     sent, output, sure = _settled(rule, sent, output, total, outside)
@@ -162,7 +162,12 @@ def _is_beside(found: Fields, thoughts: int, output: int, total: int | None) -> 
 
 
 def _is_outside(
-    rule: Rule, sent: int | None, output: int | None, total: int | None, cached: int
+    rule: Rule,
+    sent: int | None,
+    output: int | None,
+    total: int | None,
+    cached: int,
+    thoughts: int,
 ) -> bool:
     """Tell whether the cached tokens have to be added to the input."""
     if sent is None or not cached:
@@ -171,7 +176,10 @@ def _is_outside(
         return True
     if rule.cached != "by total":
         return rule.cached == "outside"
-    return output is not None and sent + output + cached == total
+    if output is None or total is None:
+        return False
+    # Whoever leaves cached tokens out of the input may leave reasoning out of the output as well.
+    return sent + output + cached in (total, total - thoughts)
 
 
 def _settled(

@@ -7,6 +7,8 @@ Each line is an environment of its own, as these libraries are no dependency of 
         opentelemetry-instrumentation-{openai,anthropic,langchain,openai-agents}
     pip install "pydantic-ai-slim[openai]" opentelemetry-sdk
     pip install google-adk
+    pip install langfuse openai
+    pip install litellm opentelemetry-sdk
     pip install 'strands-agents==1.30.*'
     pip install strands-agents
 
@@ -218,6 +220,38 @@ def anthropic_client(address: str) -> None:
     client.messages.create(model="claude-sonnet-4-5", max_tokens=100, messages=[message])
 
 
+def langfuse_client(address: str) -> None:
+    """Make one call with the client of Langfuse, which stands in the place of OpenAI's."""
+    langfuse = import_module("langfuse")
+    mine = langfuse.Langfuse(
+        public_key="k",
+        secret_key="k",  # noqa: S106
+        base_url=address,
+        tracer_provider=trace.get_tracer_provider(),
+        span_exporter=InMemorySpanExporter(),
+    )
+    client = import_module("langfuse.openai").OpenAI(api_key="k", base_url=f"{address}/v1")
+    message = {"role": "user", "content": "Hello"}
+    client.chat.completions.create(model="gpt-4o", messages=[message])
+    mine.flush()
+
+
+def litellm_client(address: str) -> None:
+    """Make one call with LiteLLM, which tells of it by a callback of its own."""
+    os.environ["USE_OTEL_LITELLM_REQUEST_SPAN"] = "true"
+    litellm = import_module("litellm")
+    told = import_module("litellm.integrations.opentelemetry")
+    litellm.callbacks = [told.OpenTelemetry(tracer_provider=trace.get_tracer_provider())]
+    message = {"role": "user", "content": "Hello"}
+
+    async def ask() -> None:
+        asked = {"api_key": "k", "api_base": f"{address}/v1", "messages": [message]}
+        await litellm.acompletion(model="openai/gpt-4o", **asked)
+        await asyncio.sleep(1)  # it tells when the answer is there
+
+    asyncio.run(ask())
+
+
 def langchain_chain(address: str) -> None:
     """Ask twice, in a chain: a tool's result is given by hand."""
     tools, chat_model = import_module("langchain_core.tools"), import_module("langchain_openai")
@@ -334,7 +368,9 @@ EMITTERS: dict[str, tuple[Callable[[str], None], str, str]] = {
         f"{OPENLLMETRY}.openai_agents",
         "OpenAIAgentsInstrumentor",
     ),
+    "langfuse": (langfuse_client, "", ""),
     "langsmith": (langsmith_chain, "", ""),
+    "litellm": (litellm_client, "", ""),
     "pydantic-ai": (pydantic_agent, "", ""),
     "google-adk": (adk_agent, "", ""),
     "strands-1.30": (strands_agent, "", ""),

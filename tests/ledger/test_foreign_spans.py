@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,17 @@ def call(operation: str, *within: Tree) -> Tree:
     return ("litellm", {**OPENLLMETRY, **told}, [*within])
 
 
+def generation(*within: Tree, kind: str = "generation") -> Tree:
+    """One of Langfuse."""
+    used = {"input": 700, "output": 90, "input_cache_read": 200, "output_reasoning": 10}
+    told = {
+        "langfuse.observation.type": kind,
+        "langfuse.observation.model.name": "m",
+        "langfuse.observation.usage_details": json.dumps({**used, "total": 1_000}),
+    }
+    return ("langfuse-sdk", told, [*within])
+
+
 HALF: dict[str, Any] = {"gen_ai.usage.output_tokens": 50}
 
 FORESTS: dict[str, tuple[list[Tree], int]] = {
@@ -100,6 +112,9 @@ FORESTS: dict[str, tuple[list[Tree], int]] = {
     "by LiteLLM, of text": ([call("text_completion"), call("atext_completion")], 2_000),
     "by LiteLLM, of responses": ([call("aresponses"), call("anthropic_messages")], 2_000),
     "by LiteLLM, within another": ([oi(call("acompletion"))], 1_000),
+    "by Langfuse": ([generation(), generation(generation(kind="span"))], 2_000),
+    "by Langfuse, within another": ([oi(generation())], 1_000),
+    "a tool of Langfuse asks within a call": ([oi(generation(oi(), kind="tool"))], 2_000),
     "embeddings": ([ol(**{"llm.request.type": "embedding"})], 0),
 }
 

@@ -248,6 +248,16 @@ SPANS: dict[str, tuple[str, dict[str, Any], Usage]] = {
         },
         Usage(input=90, output=20, cache_read=40),
     ),
+    "Langfuse, of what LangChain says": (
+        "langfuse-sdk",
+        {
+            "langfuse.observation.usage_details": (
+                '{"input": 700, "output": 90, "total": 1000,'
+                ' "input_cache_read": 150, "input_cache_creation": 50, "output_reasoning": 10}'
+            ),
+        },
+        Usage(input=900, output=100, cache_read=150, cache_write=50, reasoning=10),
+    ),
     "Strands 1.30 with Bedrock": (
         "strands.telemetry.tracer",
         {
@@ -384,5 +394,6 @@ def test_whatever_a_span_says_becomes_whole_numbers(
     attributes: dict[str, Any], scope: str, odd: Any
 ) -> None:
     """For every instrumentation; an importer reads the files of strangers."""
-    check(record_of_span({**attributes, AS_JSON: odd}, scope))
-    check(record_of_span({**attributes, AS_JSON: '{"input_tokens": 7, "x": [1]}'}, scope))
+    for name in AS_JSON:
+        check(record_of_span({**attributes, name: odd}, scope))
+        check(record_of_span({**attributes, name: '{"input_tokens": 7, "x": [1]}'}, scope))
