@@ -101,6 +101,16 @@ def test_a_line_of_code(make_agent: MakeAgent) -> None:
     assert origin_of(agent("go")).endswith("(LimitsPlugin)")
 
 
+@pytest.mark.parametrize("folder", ["/tmp/", "C:\\Users\\ada\\Temp\\"])  # noqa: S108  made up
+def test_a_cell_of_a_notebook_is_a_place(make_agent: MakeAgent, folder: str) -> None:
+    """It has no file that anybody could open, whatever ipykernel says."""
+    path = f"{folder}ipykernel_4711{folder[-1]}1490997570.py"
+    cell = compile("\nenable(Limits(max_turns=2))", path, "exec")
+    exec(cell, {"__name__": "__main__", "enable": enable, "Limits": Limits})  # noqa: S102
+    agent = make_agent(runaway())
+    assert origin_of(agent("go")) == "a cell of the notebook, line 2 (enable)"
+
+
 def test_the_tools_of_two_places(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, warnings_logged: Callable[[], list[str]]
 ) -> None:

@@ -33,6 +33,14 @@ def file_name(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
 
 
+def _place(path: str, line: int) -> str:
+    # ipykernel makes up a file for each cell, which nobody can open: ipykernel_4711/1490997570.py.
+    folders = path.replace("\\", "/").split("/")[:-1]
+    if folders and folders[-1].startswith("ipykernel_"):
+        return f"a cell of the notebook, line {line}"
+    return f"{file_name(path)}:{line}"
+
+
 def calling_line(door: str) -> str:
     """Return where the application came in by a name of this package, as `app.py:12 (enable)`."""
     import inspect  # only whoever sets a limit in code needs it
@@ -42,6 +50,6 @@ def calling_line(door: str) -> str:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != PACKAGE:
-            return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno} ({door})"
+            return f"{_place(frame.f_code.co_filename, frame.f_lineno)} ({door})"
         frame = frame.f_back
     return door
