@@ -239,7 +239,7 @@ def langfuse_client(address: str) -> None:
 def litellm_client(address: str) -> None:
     """Make one call with LiteLLM, which tells of it by a callback of its own."""
     os.environ["USE_OTEL_LITELLM_REQUEST_SPAN"] = "true"
-    litellm = import_module("litellm")
+    litellm: Any = import_module("litellm")
     told = import_module("litellm.integrations.opentelemetry")
     litellm.callbacks = [told.OpenTelemetry(tracer_provider=trace.get_tracer_provider())]
     message = {"role": "user", "content": "Hello"}
