@@ -220,7 +220,7 @@ class StoreClient:
 
     def _hear(self, reply: Reply) -> Reply:
         """Take note that the store answers, and of its time."""
-        self.fallback.end()
+        self.fallback.hear(reply.now)
         # Monotonic time plus an offset: setting the clock of this machine moves no window.
         self._clock_offset = reply.now - time.monotonic()
         return reply

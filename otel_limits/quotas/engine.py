@@ -26,6 +26,7 @@ from otel_limits.quotas.tickets import (
     Ticket,
     after_wait,
     decision_of,
+    exceeded,
     lacking,
     unanswered,
     use_of,
@@ -221,22 +222,43 @@ class Engine:
         # Anew, as an attempt may have ended half-way, and as the windows of now are those
         # to decide in.
         self._client.fill(ticket, forced=False)
-        outcome = fallback.decide(ticket)
-        self._decide_without_store(ticket, outcome)
-        if outcome.is_admitted:
-            self._client.reserve_later(ticket)
-            self._places.hold(ticket)
-            return None
+        denied = self._blocked(ticket)
+        if not denied:
+            outcome = fallback.decide(ticket)
+            self._decide_without_store(ticket, outcome)
+            if outcome.is_admitted:
+                self._client.reserve_later(ticket)
+                self._places.hold(ticket)
+                return None
+            denied = self._denied(outcome)
         self._tickets.drop(ticket)
         if was_sent:
             self._client.give_back(ticket)
-        denied: list[Denied] = [
-            (need, unanswered(need, demand, fallback.known(demand.count), LOOK_INTERVAL_SECONDS))
+        return verdict_of(denied)
+
+    def _blocked(self, ticket: Ticket) -> list[Denied]:
+        """Say which keys an operator has blocked, as far as this process has seen it."""
+        fallback, now = self._client.fallback, self._client.now()
+        seen = [(need, demand, fallback.blocked(demand)) for need, demand in ticket.asked]
+        denied = [
+            (need, exceeded(need, demand, Reply("refused", now), standing))
+            for need, demand, standing in seen
+            if standing is not None and need.is_enforced
+        ]
+        for need, _ in denied:
+            self._decide(ticket, need, "refused")
+        return denied
+
+    def _denied(self, outcome: Degraded) -> list[Denied]:
+        """Say what refuses a call without the store."""
+        known, retry = self._client.fallback.known, LOOK_INTERVAL_SECONDS
+        denied = [
+            (need, unanswered(need, demand, known(demand.count), retry))
             for need, demand in outcome.unanswered
         ]
         if outcome.reply is not None:
             denied += lacking(outcome.asked, outcome.reply, enforced=True)
-        return verdict_of(denied)
+        return denied
 
     def _decide_without_store(self, ticket: Ticket, outcome: Degraded) -> None:
         if outcome.unanswered:

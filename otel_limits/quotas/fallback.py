@@ -34,15 +34,26 @@ Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
 """What decides about a need: this worker's share, or what `on_backend_error` says."""
 
 
+Line: TypeAlias = tuple[str, str, str]
+"""Quota, unit and id of the key, in whichever window."""
+
+
 @dataclass(slots=True)
 class Known:
-    """What was heard of a count."""
+    """What was heard of one key of a quota, in the latest window that was heard of."""
 
+    quota: Quota
+    count: Count
     standing: Standing
-    amount: int
-    """What its quota permits without grants."""
     has_share: bool
     """Whether a share of it may be used, so that it has to be looked at."""
+
+    def now(self, now: float) -> tuple[Count, int]:
+        """Return what is counted of it at a time, and what its quota permits without grants."""
+        # The window is worked out where it has to be, and no more: it is asked for each second.
+        is_present = now in self.count.window
+        window = self.count.window if is_present else self.quota.windows.at(now)
+        return replace(self.count, window=window), self.quota.amount
 
 
 @dataclass(slots=True)
@@ -77,10 +88,11 @@ class Fallback:
         self._clock = clock
         self._lease = lease_seconds
         self._lock = threading.Lock()
-        self._known: OrderedDict[Count, Known] = OrderedDict()
+        self._known: OrderedDict[Line, Known] = OrderedDict()
         self._memory = MemoryStore(clock)
         self._is_used = False
         self._lost_at: float | None = None
+        self._heard_at = 0.0
         self.workers = 0
         """Processes that looked at the store when this one did last; 0 before."""
         self.looks = 0
@@ -88,23 +100,34 @@ class Fallback:
 
     def known(self, count: Count) -> Standing | None:
         """Return how a count stood when the store was last heard."""
-        known = self._known.get(count)
-        return None if known is None else known.standing
+        known = self._known.get(_line(count))
+        is_same = known is not None and known.count.window.start == count.window.start
+        return known.standing if known is not None and is_same else None
 
     def remember(self, need: QuotaNeed, demand: Demand, standing: Standing) -> Standing:
         """Note how a count stands, and return it with its limit."""
+        count = demand.count
         with self._lock:
-            earlier = self._known.get(demand.count)
+            earlier = self._known.get(_line(count))
             # The reply to a settlement has no limit: only a reservation looks up the grants.
             if not standing.limit:
-                before = earlier.standing if earlier else Standing(0, 0, demand.limit)
+                before = self.known(count) or Standing(0, 0, demand.limit)
                 standing = replace(standing, limit=before.limit, block=before.block)
-            known = Known(standing, need.quota.amount, has_share=bool(need.quota.grace))
-            self._known[demand.count] = known
-            self._known.move_to_end(demand.count)
+            # A call that ends after its window tells nothing of the present one.
+            if earlier is None or earlier.count.window.start <= count.window.start:
+                has_share = bool(need.quota.grace)
+                self._known[_line(count)] = Known(need.quota, count, standing, has_share)
+                self._known.move_to_end(_line(count))
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return standing
+
+    def blocked(self, demand: Demand) -> Standing | None:
+        """Return how a key stood that was seen blocked, while its block lasts."""
+        known = self._known.get(_line(demand.count))
+        block = None if known is None else known.standing.block
+        is_blocked = block is not None and block.until > self._clock()
+        return known.standing if known is not None and is_blocked else None
 
     # --- looking again ----------------------------------------------------------------------------
 
@@ -114,15 +137,11 @@ class Fallback:
         return min(MAX_LOOK_SECONDS, max(LOOK_SECONDS, self.workers / LOOKS_A_SECOND))
 
     def shared(self) -> tuple[tuple[Count, int], ...]:
-        """Return the counts to look at: those of present windows that were used last."""
+        """Return the counts to look at: those of the keys that were used last, in the present."""
         now = self._clock()
         with self._lock:
-            held = (
-                (count, known.amount)
-                for count, known in reversed(self._known.items())
-                if known.has_share and now in count.window
-            )
-            return tuple(islice(held, LOOKED_AT))
+            held = (known for known in reversed(self._known.values()) if known.has_share)
+            return tuple(known.now(now) for known in islice(held, LOOKED_AT))
 
     def looked(self, counts: Sequence[tuple[Count, int]], reply: Reply) -> None:
         """Note how counts stand after a look at them."""
@@ -130,15 +149,16 @@ class Fallback:
             self.workers = reply.workers
             self.looks += 1
             for (count, _), standing in zip(counts, reply.standings, strict=True):
-                if count in self._known:
-                    self._known[count].standing = standing
+                known = self._known.get(_line(count))
+                if known is not None and known.count.window.start <= count.window.start:
+                    known.count, known.standing = count, standing
 
     def unshare(self, counts: Sequence[tuple[Count, int]]) -> None:
         """Look at these no more until they are heard of again: one of them can never be read."""
         with self._lock:
             for count, _ in counts:
-                if count in self._known:
-                    self._known[count].has_share = False
+                if _line(count) in self._known:
+                    self._known[_line(count)].has_share = False
 
     # --- without the store ------------------------------------------------------------------------
 
@@ -152,9 +172,13 @@ class Fallback:
         lost_at = self._lost_at
         return lost_at is not None and time.monotonic() - lost_at < quota.grace
 
-    def end(self) -> None:
-        """Begin anew: the store answers again, and what was used here is on its way to it."""
-        self._lost_at = None
+    def hear(self, now: float) -> None:
+        """Begin anew: the store answers, and what was used here is on its way to it.
+
+        Args:
+            now: Its time.
+        """
+        self._lost_at, self._heard_at = None, now
         if self._is_used:
             # A new one, as tickets that are still open settle in the one that they
             # were reserved in.
@@ -190,7 +214,7 @@ class Fallback:
         if outcome.unanswered or not chosen:
             return outcome
         outcome.asked = [asked[n] for n in chosen]
-        demands = tuple(self._left(asked[n][1], rules[n]) for n in chosen)
+        demands = tuple(self._reduced(asked[n][1], rules[n]) for n in chosen)
         (outcome.reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
         self._is_used = True
         ticket.reserved_in = self._memory if outcome.is_admitted else None
@@ -198,14 +222,25 @@ class Fallback:
 
     def _rule(self, need: QuotaNeed, demand: Demand) -> Rule:
         """Return what decides about a need: its share while there is one."""
-        has_share = self.workers > 0 and demand.count in self._known
+        has_share = self.workers > 0 and self._left(demand) is not None
         if has_share and self.is_in_grace(need.quota):
             return "grace"
         return need.quota.on_backend_error
 
-    def _left(self, demand: Demand, rule: Rule) -> Demand:
+    def _left(self, demand: Demand) -> int | None:
+        """Return what is left to be shared; `None` where this process cannot know it."""
         known = self.known(demand.count)
-        limit = demand.limit if known is None else known.remaining
+        if known is not None:
+            return known.remaining
+        # In a window that has begun since, nobody has used anything but a share: all of it is
+        # left. But of a key that was never seen nobody knows whether it is blocked.
+        is_seen = _line(demand.count) in self._known
+        is_new = demand.count.window.start > self._heard_at
+        return demand.limit if is_seen and is_new else None
+
+    def _reduced(self, demand: Demand, rule: Rule) -> Demand:
+        left = self._left(demand)
+        limit = demand.limit if left is None else left
         if rule == "grace":
             # Every worker may use as much: what is left over is nobody's. And none sends a call
             # that is more than its share, though it be the only one, since others may do the same.
@@ -214,3 +249,7 @@ class Fallback:
         # Nor are places renewed here: this memory dies with the process that holds them.
         alone = demand.alone and rule == "local"
         return replace(demand, limit=limit, known=0, alone=alone, lease_seconds=None)
+
+
+def _line(count: Count) -> Line:
+    return count.quota, count.unit, count.key

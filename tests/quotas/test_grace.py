@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits.quotas.store import Standing
+from otel_limits.quotas.fallback import Fallback
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import FOREVER, Block, Demand, Reply, Standing, StorePlace
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.tickets import QuotaNeed
+from otel_limits.quotas.windows import Windows
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import eventually
 from tests.quotas.fleets import Fleet, Worker, quota
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from otel_limits.core.facts import Fact
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store import SharedStore
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 
 pytestmark = pytest.mark.usefixtures("faulty")
+
+
+StoreOf = Callable[["Server"], "SharedStore"]
+
+
+@pytest.fixture
+def store_of() -> Iterator[StoreOf]:
+    """Opens the store on a server, as an operator does."""
+    with ExitStack() as stack:
+
+        def opened(server: Server) -> SharedStore:
+            store = open_shared_store(StorePlace(server.url, 2.0))
+            stack.callback(store.close)
+            return store
+
+        yield opened
+
+
+def need_of(held: Quota) -> QuotaNeed:
+    """What a call needs of a quota."""
+    key = held.key.key(held.name, lambda _: None)
+    return QuotaNeed(held, key, amount=1, certain=True, action="halt")
+
+
+def demand_of(held: Quota, now: float) -> Demand:
+    """What it asks of the store at a time."""
+    return Demand(count=held.count(need_of(held).key, now), amount=1, limit=held.amount)
 
 
 @pytest.fixture
@@ -82,6 +118,79 @@ def test_who_joined_since_can_pass_the_quota_by_what_it_was_shown(fleet: Fleet) 
     fleet.cut()
     used = 3 + fleet.use_all()
     assert 100 < used <= 100 + 97 // 3 + 1
+
+
+def test_of_a_window_that_begins_without_the_store_everything_is_shared(fleet: Fleet) -> None:
+    """100 to four workers: 25 each, whatever was left of the window before; and again after it."""
+    for worker in fleet.join(4):
+        for _ in range(20):
+            worker.call()
+    fleet.cut()
+    for _ in range(2):
+        for worker in fleet.workers:
+            worker.begin_a_window()
+        assert [worker.use_all() for worker in fleet.workers] == [25] * 4
+
+
+def test_who_joined_since_can_pass_a_new_window_by_what_it_was_shown(fleet: Fleet) -> None:
+    """As in any other: two had seen two workers, the third three."""
+    fleet.join(2)
+    third = Worker(fleet.wire.url, quota())
+    fleet.workers.append(third)
+    third.call()
+    third.look()
+    fleet.cut()
+    for worker in fleet.workers:
+        worker.begin_a_window()
+    assert fleet.use_all() == 2 * (100 // 2) + 100 // 3
+
+
+def test_who_has_not_looked_since_a_window_began_has_no_share_of_it() -> None:
+    """Others may have used it by the store; so who has a share looks on, be it idle."""
+    now = [10.0]
+    paced = replace(quota(), windows=Windows("PT1M"))
+    key = paced.key.key("q", lambda _: None)
+    fallback = Fallback(lambda: now[0], 300.0)
+    fallback.remember(need_of(paced), demand_of(paced, now[0]), Standing(40, 0, 100))
+    fallback.looked(fallback.shared(), Reply("looked", 10.0, (Standing(40, 0, 100),), workers=2))
+    fallback.hear(10.0)
+
+    def left() -> int | None:
+        return fallback._left(demand_of(paced, now[0]))
+
+    assert left() == 60
+    now[0] = 70.0
+    assert fallback.shared() == ((paced.count(key, 70.0), 100),)
+    assert left() == 100  # the store was heard last before the window began
+    fallback.hear(65.0)
+    assert left() is None
+    fallback.looked(fallback.shared(), Reply("looked", 71.0, (Standing(90, 0, 100),), workers=2))
+    assert left() == 10
+    # A call that began in the window before ends: it tells nothing of this one.
+    fallback.remember(need_of(paced), demand_of(paced, 10.0), Standing(41, 0, 0))
+    assert left() == 10
+
+
+def test_a_block_that_was_seen_holds_without_the_store(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, store_of: StoreOf
+) -> None:
+    """Also where a quota lets everything go, and for the agent it is blocked for only."""
+    calls = {"model_calls": 50, "window": "P366D", "key": "agent", "on_backend_error": "allow"}
+    hold({"q": calls}, own_server.url)
+    joe, jane = (
+        make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
+    )
+    for agent in (joe, jane):
+        assert agent("go").stop_reason == "end_turn"
+    held = quota(key=Template("agent"))
+    key = held.key.key_of_text("q", "joe")
+    store_of(own_server).block(held.count(key, time.time()), Block(FOREVER, "unpaid"))
+    assert joe("go").stop_reason == "quota_exceeded"
+    own_server.stop()
+    for _ in range(2):
+        result = joe("go")
+        assert (result.stop_reason, "unpaid" in str(result)) == ("quota_exceeded", True)
+        assert jane("go").stop_reason == "end_turn"
 
 
 def test_a_process_that_never_saw_the_store_has_no_share(fleet: Fleet) -> None:
