@@ -156,7 +156,7 @@ def test_the_present_baggage_says_whose_share_is_meant(hold: Hold, make_agent: M
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("call", r"There is no quota 'call' in force. There are: calls."),
+        ("call", r"There is no quota 'call' in force. Did you mean calls?"),
         ("calls", r"Quota 'calls' counts for each agent: give agent=…"),
     ],
 )
