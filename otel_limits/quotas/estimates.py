@@ -151,7 +151,9 @@ class Estimates:
         lessons.learn(usage.output, max(0, usage.input - projected_input), now)
 
     def _lessons(self, model: str) -> Lessons:
-        lessons = self._models.setdefault(model, Lessons())
+        lessons = self._models.get(model)
+        if lessons is None:
+            lessons = self._models[model] = Lessons()
         # The one that is forgotten is the one that was asked for the longest time ago.
         self._models.move_to_end(model)
         if len(self._models) > MAX_MODELS:

@@ -123,6 +123,8 @@ async def _exchange(connection: Connection, operation: Operation, seconds: float
         SilentError: It did not come in time.
         StoreError: Something else came, or nothing ever will.
     """
+    # First, so that the store works while we get ready for its answer.
+    connection.send(operation)
     loop = asyncio.get_running_loop()
     woken, is_late = loop.create_future(), False
 
@@ -139,7 +141,6 @@ async def _exchange(connection: Connection, operation: Operation, seconds: float
     loop.add_reader(number, wake)
     timer = loop.call_later(seconds, give_up)
     try:
-        connection.send(operation)
         while True:
             await woken
             # Looked for also when it is late: it may be that only the loop was.
@@ -151,5 +152,5 @@ async def _exchange(connection: Connection, operation: Operation, seconds: float
             woken = loop.create_future()
     finally:
         timer.cancel()
-        with contextlib.suppress(RuntimeError):  # the loop was closed while its call was forgotten
+        if not loop.is_closed():  # as it is where its call was forgotten
             loop.remove_reader(number)

@@ -159,38 +159,30 @@ class KeyNames:
         # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
         done, place = self._done(operation.id)
         keys = [done, self.expired]
-        arguments: list[object] = [operation.id, place, REMEMBERED_SECONDS * 1000]
+        arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000)]
         for demand in operation.demands:
-            count = demand.count
+            count, window = demand.count, demand.count.window
             keys += [*self.buckets(count), self.grants(count), self.index(count.quota)]
-            arguments += [
-                demand.amount,
-                demand.limit,
-                count.window.start * 1000,
-                count.window.end * 1000,
-                expires(count),
-                int(demand.enforced),
-                int(demand.certain),
-                int(demand.alone),
-                demand.known,
-                count.unit,
-                f"{count.key} {count.shown}",
-                int(demand.waits * 1000),
-                int(operation.lease_of(demand) * 1000),
-            ]
-        # As text: redis-py writes floats in its own way, and refuses booleans.
-        return ScriptCall("reserve", keys, [str(each) for each in arguments])
+            numbers = (
+                f"{demand.amount} {demand.limit} "
+                f"{window.start * 1000} {window.end * 1000} {expires(count)} "
+                f"{demand.enforced:d} {demand.certain:d} {demand.alone:d} {demand.known} "
+                f"{int(demand.waits * 1000)} {int(operation.lease_of(demand) * 1000)}"
+            )
+            arguments += [numbers, count.unit, f"{count.key} {count.shown}"]
+        return ScriptCall("reserve", keys, arguments)
 
     def _settlement(self, operation: Settle) -> ScriptCall:
         done, place = self._done(operation.id)
         keys = [done, self.expired, f"{self.tag}:operation:{operation.id}"]
-        remembered = REMEMBERED_SECONDS * 1000
-        arguments: list[object] = [operation.id, place, remembered, self.freed_channel]
+        remembered = str(REMEMBERED_SECONDS * 1000)
+        arguments = [operation.id, str(place), remembered, self.freed_channel]
         for charge in operation.charges:
             count = charge.count
             keys += self.buckets(count)
-            arguments += [charge.amount, expires(count), charge.known, count.unit, line_of(count)]
-        return ScriptCall("settle", keys, [str(each) for each in arguments])
+            numbers = f"{charge.amount} {expires(count)} {charge.known}"
+            arguments += [numbers, count.unit, line_of(count)]
+        return ScriptCall("settle", keys, arguments)
 
     def _renewal(self, operation: Renew) -> ScriptCall:
         keys = [name for count in operation.counts for name in self.buckets(count)]

@@ -83,12 +83,16 @@ class Process:
         )
         self.engine.client.start()
 
-    async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
-        """Ask for a call of an invocation of its own."""
+    def request(self, output_cap: int | None = 100) -> Request:
+        """Make the request for a call of an invocation of its own."""
         name = f"i{next(self._numbers)}"
         invocation = Invocation(agent="a", id=name, root_id=name)
-        request = Request(invocation=invocation, model="m", input=INPUT, output_cap=output_cap)
-        return invocation, await self.engine.admit(request)
+        return Request(invocation=invocation, model="m", input=INPUT, output_cap=output_cap)
+
+    async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
+        """Ask for a call of an invocation of its own."""
+        request = self.request(output_cap)
+        return request.invocation, await self.engine.admit(request)
 
     async def end(self, invocation: Invocation, output: int) -> None:
         """It has answered with so many tokens."""
@@ -127,10 +131,11 @@ def one_admission(server: Server) -> tuple[float, float]:
             began = time.perf_counter()
             client.evalsha(sha, 0)
             bare.append(time.perf_counter() - began)
+            request = process.request()
             began = time.perf_counter()
-            invocation, _ = await process.ask()
+            await process.engine.admit(request)
             admitted.append(time.perf_counter() - began)
-            await process.end(invocation, 50)
+            await process.end(request.invocation, 50)
 
     asyncio.run(measure())
     process.engine.close()

@@ -31,21 +31,26 @@ local function open(names, unit, operation)
     bucket, leases = names[3], names[4]
     found = redis.call('HMGET', bucket, unpack(fields))
   end
+  local doubtful = tonumber(found[4] or 0)
   return {
-    bucket = bucket, leases = leases, unit = unit, exists = found[2] or found[3],
+    bucket = bucket, leases = leases, unit = unit, has_unit = found[1] or unit == '',
+    exists = found[2] or found[3],
     used = tonumber(found[2] or 0), reserved = tonumber(found[3] or 0),
-    doubtful = tonumber(found[4] or 0), at = tonumber(found[5] or nil), lease = found[6],
-    waited = tonumber(found[7] or 0),
+    doubtful = doubtful, saved_doubtful = doubtful,
+    at = tonumber(found[5] or nil), lease = found[6], waited = tonumber(found[7] or 0),
   }
 end
 
 -- Write what has changed of a count, and more fields with it.
 local function save(count, expires, ...)
-  local fields = { 'used', whole(count.used), 'reserved', whole(count.reserved),
-    'doubtful', whole(count.doubtful), ... }
-  if count.unit ~= '' then
-    table.insert(fields, 'unit')
-    table.insert(fields, count.unit)
+  local fields = { 'used', whole(count.used), 'reserved', whole(count.reserved), ... }
+  if count.doubtful ~= count.saved_doubtful then
+    fields[#fields + 1], fields[#fields + 2] = 'doubtful', whole(count.doubtful)
+    count.saved_doubtful = count.doubtful
+  end
+  if not count.has_unit then
+    fields[#fields + 1], fields[#fields + 2] = 'unit', count.unit
+    count.has_unit = true
   end
   redis.call('HSET', count.bucket, unpack(fields))
   if not count.exists then
