@@ -259,6 +259,7 @@ class Courier:
     def _take(self) -> list[tuple[Operation, Future[Reply]]]:
         """Wait for something to carry; nothing when it is time for a tick, and at the end."""
         with self._wake:
+            self._is_carrying = False
             left = self._next_tick - time.monotonic()
             if not self._waiting and not self._closing.is_set() and left > 0:
                 self._wake.wait(left)

@@ -253,6 +253,14 @@ def test_what_was_sent_before_is_not_overtaken(process: Process, store: SharedSt
     assert standing(store) == Standing(7, 10, 10**6)
 
 
+def test_when_all_was_carried_the_fast_path_is_taken_again(process: Process) -> None:
+    """As soon as the courier has nothing to do."""
+    process.courier.send(reserve(unique())).result(TIMEOUT)
+    eventually(lambda: not process.courier._is_carrying)
+    asyncio.run(process.ask(reserve(unique())))
+    assert len(process.carried) == 1
+
+
 def test_a_loop_that_watches_no_sockets_is_served_by_the_courier(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
