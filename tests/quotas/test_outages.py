@@ -12,7 +12,7 @@ import pytest
 import otel_limits
 from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
 from otel_limits.core.faults import FAULTS
-from otel_limits.quotas import client, courier, engine
+from otel_limits.quotas import client, courier, engine, fast_path
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import EVERY_CALL, sha_of
 from otel_limits.quotas.store import Count, SharedStore, Standing, StorePlace
@@ -220,11 +220,12 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
     eventually(lambda: gate._client._carrier._is_down)
     waits: list[float] = []
 
-    async def wait(_: Any, seconds: float) -> None:
-        waits.append(seconds)
+    async def wait(*given: Any) -> None:
+        waits.append(given[-1])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("otel_limits.quotas.client._wait", wait)
+        patch.setattr(client, "_wait", wait)
+        patch.setattr(fast_path, "_exchange", wait)
         for _ in range(30):
             agent("go")
     assert waits == []
@@ -236,14 +237,17 @@ def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
     """Whatever a call has asked before."""
     agent = lose("allow")
     waits: list[float] = []
-    waiting = client._wait
 
-    async def wait(future: Any, seconds: float) -> None:
-        waits.append(seconds)
-        await waiting(future, seconds)
+    def noted(waiting: Any) -> Any:
+        def wait(*given: Any) -> Any:
+            waits.append(given[-1])
+            return waiting(*given)
+
+        return wait
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "_wait", wait)
+        patch.setattr(client, "_wait", noted(client._wait))
+        patch.setattr(fast_path, "_exchange", noted(fast_path._exchange))
         agent("go")
     assert waits
     assert max(waits) <= TIMEOUT
