@@ -135,8 +135,8 @@ def test_each_threshold_fires_once(
     assert metric("otel_limits_warnings_total", **labels, threshold="0.5") == 1
     assert metric("otel_limits_warnings_total", **labels, threshold="0.9") == 1
     assert warnings_logged() == [
-        "max_turns is used to 50 % by agent 'tester': 5 of 10.",
-        "max_turns is used to 90 % by agent 'tester': 9 of 10.",
+        "Agent 'tester' has used 50% of max_turns: 5 of 10.",
+        "Agent 'tester' has used 90% of max_turns: 9 of 10.",
     ]
 
 

@@ -59,7 +59,7 @@ class Option:
 
 
 SINCE: Final = Option("--since", "TIME", asking.instant, "7d, 2026-11-01 or 2026-11-01T12:00")
-UNTIL: Final = Option("--until", "TIME", asking.instant, "the same; excluded")
+UNTIL: Final = Option("--until", "TIME", asking.instant, "the end, in the same forms; not included")
 WHERE: Final = Option(
     "--where",
     "NAME=VALUE",

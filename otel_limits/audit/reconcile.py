@@ -245,7 +245,7 @@ AUTHORIZATION_FILE: Final = Option(
 )
 RECONCILE: Final = Question(
     name="reconcile",
-    help="The ledger against Prometheus counters; exit status 1 above the tolerance.",
+    help="Compare the ledger with a Prometheus; exit status 1 above the tolerance.",
     answer=reconcile,
     tables={"reconcile": COMPARED, "cost": COSTS, "stops": ENDS},
     options=(
@@ -261,7 +261,7 @@ RECONCILE: Final = Question(
         ),
     ),
     selection=(
-        replace(SINCE, help="begin of the window (default: 1d)"),
+        replace(SINCE, help="start of the window (default: 1d)"),
         replace(UNTIL, help="its end (default: now)"),
     ),
 )

@@ -204,8 +204,8 @@ SPEND: Final = Question(
             "NAMES",
             asking.properties,
             "agent, model, provider, tool, state, side, session, reason, hour, day, week, month, "
-            "or any audit key, separated by commas; key:NAME is an audit key that is called like "
-            "something else (default: agent,model)",
+            "or any audit key, separated by commas; key:NAME is an audit key that has one of "
+            "these names (default: agent,model)",
             default=("agent", "model"),
         ),
         Option(
@@ -225,8 +225,8 @@ SPEND: Final = Question(
             "--prices",
             "WHICH",
             asking.prices,
-            "present, or former for those with which calls were recorded, before `otel-limits "
-            "ledger reprice` (default: present)",
+            "present, or former: those with which calls were recorded, before `otel-limits ledger "
+            "reprice` (default: present)",
             default=PRESENT,
         ),
     ),

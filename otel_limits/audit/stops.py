@@ -157,7 +157,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
 
 STOPS: Final = Question(
     name="stops",
-    help="How invocations ended, and the halted ones that had cost most.",
+    help="How invocations ended, and which halted ones cost most.",
     answer=stops,
     tables={"stops": COLUMNS, "costliest_halted": COSTLIEST},
     options=(

@@ -275,7 +275,7 @@ def _troubles_table(troubles: Troubles) -> Table:
 
 VERIFY: Final = Question(
     name="verify",
-    help="Is the ledger complete, and how is that known; exit status 1 if it is not.",
+    help="Check that the ledger is complete, and say how; exit status 1 if it is not.",
     answer=verify,
     tables={"verify": CHECKS, "rows": TROUBLES},
     options=(
@@ -283,7 +283,7 @@ VERIFY: Final = Question(
             "--stale",
             "AGE",
             asking.duration,
-            "age at which what waits or is still open is an error (default: 1h)",
+            "age from which waiting rows and open invocations are errors (default: 1h)",
             default=timedelta(hours=1),
         ),
         Option("--prometheus", "URL", str, "compare with its counters too, of the last day"),

@@ -21,25 +21,25 @@ HELP: Final = """\
 Have every Python of this environment load otel-limits by itself.
 
 After `install`, OTEL_LIMITS_* in the environment is enough: no launcher, no change of the command.
-It holds under python -I, opentelemetry-instrument, gunicorn and celery as well. Meant for the build
-of an image:
+It also works under python -I, opentelemetry-instrument, gunicorn and celery. It is meant for the
+build of an image:
 
   RUN pip install otel-limits && otel-limits autoload install
 
-A Python that has nothing of ours set is left alone. python -S and a hermetic PEX read no such line.
+If no OTEL_LIMITS_* is set, the line does nothing. python -S and a hermetic PEX do not read it.
 """
 
 INSTALL: Final = """\
 Write the line into this environment.
 
-It is one line in otel_limits_autoload.pth, which is printed. An environment that the operating
-system manages is refused, as are one that cannot be written and an installation for one user.
+It is one line in otel_limits_autoload.pth, and it is printed. An environment that cannot be
+written or that the operating system manages is refused, and so is an installation for one user.
 """
 
 STATUS: Final = """\
 Say whether the line is there.
 
-Exit status 1 if it is not, or is the one of another version.
+The exit status is 1 if it is not, or if it is the line of another version.
 """
 
 REMOVE: Final = """\

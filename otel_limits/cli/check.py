@@ -21,14 +21,14 @@ from otel_limits.settings.table import SETTINGS, Settings
 HELP: Final = """\
 Print every setting, its value and where it came from.
 
-With --agent it is what applies to one agent, by the line of the policy file that says so. What a
-LimitsPlugin sets in code wins over it and is not known here.
+--agent shows what applies to one agent, with the line of the policy file that sets it. Limits that
+code gives to a LimitsPlugin win over these, and are not known here.
 
-Where quotas are counted on a server, the rights of its user are tried, and the access rule that is
-missing is said.
+If quotas are counted on a server, the rights of its user are tested, and missing access rules are
+named.
 
-Exit status 1 if any is wrong, or if the agent framework that is installed cannot be followed, with
-one sentence per mistake on standard error.
+The exit status is 1 if a setting is wrong, or if the agent framework that is installed cannot be
+followed. Standard error has one sentence for each mistake.
 """
 
 FOUND_MISTAKES: Final = 1

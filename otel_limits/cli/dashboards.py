@@ -18,10 +18,10 @@ Write out the Grafana dashboards and alerts, or look at them without Grafana.
 """
 
 EXPORT_HELP: Final = """\
-Write dashboards, alert rules, provisioning files, objects for Kubernetes and a compose file to
-a directory.
+Write dashboards and alert rules to a directory, with what installs them.
 
-Begin with README.md there. What is in the directory under the same names is replaced.
+That is provisioning files, objects for Kubernetes and a compose file. Begin with README.md there.
+Files of the same names are replaced.
 """
 
 PREVIEW_HELP: Final = """\

@@ -10,12 +10,12 @@ from otel_limits.cli.command import add_command, refuse
 HELP: Final = """\
 Watch a real agent run away, and be stopped.
 
-The same Strands agent runs without limits, with max_turns, with max_token_budget, and observed
-only. It talks over HTTP to a model server that is built in, so it needs no network and no
-credentials; --base-url points it at a real one, which is asked 120 times at most.
+The same Strands agent runs four times: without limits, with max_turns, with max_token_budget, and
+with the action observe. It talks over HTTP to a built-in model server, so it needs no network and
+no credentials. --base-url names a real one, which is asked 120 times at most.
 
---record DIR plays nothing: it writes DIR/ledger.db, four weeks of an example fleet. Every question
-of otel-limits audit finds something there, but for reconcile, which asks a Prometheus.
+--record DIR runs no agent: it writes DIR/ledger.db, four weeks of an example fleet. Every question
+of otel-limits audit has an answer there, except reconcile, which needs a Prometheus.
 """
 
 

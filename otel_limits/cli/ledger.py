@@ -27,8 +27,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
 HELP: Final = """\
-Keep the spend ledger: prune, export, upgrade and repair it, import spans from before there was one,
-and price calls again.
+Maintain the ledger: prune, export, import, reprice, upgrade, adopt, salvage.
 """
 
 

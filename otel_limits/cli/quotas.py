@@ -45,22 +45,22 @@ TIMEOUT_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 1.0
 
 QUOTAS_HELP: Final = """\
-Show every quota: what is used, reserved and left of it, and when it begins again.
+Show every quota: how much is used, reserved and left, and when it begins again.
 
 Quotas are those of the policy file (OTEL_LIMITS_POLICY), counted on OTEL_LIMITS_QUOTA_STORE. Keys
 that came from outside, such as a tenant in the baggage, are shown as the beginning of a hash.
-What killed workers did not settle, and the ledger has, is counted first.
+Calls that killed workers did not settle, but that the ledger has, are counted first.
 """
 
 RESET_HELP: Final = """\
-Begin to count one key of a quota from 0, in the present window.
+Set the count of one key of a quota back to 0, in the present window.
 
-KEY is written as the quota's key has it (acme, or researcher/acme), or as the table shows it; a
-quota without a key has none. What is reserved for calls under way stays reserved.
+Write KEY as the quota has it (acme, or researcher/acme), or as the table shows it. A quota without
+keys needs none. What is reserved for calls under way stays reserved.
 """
 
 GRANT_HELP: Final = """\
-Permit more of one key of a quota for a time.
+Permit one key of a quota more, for a time.
 
 Until then every window permits AMOUNT more. The ledger keeps who granted it and when: see
 otel-limits audit grants.
@@ -72,11 +72,11 @@ otel-limits audit grants.
 REVOKE_HELP: Final = """\
 Take back what was granted to one key of a quota.
 
-What was used of it meanwhile stays used.
+What has been used stays counted.
 """
 
 BLOCK_HELP: Final = """\
-Permit nothing of one key of a quota, whatever is left of it.
+Permit one key of a quota nothing, whatever is left.
 
 Agents stop before their next model call with quota_exceeded and the reason's text. The ledger keeps
 who blocked it and why: see otel-limits audit grants.
@@ -85,14 +85,14 @@ who blocked it and why: see otel-limits audit grants.
 """
 
 UNBLOCK_HELP: Final = """\
-Take back the block of one key of a quota.
+Remove the block of one key of a quota.
 """
 
 KILL_HELP: Final = """\
 End live invocations of agents in every process that shares the quota store.
 
-A response that is being streamed is broken off, tools that run are waited for, and the stop reason
-is killed. Invocations that begin afterwards are untouched.
+A response that is being streamed is cut off, and running tools are waited for. The stop reason is
+"killed". Invocations that begin afterwards are not affected.
 
   otel-limits kill --agent 'research-*'
 """
@@ -403,7 +403,7 @@ def watch(read: Callable[[], Uses], form: str) -> None:
 
 
 def table_of(uses: Uses) -> Table:
-    """Lay rows out as a table, in which a quota that is nearly used up is coloured."""
+    """Lay rows out as a table; one that is nearly used up is coloured, and says so."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -415,10 +415,12 @@ def table_of(uses: Uses) -> Table:
         table.add_column(title, justify="right")
     table.add_column("Unit")
     table.add_column("Begins again")
+    table.add_column("State")
     for row in uses.rows:
         numbers = [row.used, row.reserved, row.remaining, row.limit]
         cells = [row.quota, _key(row), *(_number(each) for each in numbers), row.unit]
-        table.add_row(*(Text(cell) for cell in cells), _resets(row) or "", style=_style(row))
+        state, style = _state(row)
+        table.add_row(*(Text(cell) for cell in cells), _resets(row) or "", state, style=style)
     if uses.omitted:
         table.caption = f"{uses.omitted:,} keys further from their end are not shown (--top)."
     return table
@@ -434,9 +436,14 @@ def _number(number: Any) -> str:
     return f"{number:,f}" if isinstance(number, Decimal) else f"{number:,}"
 
 
-def _style(row: KeyUse) -> str:
+def _state(row: KeyUse) -> tuple[str, str]:
+    """Say how near a key is to its end, in words and in a colour."""
+    from otel_limits.top.fleet import NEAR_END
+
     share = 1 - float(row.remaining) / float(row.limit)
-    return "bold red" if share >= 1 else "yellow" if share >= 0.8 else ""  # noqa: PLR2004
+    if share >= 1:
+        return "used up", "bold red"
+    return ("nearly used up", "yellow") if share >= NEAR_END else ("", "")
 
 
 def as_json(row: KeyUse) -> dict[str, Any]:

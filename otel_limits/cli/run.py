@@ -26,9 +26,8 @@ The program itself is not changed:
   otel-limits run --max-token-budget 100000 --prometheus-port 9464 -- uvicorn app:app
 
 Settings come from the environment (OTEL_LIMITS_*), and an option wins over it. A mistake in either
-is told before the program starts, with exit status 2. After that the program has the process to
-itself: its exit status and its signals are its own. Python programs that it starts are limited
-as well.
+is reported before the program starts, with exit status 2. After that the process is the program:
+its exit status and its signals are its own. Python programs that it starts are limited as well.
 
 A program that sets no OpenTelemetry tracer provider gets one when it first calls an agent, with an
 OTLP exporter when OTEL_EXPORTER_OTLP_* is set.

@@ -67,10 +67,10 @@ class LogObserver(OwnObserver):
 
 def _log_threshold(fact: Warned) -> None:
     logger.warning(
-        "%s is used to %.0f %% by agent %r: %s of %s.",
-        fact.level.limit,
-        fact.level.ratio * 100,
+        "Agent %r has used %.0f%% of %s: %s of %s.",
         fact.invocation.agent,
+        fact.level.ratio * 100,
+        fact.level.limit,
         fact.level.observed,
         fact.level.cap,
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.cli.doctor.finding import Finding
 
 HELP: Final = """\
-Prove that limits hold: start a runaway agent in the place of an application.
+Prove that limits hold: start a runaway agent instead of an application.
 
 LAUNCHER is what stands before your program, such as
 
@@ -24,9 +24,9 @@ LAUNCHER is what stands before your program, such as
   otel-limits doctor -- opentelemetry-instrument python
   otel-limits doctor -- ddtrace-run python
 
-and plain python where none is given. The runaway is a real Strands agent with a scripted model and
+and plain python if there is none. The runaway is a real Strands agent with a scripted model and
 max_turns=3. Nothing that it does reaches your ledger, quotas, collectors or alerts. Then the
-settings of the environment are examined as they are.
+settings of the environment are tested, with the servers that they name.
 
 One line each: ok, FAIL, or - for what is not configured. Exit status 0 only if the runaway was
 halted and nothing is FAIL.

@@ -32,6 +32,17 @@ NAME_LENGTH: Final = 27
 TICKS: Final = 5
 COLOURS: Final = 6
 
+HATCHES: Final = {
+    "c1": "M0 8L8 0",
+    "c2": "M3 4h2",
+    "c3": "M0 4h8",
+    "c4": "M0 0L8 8",
+    "c5": "M4 0v8",
+    "halted": "M0 0L8 8M0 8L8 0",
+}
+"""What is drawn over the colours of a series, in a tile of 8 by 8, so that none is in colour alone;
+the first series is plain."""
+
 SUFFIXES: Final = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
 
 
@@ -46,6 +57,17 @@ def draw(chart: Chart) -> str:
         f'<svg viewBox="0 0 {_width(chart)} {height:g}" role="img" aria-label="{described}">'
         f"{''.join(parts)}</svg>"
     )
+
+
+def hatches() -> str:
+    """Draw the tiles with which the style sheet fills each series but the first, once a page."""
+    tiles = "".join(
+        f'<pattern id="hatch-{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<path d="M0 0h8v8h-8z" fill="var(--{name})"/><path class="hatch" d="{path}"/></pattern>'
+        for name, path in HATCHES.items()
+    )
+    # Not `display: none`, with which some browsers fill nothing.
+    return f'<svg class="hatches" aria-hidden="true"><defs>{tiles}</defs></svg>'
 
 
 def nice_top(highest: float, *, whole: bool) -> float:

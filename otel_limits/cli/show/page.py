@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.formatting import NUMBERS, exact, written
-from otel_limits.cli.show.charts import colour, draw
+from otel_limits.cli.show.charts import colour, draw, hatches
 
 if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer, Chart, Column, Kind, Table
@@ -31,6 +31,7 @@ def as_page(answer: Answer) -> str:
             '<button type="button" id="theme">Dark</button></header>',
             f'<p id="summary">{escape(answer.summary)}</p>' if answer.summary else "",
             _totals(answer.totals),
+            hatches() if answer.charts else "",
             f'<div class="charts">{"".join(map(_chart, answer.charts))}</div>',
             *map(_table, answer.tables),
             f"<pre>{escape(answer.text)}</pre>" if answer.text else "",
@@ -66,7 +67,7 @@ def _totals(totals: Sequence[tuple[str, Kind, Any]]) -> str:
 
 def _chart(chart: Chart) -> str:
     legend = "".join(
-        f'<li><i class="{colour(number, series)}"></i>{escape(series.name)}</li>'
+        f'<li><svg><rect class="{colour(number, series)}"/></svg>{escape(series.name)}</li>'
         for number, series in enumerate(chart.series)
         if any(series.values)
     )

@@ -95,7 +95,7 @@ class PolicyFile:
             return
         LIVE.observers.publish_fault("policy")
         in_force = (
-            "No policy file is in force, every other setting is."
+            "No policy file is in force; every other setting is."
             if self.document is NO_DOCUMENT
             else "The version before it stays in force."
         )
