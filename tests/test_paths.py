@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -339,6 +340,45 @@ def test_a_direct_request_is_one_however_it_is_passed_on(
     helper = kind([says("hint")], model_id="helper")
     thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
     assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
+
+
+class Around(ScriptedModel):
+    """Hands on what another model answers, as one that caches or logs does."""
+
+    inner: ScriptedModel
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the other one."""
+        async for event in self.inner.stream(*args, **kwargs):
+            yield event
+
+
+class Claude(ScriptedModel):
+    """Answers as Strands' class for Anthropic does: cached tokens are beside the input."""
+
+    __module__ = "strands.models.anthropic"
+
+
+@pytest.mark.parametrize("name", ["mine", "unknown"])
+def test_a_model_around_another_is_that_one_to_the_vendor(
+    name: str, make_agent: MakeAgent, source: str, facts: list[Fact]
+) -> None:
+    """Its usage, its seller and its terms decide; a name that the outer one has stays."""
+    enable(observers=[facts.append])
+    usage: Any = {
+        "inputTokens": 5_000,
+        "outputTokens": 30,
+        "totalTokens": 5_030,
+        "cacheReadInputTokens": 4_000,
+    }
+    model = Around([], model_id=name)
+    model.inner = Claude([replace(says("x"), usage=usage)], model_id="claude-sonnet-4-5")
+    model.inner.update_config(params={"inference_geo": "us"})
+    make_agent(model)("go")
+    (call,) = calls(facts)
+    assert call.model == (name if name == "mine" else "claude-sonnet-4-5")
+    assert (call.provider, call.usage.input, call.usage.cache_read) == ("anthropic", 9_000, 4_000)
+    assert '"region": "us"' in str(call.price_basis)
 
 
 def test_an_agent_within_a_model_counts_for_itself(source: str, facts: list[Fact]) -> None:

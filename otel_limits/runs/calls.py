@@ -366,6 +366,8 @@ class Within:
     # No `__init__`: a fault of recursion would come out of it where nobody could take it.
     run: Run | None = None
     call: OpenCall | None = None
+    model: object = None
+    """The model that is asked."""
     is_carried = False
     """True when a request was made further in, and is this call."""
     is_over = False

@@ -166,7 +166,7 @@ class Passage:
 
     def begin(self) -> Within:
         """Judge the call and open it, or carry the one that we are within."""
-        self.within.run = self.run
+        self.within.run, self.within.model = self.run, self.model
         around = FOLLOWED.get()
         if around is not None and around.call in self.run.calls.under_way:
             if not around.is_carried:
@@ -188,20 +188,29 @@ class Passage:
             return call_to(model, self.content)
         call, model_pass.admitted = model_pass.admitted, None
         call = call or call_by_context(model_pass.context)
-        if (
-            call is not None and model is not model_pass.context.model
-        ):  # a middleware has chosen another one
-            call.model, call.provider = model_id(model), provider_of(model.__class__)
-            call.terms = terms_of(model, self.content)
+        # A middleware may have chosen another one.
+        if call is not None and model is not model_pass.context.model:
+            call.model = "unknown"
+            self._ask_instead(call)
         return call
+
+    def _ask_instead(self, call: OpenCall) -> None:
+        """Say of a call what is known of the model that asks the vendor, whichever is around it.
+
+        The usage is written as that vendor writes it. A name that the outer model has stays: it is
+        what the policy file may have a price of.
+        """
+        if call.model == "unknown":
+            call.model = model_id(self.model)
+        call.provider = provider_of(self.model.__class__)
+        call.terms = terms_of(self.model, self.content)
 
     @never_raises("binding")
     def _carry(self, around: Within) -> None:
         around.is_carried = True
         self.around, self.within.call = around, around.call
-        if around.call is not None and around.call.model == "unknown":  # of a model around another
-            around.call.model = model_id(self.model)
-            around.call.provider = provider_of(self.model.__class__)
+        if around.call is not None and self.model is not around.model:  # a model around another
+            self._ask_instead(around.call)
 
     @never_raises("binding")
     def _share(self, around: Within) -> None:
