@@ -54,16 +54,19 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
     """Answer when spend or turns were not as usual."""
     inquiry.require_known(by)
     dates = [name for name in by if name in PERIODS]
+    # A group that is a day has nothing to be compared with, and a tool belongs to calls.
     if dates or TOOL in by:
         raise LedgerError(
             f"anomalies compares the days of a group, which cannot be made of {[*dates, TOOL][0]}. "
             f"Name an agent, a model or an audit key."
         )
     cost, tokens = _spend(inquiry, by)
+    # In the time zone that was asked for: elsewhere the day may be over.
     today = f"{datetime.fromtimestamp(time.time(), inquiry.selection.zone):%Y-%m-%d}"
     titles = {"cost": "Cost of a day", "tokens": "Tokens of a day without a price",
               "turns": "Turns per invocation of a day"}  # fmt: skip
     every: dict[str, Series] = {"cost": cost, "tokens": tokens, "turns": {}}
+    # An invocation has one agent, and may have asked several models: whose turns would it be?
     if not OF_CALLS & {*by}:
         every["turns"] = _turns(inquiry, by)
     tables = [

@@ -78,6 +78,7 @@ def least_totals(checks: Iterable[Check]) -> dict[str, int]:
     least: dict[str, int] = {}
     for check in checks:
         total = LIMITS[check.limit].total
+        # The least of several caps on one total: what stays below all of them need not be read.
         least[total] = min(check.cap, least.get(total, check.cap))
     return least
 
@@ -226,6 +227,7 @@ def _at_its_end(row: Any, checks: Sequence[Check]) -> Cut | None:
     """
     if row.action not in HALTED:
         return None
+    # 0 turns of a leg: rows have no iterations, so that `max_iterations` is never found here.
     used = (0, row.turns, row.model_calls, row.input_tokens + row.output_tokens)
     limit = first_reached(checks, (*used, row.input_tokens, row.output_tokens, row.price_pico))
     return None if limit is None else Cut(limit, row.turns, 0, 0, 0)

@@ -21,6 +21,7 @@ def completeness(inquiry: Inquiry, found: Balance | None = None) -> str:
     from otel_limits.ledger.proof import balance
     from otel_limits.ledger.spill import orphans
 
+    # Added up once for all: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
     parts = [_verdict(found)]
     waiting = inquiry.waiting

@@ -87,6 +87,7 @@ class Repeating:
         self.has_price |= loop.has_price
         self.most = max(self.most, loop.calls.calls)
         self.runs.add(loop.run.id)
+        # A halt for another reason did not come from the repetition, whatever was repeated.
         if loop.run.reason == LOOP_DETECTED_STOP_REASON and loop.run.action in HALTED:
             self.halted.add(loop.run.id)
 
@@ -148,6 +149,8 @@ def found(inquiry: Inquiry) -> Iterator[Loop]:
             groups = alike(rows)
             counts = calls_by_turn(groups)
             for group in groups:
+                # Calls may be there before the row of their invocation, which another process
+                # writes.
                 if group.repeats and identity in runs:
                     used = cost_after(group, counts, turns.get(identity, {}))
                     yield Loop(runs[identity], group, *used)

@@ -159,6 +159,7 @@ def halt_of(row: Any) -> str | None:
 
 def summary(branches: Sequence[Branch], tools: Tools) -> str:
     """Say of the first halt of a tree what its message said, and what had been used by then."""
+    # The first in the order of the tree is the outermost: what it halted, its children did not do.
     halted = [branch for branch in branches if branch.row.action in HALTS]
     if not halted:
         return _unhalted(branches[0])
@@ -176,6 +177,7 @@ def _sentence(row: Any) -> str:
     """Say it of a row that has no sentence: an earlier version wrote it, or it was imported."""
     breach = None
     if row.breach_limit is not None:
+        # An imported limit may be one that this version does not know.
         kind = LIMITS.get(row.breach_limit.removeprefix(TREE_PREFIX))
         unit = "" if kind is None else kind.unit
         reason = row.reason if kind is None else kind.reason

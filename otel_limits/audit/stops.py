@@ -86,6 +86,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
     for row in stops:
         ended = groups.setdefault(_key(row), Ended())
         ended.invocations += row.invocations
+        # A sum is a Decimal in PostgreSQL, and nothing at all where there is no row.
         ended.tokens += int(row.tokens or 0)
         ended.pico += int(row.price_pico or 0)
         ended.unpriced += int(row.unpriced_calls or 0)
@@ -101,6 +102,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
     # Of the rows and not by another query, so that the total is that of what is shown above it.
     figures = [sum(row[index] for row in rows) for index in range(3, 8)]
     unpriced = sum(ended.unpriced for ended in groups.values())
+    # Unknown where no call has a price: a sum of nothing is not $0.00.
     cost = known_cost(sum(ended.pico for ended in groups.values()), unpriced)
     return Table(
         name="stops",

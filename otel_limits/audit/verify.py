@@ -72,6 +72,8 @@ def verify(
         *_unknown(balance),
     ]
     if prometheus is not None:
+        # Last, as it asks a server: a ledger that is wrong by itself is told even where that is
+        # away.
         about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), troubles)
         checks.append(_found(METRICS, troubles, about))
     return Answer(
@@ -138,6 +140,7 @@ def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
         return
     if is_live and row.numbered != row.calls:
         troubles.add(TWICE, name, _doubles, connection, name)
+    # An invocation under way has gaps and sums that do not agree yet.
     if row.ended_us is None:
         return
     if is_live and row.last != row.numbered:
@@ -182,6 +185,7 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
 
 def _spans(numbers: list[int]) -> str:
     """Write numbers as ranges: 1-3, 5."""
+    # Written as ranges: a gap in a million numbers is one line.
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][-1] + 1:

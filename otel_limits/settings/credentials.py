@@ -29,6 +29,8 @@ def authorization(name: str, text: str) -> Secret:
         ValueError: It is not one. The sentence does not quote it.
     """
     value = text.strip()
+    # The sentence has the length alone: where a value is refused, it is often a secret in another
+    # form.
     if not CREDENTIALS.fullmatch(value):
         raise ValueError(
             f"{name} must be what follows Authorization: in a request, on one line, such as "
@@ -47,12 +49,14 @@ def authorization_in(file: Path) -> Secret:
         ValueError: It cannot be read, or has something else in it.
     """
     try:
+        # ASCII, as a header has nothing else; an exception of the decoder would quote the bytes.
         with file.open(encoding="ascii") as opened:
             text = opened.read()
             mode = file.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
         raise ValueError(f"{file} cannot be read: {reason}.") from None
+    # Only warned: the mount of a Secret in Kubernetes is readable for all users of its container.
     if mode & READABLE_BY_OTHERS:
         logger.warning("otel-limits: others can read %s. Run: chmod 600 %s", file, file)
     return authorization(str(file), text)

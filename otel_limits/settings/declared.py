@@ -93,6 +93,8 @@ def _read(variable: str, path: str) -> Any:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise DeclarationError(f"{variable} cannot be read: {error.strerror}.") from None
+    # Neither error is quoted, nor its cause kept: both show lines of a file that may hold
+    # credentials.
     except (yaml.YAMLError, ValueError, RecursionError):
         raise DeclarationError(f"{variable} is not valid YAML.") from None
 
@@ -104,12 +106,14 @@ def _substituted(value: Any, environ: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_substituted(each, environ) for each in value]
     if isinstance(value, str):
+        # In text alone and after it was parsed: what a variable holds must not become YAML.
         return SUBSTITUTION.sub(lambda found: environ.get(found[1]) or found[2] or "", value)
     return value
 
 
 def _exporters(section: Any, signal: str) -> Iterator[Declared]:
     """Find the exporters below a provider, in whatever processor or reader they stand."""
+    # Whatever stands between provider and exporter: processors and readers are named freely.
     for name, value in section.items() if isinstance(section, Mapping) else ():
         if name in PROTOCOLS:
             yield _exporter(value if isinstance(value, Mapping) else {}, signal, PROTOCOLS[name])
@@ -141,6 +145,8 @@ def _led_to(value: Any, url: str) -> Any:
         return [_led_to(each, url) for each in value]
     if not isinstance(value, Mapping):
         return value
+    # The endpoints go before new ones are put in: a sandbox must never reach a collector of the
+    # user.
     led = {name: _led_to(each, url) for name, each in value.items() if name not in LEADING}
     # Also those that have none of their own: the default may be a collector that is there.
     return {

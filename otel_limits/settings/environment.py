@@ -95,6 +95,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
 
 def _sentence(name: str, error: Exception) -> str:
     """Say what is wrong; of an error that nobody has foreseen only the kind, not what it quotes."""
+    # What no reader raises on purpose may quote the value, which may be a secret.
     if isinstance(error, ValueError):
         return str(error)
     return f"{name} cannot be read ({type(error).__name__})."
@@ -133,6 +134,7 @@ def _variable_near(name: str) -> str | None:
     """Return the variable that a name stands for if what it begins with is a misspelt prefix."""
     words = re.split(r"[^A-Z0-9]+", name.upper().strip("_"))
     for number in (1, 2, 3):  # OTELLIMITS_…, OTEL_LIMIT_…, O_TEL_LIMITS_…
+        # More words than three belong to no prefix of ours, however it is misspelt.
         prefix, rest = "_".join(words[:number]), "_".join(words[number:])
         matcher = difflib.SequenceMatcher(None, prefix, PREFIX.rstrip("_"))
         if rest and matcher.ratio() >= NEAR:
@@ -144,6 +146,7 @@ def _variable_near(name: str) -> str | None:
 
 def contradictions(values: Mapping[str, Any]) -> list[str]:
     """Name the settings that cannot both be meant."""
+    # A server for metrics that nobody counts would answer every scrape with nothing.
     if values["prometheus_port"] is not None and "prometheus" not in values["metrics"]:
         sentence = (
             f"OTEL_LIMITS_PROMETHEUS_PORT is {values['prometheus_port']}, but OTEL_LIMITS_METRICS "
@@ -164,8 +167,11 @@ def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> 
 def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
     """Say of each cap which variable sets it, or would replace that of a preset."""
     caps = (*LIMIT_NAMES, *(TREE_PREFIX + name for name in TREE_LIMITS))
+    # With the prefix of trees, as that is what the variable of such a cap has.
     variables = {name: PREFIX + name.upper() for name in caps if values[name] is not None}
     return {
+        # The variable is named although it is unset: it is what has to be set to get rid of a
+        # preset's cap.
         name: f"{sources[name]}, which {variable} replaces"
         if sources[name].startswith(PRESET)
         else variable

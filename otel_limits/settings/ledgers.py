@@ -25,6 +25,7 @@ def ledger_address(name: str, text: str) -> Address | None:
     Raises:
         ValueError: It is not an address, or the driver of its server is not installed.
     """
+    # In any case of letters, as environments shout.
     if text.lower() == "none":
         return None
     # a process without a ledger does without it
@@ -95,6 +96,7 @@ def audited_ledger(option: str | None) -> Address:
     # An option was typed for this one command, so that it wins over the environment.
     if option is not None:
         return parse("--ledger", option, _data_directory())
+    # "none" keeps programs from recording; a question still goes to what was recorded before.
     if named and named.lower() != "none":
         return parse(VARIABLE, named, _data_directory())
     return parse("The ledger", default_ledger(), _data_directory())

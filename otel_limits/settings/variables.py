@@ -23,6 +23,7 @@ def data_directory(environ: Mapping[str, str] | None = None) -> Path:
     """Where this user's programs keep their data, by the custom of the platform."""
     environ = environment() if environ is None else environ
     # Known Folders, Apple's File System Programming Guide and the XDG Base Directory Specification.
+    # `Path.home()` raises where a user has no home; it is asked only where no variable says better.
     if sys.platform == "win32":
         base = environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -62,6 +63,7 @@ def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "trace
     if not wanted or not any(each.strip().startswith("otlp") for each in exporters.split(",")):
         return None
     return (
+        # The variable of the signal wins over that of all signals, as the specification has it.
         environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
         or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         or "http/protobuf"
@@ -76,11 +78,13 @@ def otlp_timeout_seconds(environ: Mapping[str, str] | None = None) -> float:
         or environ.get("OTEL_EXPORTER_OTLP_TIMEOUT")
         for signal in ("TRACES", "METRICS", "LOGS")
     ]
+    # The slowest of the three: what is flushed at the end is flushed side by side, in one wait.
     return max(_seconds(text) for text in texts)
 
 
 def _seconds(text: str | None) -> float:
     try:
+        # The exporters themselves say what is wrong with it; a wait needs some number.
         return float(text or DEFAULT_TIMEOUT_SECONDS)
     except ValueError:
         return DEFAULT_TIMEOUT_SECONDS

@@ -55,6 +55,7 @@ class Endpoint:
 
     def __init__(self, address: str) -> None:
         """Keep the address."""
+        # Without a scheme `urlsplit` takes a host for a scheme or a path.
         url = address if "://" in address else f"http://{address}"
         self.shown = masked(url)
         try:
@@ -63,6 +64,8 @@ class Endpoint:
         except ValueError:  # what stands for a port is not a number
             is_one = False
         if not is_one:
+            # Masked, as an address may have a password, and this sentence goes to a terminal or a
+            # log.
             raise ValueError(
                 f"{masked(address)!r} is not the address of an endpoint. Give one such as "
                 "http://localhost:9464/metrics or localhost:9464."
@@ -93,6 +96,7 @@ class Endpoint:
                 kind = response.headers.get("Content-Type", "")
                 page = _read(response, began)
         except urllib.error.HTTPError as error:
+            # An error of HTTP is an answer, and is closed as such: it holds a connection.
             error.close()
             raise ScrapeError(f"{self.shown} answers with status {error.code}.") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -104,6 +108,7 @@ class Endpoint:
             samples = tuple(samples_of(page, is_openmetrics="openmetrics" in kind))
         except ValueError as error:
             raise ScrapeError(f"{self.shown} cannot be read: {error}.") from None
+        # Somebody else's endpoint answers well, and would be shown as a fleet without agents.
         if not samples:
             raise ScrapeError(f"{self.shown} answers, but has no metrics of otel-limits.")
         return samples
@@ -152,6 +157,7 @@ def samples_of(page: str, *, is_openmetrics: bool) -> Iterator[Sample]:
         raise ValueError(f"{error}" or type(error).__name__) from None
     for family in families:
         for name, labels, value, _, exemplar, *_ in family.samples:
+            # A NaN, as of a gauge that was never set, would make every sum with it a NaN.
             if math.isfinite(value):
                 trace = exemplar.labels.get("trace_id") if exemplar else None
                 yield Sample(name, labels, value, trace)

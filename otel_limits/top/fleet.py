@@ -66,11 +66,14 @@ class AgentRow:
     @property
     def error_count(self) -> int:
         """Calls that failed; an invocation that an exception ended is mostly one of them."""
+        # An invocation that an exception ended is left out, as the call that failed is counted
+        # already.
         return self.errors.get("model_calls", 0) + self.errors.get("tool_calls", 0)
 
     @property
     def nearest(self) -> float:
         """The greatest share of a cap: of what is in progress, otherwise of what has ended."""
+        # What is in progress can still be halted; what has ended can only tell what is usual.
         return max((each.share for each in self.now or self.hour), default=0.0)
 
 
@@ -89,6 +92,7 @@ class QuotaRow:
     @property
     def share(self) -> float:
         """What is used or reserved of what is permitted; 1 where nothing is permitted."""
+        # A quota that permits nothing is used up from the start.
         return (self.used + self.reserved) / self.limit if self.limit else 1.0
 
 

@@ -88,6 +88,7 @@ class Follower:
                 continue
             if hour is not None:
                 self.hour.add(hour, amount, scrape.at)
+                # What was there before somebody looked is in the sum of the hour, but is not news.
                 is_seen = not scrape.is_past and (began is None or began >= self._began)
                 if is_seen and hour[0] == "halt":
                     self._keep(scrape, sample, round(amount))
@@ -100,6 +101,7 @@ class Follower:
 
     def halts_since(self, now: float) -> float:
         """Since when the halts of every process that is there are known, at most an hour ago."""
+        # The process that is known for the shortest time decides: before that, not all was seen.
         return max([now - HOUR_SECONDS, *(self._known_since[each] for each in self._there())])
 
     def _there(self) -> set[ProcessKey]:
@@ -126,6 +128,7 @@ class Follower:
                 # It was not there when this feed was asked last.
                 new[process] = scrape.at
             elif began <= scrape.at - HOUR_SECONDS:
+                # Some of what it has counted is older than the hour, and nobody can tell how much.
                 new[process] = UNKNOWN
             self._known_since[process] = scrape.at if new[process] == UNKNOWN else 0.0
         return new

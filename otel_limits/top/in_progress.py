@@ -49,12 +49,14 @@ class InProgress:
                 over[sample.process(), sample.agent, what] += sample.value
             elif (what := TAKEN.get(sample.name)) is not None:
                 over[sample.process(), sample.agent, what] -= sample.value
+        # Made anew with every scrape: an agent whose process is gone is in progress nowhere.
         self.counts, self.used = defaultdict(float), defaultdict(float)
         for (_, agent), count in counts.items():
             self.counts[agent] += count
         for key, left in over.items():
             process, agent, what = key
             if counts.get((process, agent), 0.0) > 0:
+                # Below 0 where a scrape fell between the two counts.
                 self.used[agent, what] += max(0.0, left - self._lost.get(key, 0.0))
             else:
                 self._settle(key, left)

@@ -34,6 +34,7 @@ class Increases:
                 taken for equally much at each. Otherwise it is taken for as late as it was seen.
         """
         last = int(at // self._step)
+        # The bucket after the last look, or an increase would begin before it could have happened.
         first = last if since is None else min(last, int(since // self._step) + 1)
         for place in range(first, last + 1):
             # Money is not a whole number, which a Counter does not mind.
@@ -41,6 +42,7 @@ class Increases:
 
     def over(self, now: float, seconds: float) -> dict[Key, float]:
         """Return what came in over the last `seconds`."""
+        # When somebody asks, and not by a timer: the window moves only where it is looked at.
         forgotten = int((now - self.seconds) // self._step)
         for place in [place for place in self._buckets if place <= forgotten]:
             del self._buckets[place]

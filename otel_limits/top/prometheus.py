@@ -59,6 +59,7 @@ class FleetHistory:
         """
         by_time: dict[float, list[Sample]] = {}
         window = {"start": f"{now - HISTORY_SECONDS:.3f}", "end": f"{now:.3f}"}
+        # Time by time: a follower compares scrapes in the order in which they happened.
         for at, sample in self._ask("query_range", **window, step=str(STEP_SECONDS)):
             by_time.setdefault(at, []).append(sample)
         for at, samples in sorted(by_time.items()):
@@ -71,6 +72,8 @@ class FleetHistory:
             ScrapeError: It does not answer.
         """
         samples = tuple(sample for _, sample in self._ask("query", time=f"{now:.3f}"))
+        # An answer without any of our series is an answer all the same, and means that nobody is
+        # scraped.
         if not samples:
             raise ScrapeError(f"{self.shown} has no metrics of otel-limits now.")
         return samples
@@ -95,5 +98,6 @@ def _samples(series: Mapping[str, Any]) -> Iterator[tuple[float, Sample]]:
     name = labels.pop("__name__", "")
     # A query for one time answers with a value, one for a window with values.
     for at, text in series.get("values") or [series["value"]]:
+        # One "NaN" would make every sum that has it a NaN.
         if math.isfinite(value := float(text)):
             yield float(at), Sample(name, labels, value)

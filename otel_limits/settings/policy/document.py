@@ -138,6 +138,7 @@ class Document:
         file = file_name(self.path)
         lines = {name: f"{file}:{entry.line}" for name, entry in entries.items()}
         exempt = frozenset(glob for glob, entry in self.exemptions.items() if entry.value)
+        # `exempt: false` is kept, too: it takes back the exemption that a wider glob gives.
         watched = frozenset(self.exemptions) - exempt
         return dataclasses.replace(
             base,
@@ -168,6 +169,7 @@ class Document:
         """
         entries = self.entries(agent) | self._keyed()
         rows = {name: Row(name, value, sources[name]) for name, value in values.items()}
+        # Caps of single tools are rows of their own, since each can come from another line.
         if any(name.startswith(PER_TOOL + ".") for name in entries):
             caps = rows.pop(PER_TOOL)
             for tool, cap in (caps.value or {}).items():
@@ -178,6 +180,7 @@ class Document:
 
     def _keyed(self) -> dict[str, Entry]:
         """What the file says about models and tools, by the key that says it."""
+        # By the key that the file has, so that whoever looks for the line finds it.
         prices = {
             f'models["{glob}"].{"local" if entry.value.price is None else "price"}': Entry(
                 _written(entry.value), entry.line

@@ -60,6 +60,7 @@ class PolicyFile:
         self.document: Document = NO_DOCUMENT
         self.mistakes: tuple[str, ...] = ()
         if path is not None:
+            # Before it is read, as in `_look`: what changes in between is seen at the next look.
             self._stamp = _stamp(path)
             self._read(path)
 
@@ -120,6 +121,7 @@ class PolicyFile:
         try:
             content = _content(path)
         except (OSError, ValueError) as error:
+            # Forgotten, so that the same content counts as new when the file can be read again.
             self._content = None
             reason = getattr(error, "strerror", None) or error
             self.mistakes = (f"{self._shown} cannot be read: {reason}.",)
@@ -130,6 +132,7 @@ class PolicyFile:
         # Kept also where it has a mistake, which is then told once and not every second.
         self._content = content
         document, self.mistakes = _parse(content, self._shown)
+        # With a mistake the version before stays in force: no deployment disarms agents.
         if not self.mistakes:
             self.document = document
         return True

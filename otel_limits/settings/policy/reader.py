@@ -66,6 +66,8 @@ class _Reader:
 
     def __init__(self, mistakes: Collection[Mistake]) -> None:
         """Begin with the mistakes that are in the YAML itself."""
+        # Mistakes are kept and not raised: a file with five of them would otherwise take five
+        # attempts.
         self.mistakes = list(mistakes)
 
     def document(self, root: Node, path: str) -> Document:
@@ -162,6 +164,8 @@ class _Reader:
             amounts = self._amounts(where, written)
             if not written:
                 self._refuse(item, f"{where} needs a price, such as input.")
+            # Two tiers that begin at one number would make a price depend on their order in the
+            # file.
             elif above and above[ABOVE].value in seen:
                 self._refuse(item, f"{where}.{ABOVE} is {above[ABOVE].value} in another tier, too.")
             elif above:
