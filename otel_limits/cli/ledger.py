@@ -77,6 +77,7 @@ def prune(arguments: Namespace) -> int:
     """Delete invocations that ended long ago, with everything that belongs to them."""
     from otel_limits.ledger import retention
 
+    # Once, before the first portion: what ends while it runs is judged by the same age.
     before = asking.to_microseconds(datetime.now(timezone.utc) - arguments.older_than)
     with opened(arguments) as database:
         with working("Pruning") as work:
@@ -114,10 +115,13 @@ def import_spans(arguments: Namespace) -> int:
     from otel_limits.core.pricing import Prices
     from otel_limits.ledger.imports import import_files
 
+    # By the prices that are in force, as calls of imported spans bring none along.
     settings = config.read().settings
     prices = Prices(PolicyFile(settings.policy_path).document.price_list())
     with opened(arguments, create=True) as database, working("Importing") as work:
         done = import_files(database, arguments.files, settings.audit_keys, prices, work)
+    # On standard error where nothing was imported: a script sees the exit status, a person the
+    # reason.
     (sys.stderr if done.has_no_call else sys.stdout).write(f"{done}\n")
     return int(done.has_no_call)
 
@@ -155,6 +159,7 @@ def salvage(arguments: Namespace) -> int:
     from otel_limits.ledger.salvage import salvage as read
 
     damaged, output = Path(arguments.damaged), Path(arguments.output)
+    # Looked at before a new file is made: a mistyped name must not leave an empty ledger.
     if not damaged.is_file():
         raise LedgerError(f"There is no file {damaged}.")
     # Never into one that is there: what was read of a damaged file must not mix with good rows.

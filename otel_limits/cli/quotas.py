@@ -162,6 +162,7 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
 
 def show(options: Namespace) -> None:
     """Show every quota, once or again and again."""
+    # Both are looked for before anything else: whoever forgot a variable is told at once.
     quotas, store = known_quotas(), shared_store()
     top = None if options.top is None else WHOLE_NUMBER.of_text("--top", options.top)
 
@@ -177,6 +178,7 @@ def show(options: Namespace) -> None:
         return
     try:
         watch(read, options.format)
+    # How `--watch` is left, which is not an error.
     except KeyboardInterrupt:
         return
 
@@ -184,6 +186,7 @@ def show(options: Namespace) -> None:
 def settle_for_the_dead(store: SharedStore) -> int:
     """Count what killed workers have in the ledger and did not settle; returns how many calls."""
     ledger = recorded_ledger()
+    # A worker that was killed left what it used only there.
     if ledger is None:
         return 0
     from otel_limits.ledger.queries import charges_in
@@ -193,6 +196,7 @@ def settle_for_the_dead(store: SharedStore) -> int:
 
 def reset_key(options: Namespace) -> None:
     """Begin to count from 0."""
+    # The address of the ledger first: a wrong one must not leave a change unrecorded.
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     store.reset(count_of(store, quota, key))
@@ -234,6 +238,7 @@ def block_key(options: Namespace) -> None:
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     until = FOREVER if options.until is None else end_of(store, options.until)
+    # Without an end it is a time that no clock reaches, so that stores need only one kind of block.
     store.block(count_of(store, quota, key), Block(until, options.reason))
     told = None if options.until is None else until
     record(ledger, changed(quota, key, "block", 0, told, options.reason))
@@ -270,6 +275,7 @@ def kill_named(pattern: str) -> str:
 
 def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:
     """Name what is counted of a key now."""
+    # By the clock of the store, which all processes go by: that of this machine may be another.
     return quota.count(key, store.now())
 
 
@@ -305,6 +311,7 @@ def changed(
 
 def record(address: Address | None, fact: QuotaGrant) -> None:
     """Publish the fact, and write it to the ledger."""
+    # Here as well, where whoever listens is in this process; the others learn of it from the store.
     LIVE.observers.publish(fact)
     if address is not None:
         from otel_limits.observers.ledger import LedgerObserver
@@ -327,6 +334,7 @@ def known_quotas() -> list[Quota]:
     settings = config.read().settings
     policy = PolicyFile(settings.policy_path)
     if policy.mistakes:
+        # Each mistake is a line of its own, and begins like all that is told on standard error.
         raise ValueError("\notel-limits: ".join(policy.mistakes))
     quotas = [entry.value for entry in policy.document.quotas.values()]
     if not quotas:
@@ -433,6 +441,7 @@ def _key(row: KeyUse) -> str:
 
 
 def _number(number: Any) -> str:
+    # `f`, as a Decimal would be shown as 1E+1 otherwise.
     return f"{number:,f}" if isinstance(number, Decimal) else f"{number:,}"
 
 

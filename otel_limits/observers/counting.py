@@ -196,6 +196,7 @@ class CountingObserver(SeriesKeeper):
 
     def _warned(self, fact: facts.Warned) -> None:
         agent, limit = self._labels.agent(fact.invocation.agent), clean(fact.level.limit)
+        # `:g`, so that a threshold is one label however it was written: 0.8 and 0.80.
         warnings = self.series(table.WARNINGS, agent, limit, f"{fact.threshold:g}")
         warnings(1, _exemplar(fact.invocation))
 
@@ -227,6 +228,7 @@ class CountingObserver(SeriesKeeper):
         self._levels(fact, agent, exemplar)
 
     def _levels(self, fact: facts.Stop, agent: str, exemplar: Exemplar | None) -> None:
+        # What was only observed had reached its cap as well, and was not passed because of us.
         reached = {breach.limit for breach in fact.breaches if fact.action in ENFORCED}
         for level in fact.levels:
             limit = clean(level.limit)
@@ -291,6 +293,7 @@ class CountingObserver(SeriesKeeper):
 def possible_halts(fact: facts.Started) -> Iterator[tuple[str, str]]:
     """Reason and action of each halt that what applies to an invocation makes possible."""
     caps = (*fact.limits.items(), *fact.tree.items())
+    # 0 switches a limit off, so that no halt by it is possible.
     limits = (LIMITS.get(name.removeprefix(TREE_PREFIX)) for name, cap in caps if cap)
     reasons = dict.fromkeys(limit.reason for limit in limits if limit is not None)
     if fact.has_quotas:

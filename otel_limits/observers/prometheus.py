@@ -102,6 +102,7 @@ class PrometheusObserver(CountingObserver):
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""
+        # A metric without labels is its own and only series.
         metric = self._metrics[spec.name]
         child = metric.labels(*labels) if labels else metric
         taker: Any = getattr(child, TAKES[spec.kind])
@@ -137,6 +138,7 @@ class PrometheusObserver(CountingObserver):
 
     def stop_serving(self) -> None:
         """Close the endpoint, if there is one."""
+        # Taken away before it is closed, or a second call would close it twice.
         server, self._server = self._server, None
         if server is not None:
             server.close()

@@ -45,6 +45,7 @@ def examine_collectors(environ: Mapping[str, str]) -> Iterator[Finding]:
     Args:
         environ: The variables of this process, which exporters read by themselves as well.
     """
+    # Signal by signal, as each can have a protocol and a place of its own.
     protocols = {signal: otlp_protocol(environ, signal) for signal in SIGNALS}
     wanted = [Declared(signal, protocol) for signal, protocol in protocols.items() if protocol]
     try:
@@ -68,6 +69,7 @@ def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
+        # `find_spec` imports the packages above, any of which may be missing.
         return False
 
 
@@ -89,12 +91,15 @@ def _place(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
         or environ.get(f"{OTLP_PREFIX}ENDPOINT")
     )
     default = PORTS.get(exporter.protocol, PORTS["http/protobuf"])
+    # By the default of the exporters, so that a collector on this machine is found without any
+    # variable.
     if not named:
         return "localhost", default
     try:
         parts = urlsplit(named if "://" in named else f"//{named}")
         port = parts.port
     except ValueError:
+        # Where a URL is none there is no place; `_ask` says so in a sentence.
         return "", 0
     if port is None and exporter.protocol != "grpc":
         port = {"http": 80, "https": 443}.get(parts.scheme)
@@ -132,6 +137,8 @@ def _refusal_of(declared: Declared) -> str | None:
     SHOULD respond with success".
     """
     with _heard() as said:
+        # With the very exporters: another client would not have their headers, certificates and
+        # bugs.
         try:
             taken = send_nothing(declared.signal, declared.protocol, **_options(declared))
         except Exception as error:  # noqa: BLE001  whatever a setting of OpenTelemetry leads to
@@ -153,6 +160,7 @@ def _options(declared: Declared) -> dict[str, Any]:
     if "insecure" in declared.tls:
         options["insecure"] = str(declared.tls["insecure"]).lower() == "true"
     if any(files):
+        # Only where TLS is configured for gRPC, as grpc takes a while to import.
         import grpc
 
         contents = [Path(path).read_bytes() if path else None for path in files]
@@ -184,5 +192,6 @@ def _reason(said: Sequence[str]) -> str:
         return "its certificate is not trusted"
     if answer is None or answer[1] == "None":
         return "an empty request was not answered as the protocol says"
+    # On one line and not too long: a proxy may answer with a page of HTML.
     details = " ".join(masked(answer[2]).split()).rstrip(".")
     return f"it answered {answer[1]} {details}"[:LONGEST_REASON].rstrip()

@@ -53,10 +53,12 @@ def examine(options: Namespace) -> int:
     from otel_limits.cli.doctor.launcher import read_launcher
     from otel_limits.cli.doctor.settings import examine_settings
 
+    # argparse leaves the `--` in what it gives as the rest.
     words = options.launcher[1:] if options.launcher[:1] == ["--"] else options.launcher
     launcher = read_launcher(words or [sys.executable], run_options)
     environ = environment() | launcher.settings
     findings = [
+        # The runaway first: whether limits hold is what was asked, and the rest explains it.
         *runaway.examine(launcher, environ),
         *examine_settings(environ, options.model),
         *examine_collectors(environ),
@@ -82,6 +84,7 @@ def as_text(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings:
         lines.append(f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}")
+        # What is in order needs no advice, though it has one in JSON.
         if finding.advice and finding.status != "ok":
             lines.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
     return _ascii("".join(f"{line}\n" for line in lines))

@@ -68,6 +68,8 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
         word = rest.pop(0)
         option = INSTRUMENT_OPTION.fullmatch(word)
         assignment = ASSIGNMENT.fullmatch(word)
+        # They are taken out of the words: the launcher would set them again over those of the
+        # runaway.
         if option is not None:
             value = option[2] if option[2] is not None else (rest.pop(0) if rest else "")
             settings["OTEL_" + option[1].upper()] = value
@@ -76,6 +78,8 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
         elif PurePath(word).name == "otel-limits" and rest[:1] == ["run"]:
             variables, rest = run_options(rest[1:])
             settings |= variables
+            # `run` stays, without its options: it is a way of starting a program, and that is
+            # examined.
             kept += [word, "run", "--"]
         else:
             kept.append(word)

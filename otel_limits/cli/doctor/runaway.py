@@ -59,6 +59,8 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         said = _start(launcher, environ, place)
         try:
             report = json.loads((place / "report.json").read_text(encoding="utf-8"))
+        # Without a report it never got as far as its first line, and all there is is what was
+        # printed.
         except (OSError, ValueError):
             said = masked_words(said, launcher.words)
             return [fail("runaway", f"It did not run under {launcher.shown}: {said}")]
@@ -82,12 +84,14 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
     source = importlib.resources.files("otel_limits.demo") / "runaway.py"
     with importlib.resources.as_file(source) as path:
         shutil.copyfile(path, program)
+    # Nothing of the sandbox may reach a real collector, whatever the launcher configures by itself.
     with collector() as url:
         command = [*launcher.words, str(program), str(place / "report.json"), json.dumps(FORCED)]
         try:
             done = subprocess.run(  # noqa: S603  the user's own launcher
                 command,
                 env=sandboxed(environ, place, url),
+                # No terminal to wait for: a launcher that asks a question ends instead.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -103,6 +107,7 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
 
 
 def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding]:
+    # Read by the runaway itself before it calls a model: only there it is known what really holds.
     if "changed" in report:
         yield fail(
             "runaway",
@@ -124,6 +129,7 @@ def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding
 
 def _halt(report: Mapping[str, Any]) -> Finding:
     calls, reason = report["calls"], report["reason"]
+    # Both, as a runaway that was cut off by something else also made three calls.
     if (calls, reason) == (CAP, "max_turns"):
         return ok("runaway", f"It was halted after {CAP} of {CAP} turns by {report['python']}.")
     return fail(

@@ -56,6 +56,7 @@ class _Answer(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def collector() -> Iterator[str]:
     """Stand in for whatever the environment exports to; yields its URL."""
+    # Port 0: a free one, as the doctor may run beside anything.
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answer)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -75,12 +76,15 @@ def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, st
         place: Where it may write.
         url: Where it may send to.
     """
+    # Our own settings go, or a real ledger and real quotas would count a runaway.
     kept = {
         name: text
         for name, text in environ.items()
         if not name.startswith(PREFIX) and name not in DROPPED
     }
     for name in [name for name in kept if name.startswith(OTLP_PREFIX)]:
+        # What leads somewhere, and what opens the doors there: the rest of a configuration is
+        # examined.
         if name.endswith(("_ENDPOINT", "_HEADERS", "_CERTIFICATE", "_CLIENT_KEY", "_INSECURE")):
             del kept[name]
     return {

@@ -89,6 +89,7 @@ def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> F
     prices = Prices(policy_file.document.price_list())
     if model is None:
         return nothing("prices", "No model was named.", "otel-limits doctor --model NAME")
+    # A million of each: large enough that a price is a number which people know.
     price = prices.price(model, Usage(input=1_000_000, output=1_000_000))
     if price is not None:
         return ok(
