@@ -41,6 +41,7 @@ class Line:
     def named(self, legend: str) -> str:
         """Name it as a panel's legend would."""
         if legend == "__auto":
+            # As Grafana names what has no legend: by all labels.
             return ", ".join(f"{name}={value}" for name, value in sorted(self.labels.items()))
         return re.sub(r"{{(\w+)}}", lambda found: self.labels.get(found[1], ""), legend)
 
@@ -56,8 +57,10 @@ class WebAddress:
 
     def __init__(self, url: str, authorization: str | None = None) -> None:
         """Take the credentials out of the address: no message names a password."""
+        # By hand, since `urlsplit` refuses some passwords, and some of its errors quote them.
         scheme, separator, place = url.partition("://")
         credentials, _, place = place.rpartition("@")
+        # What is kept has no credentials in it any more, whoever prints it.
         self._url = scheme + separator + place
         self._authorization = authorization or (_basic(credentials) if credentials else None)
 
@@ -110,6 +113,7 @@ class Prometheus:
         expr = window.fill(target.expr)
         if target.instant:
             return self.query(expr, window.end)
+        # With milliseconds: a step of less than a second would otherwise never move on.
         found = self.series(
             "query_range",
             query=expr,
@@ -135,6 +139,7 @@ class Prometheus:
             PrometheusError: It did not answer.
         """
         data = self.get(path, **parameters)
+        # Anything may listen at an address; its answer is looked at before it is used.
         if not isinstance(data, dict) or not isinstance(data.get("result"), list):
             raise PrometheusError(f"{self._shown} does not answer like a Prometheus.")
         found: list[dict[str, Any]] = data["result"]
@@ -153,6 +158,7 @@ class Prometheus:
         try:
             with self._address.open(f"/api/v1/{path}?{query}", self._timeout) as response:
                 return json.load(response)["data"]
+        # An answer of Prometheus that says what is wrong with the query.
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self._shown} refused a query: {_reason(error)}") from error
         except http.client.InvalidURL:  # whose words quote what stands for a port
@@ -188,6 +194,8 @@ def _lines(series: Any) -> tuple[Line, ...]:
     lines = []
     for labels, points in series:
         known = [(float(time), float(value)) for time, value in points if _is_number(value)]
+        # A series without a single number is left out, as a panel would show an empty legend for
+        # it.
         if known:
             times, values = zip(*known, strict=True)
             lines.append(Line(labels, times, values))

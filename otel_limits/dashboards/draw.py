@@ -49,6 +49,7 @@ class Part:
 def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, out: Path) -> list[Path]:
     """Draw `dashboard` into pictures below `out`, each light and dark; return their paths."""
     paths = []
+    # Twice from the same answers: both pictures show the same moment.
     for theme in THEMES:
         with mpl.rc_context(style(theme)):
             for number, part in enumerate(parts(dashboard), start=1):
@@ -71,6 +72,7 @@ def empty(dashboard: Dashboard, answers: Answers) -> list[str]:
 def parts(dashboard: Dashboard) -> Iterator[Part]:
     """Put as many rows together as one picture has room for."""
     tops = [top for _, top in dashboard.rows]
+    # A row ends where the next begins; the last one with its lowest panel.
     ends = [*tops[1:], max(panel.top + panel.height for panel in dashboard.panels)]
     first = 0
     for at, end in enumerate(ends):
@@ -113,6 +115,7 @@ class Page:
         """Turn units of Grafana's grid into parts of the figure: left, bottom, width, height."""
         column = (WIDTH_INCHES - 2 * EDGE) / COLUMNS
         unit = (HEIGHT_INCHES - HEAD - EDGE) / (self.part.bottom - self.part.top)
+        # matplotlib counts from the bottom, Grafana from the top.
         bottom = HEIGHT_INCHES - HEAD - (top + height - self.part.top) * unit
         return (
             (EDGE + left * column + GAP / 2) / WIDTH_INCHES,
@@ -147,6 +150,7 @@ class Page:
             for target in panel.targets
             for line in self.answers[target]
         ]
+        # A text panel has no queries, and always something to say.
         if panel.targets and not lines:
             self._say_nothing(axes, panel)
             return
@@ -168,6 +172,7 @@ def _inside(place: tuple[float, ...], panel: Panel) -> tuple[float, float, float
     if panel.kind in OVER_TIME:
         above, below, beside = 0.42, 0.3, 0.75
     if panel.kind == "timeseries":
+        # Legends of graphs stand beside them; those of other panels are in what is drawn.
         right = LEGEND_INCHES
     return (
         left + beside / WIDTH_INCHES,

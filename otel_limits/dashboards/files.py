@@ -55,6 +55,7 @@ def export(target: Path, runbook: str | None = None, grafana: str | None = None)
     """
     source = directory()
     written = []
+    # File by file: a directory of the user keeps what else is in it.
     for name in BROUGHT:
         for path in _files_below(source / name):
             copy = target / path.relative_to(source)
@@ -63,6 +64,7 @@ def export(target: Path, runbook: str | None = None, grafana: str | None = None)
             written.append(copy)
     for name in YAML:
         text = (target / name).read_text(encoding="utf-8")
+        # In the text, so that the comments of the files stay.
         text = text.replace(RUNBOOK, runbook or RUNBOOK)
         text = text.replace(GRAFANA, (grafana or GRAFANA).rstrip("/"))
         (target / name).write_text(text, encoding="utf-8")

@@ -47,6 +47,7 @@ def write(directory: Path) -> list[Path]:
         # Apart, as a deployment replaces its numbers.
         "otel-limits-thresholds": directory / "prometheus/thresholds.yaml",
     }
+    # Sorted, so that the same files come out in the same order everywhere.
     boards = sorted((directory / "grafana/dashboards").glob("*.json"))
     written = {
         "prometheusrules.yaml": [_rule(name, path) for name, path in rules.items()],

@@ -58,6 +58,7 @@ class Panel:
 
     def colour_at(self, value: float) -> str:
         """Colour of a value, by the thresholds."""
+        # From the highest: the last threshold that is reached is the one that holds.
         return next(colour for start, colour in reversed(self.steps) if value >= start)
 
 
@@ -89,6 +90,7 @@ class TimeRange:
     @property
     def rate_interval(self) -> float:
         """What Grafana would put in place of `$__rate_interval`."""
+        # As Grafana has it: a rate over fewer than four scrapes has holes whenever one is missed.
         return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
 
     def for_panel(self, panel: Panel) -> TimeRange:
@@ -120,6 +122,7 @@ def seconds(text: str) -> float:
     """
     lengths = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, unit = text[:-1], text[-1:]
+    # `isdecimal` alone takes the digits of every script.
     if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
         return float(int(number) * lengths[unit])
     raise ValueError(f"{text!r} is not a length of time such as 30s, 15m, 6h or 7d")
@@ -128,6 +131,7 @@ def seconds(text: str) -> float:
 def read(path: Path) -> Dashboard:
     """Read one dashboard file."""
     content = json.loads(path.read_text(encoding="utf-8"))
+    # Rows are headings here, as they have no queries.
     panels = [each for each in content["panels"] if each["type"] != "row"]
     return Dashboard(
         name=path.stem,

@@ -45,6 +45,7 @@ class Plot:
     def colours(self) -> dict[str, str]:
         """Give every series a colour: its own, or the next of the palette."""
         own = {name: self.panel.colour_of(name) for name, _ in self.lines}
+        # What another series has for its own is left out, or two of them would look alike.
         left = itertools.cycle(sorted(set(PALETTE) - set(own.values()), key=PALETTE.index))
         return {name: colour or next(left) for name, colour in own.items()}
 

@@ -54,6 +54,7 @@ def run_errand(errand: Mapping[str, Any]) -> dict[str, Any]:
         system_prompt=SYSTEM_PROMPT,
         callback_handler=None,
     )
+    # Here and not by a limit: the runs without any have to end, too.
     is_out_of_calls = bound(agent, errand["most_calls"])
     result = agent(errand["prompt"])
     return {
@@ -71,9 +72,11 @@ def bound(agent: Agent, most_calls: int) -> Callable[[], bool]:
         What tells whether it was this that ended the agent.
     """
     refused: list[BeforeModelCallEvent] = []
+    # An iterator, as `next` on it is one step: a retry may come in while another call is under way.
     left = iter(range(most_calls))
 
     def count(event: BeforeModelCallEvent) -> None:
+        # Cancelled and not raised: the run ends as an agent does, with a result that can be shown.
         if next(left, None) is None:
             event.cancel = ENDED_BY_DEMO
             refused.append(event)
@@ -83,5 +86,6 @@ def bound(agent: Agent, most_calls: int) -> Callable[[], bool]:
 
 
 if __name__ == "__main__":
+    # One process for several errands, so that one scrape has the counters of all of them.
     for line in sys.stdin:
         print(json.dumps(run_errand(json.loads(line))), flush=True)  # noqa: T201  its output

@@ -112,6 +112,7 @@ def run(story: Story, chance: Random, parent: Invocation | None = None) -> Itera
     done = Progress(story.at)
     for turn in range(1, story.turns + 1):
         yield call_of(story, invocation, turn, done, chance)
+        # A runaway ends while its tools run, not with an answer.
         is_last = turn == story.turns and not (story.trouble and story.trouble.is_stuck)
         if turn <= len(story.starts):
             yield from run(story.starts[turn - 1], chance, invocation)

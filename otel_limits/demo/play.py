@@ -87,6 +87,7 @@ class Errand:
     @property
     def halt(self) -> Mapping[str, Any] | None:
         """What the halt left in the message, if there was one."""
+        # Through the message alone, as a program would that only has the conversation.
         custom = self.message.get("metadata", {}).get("custom", {})
         halt: Mapping[str, Any] | None = custom.get(MARKER)
         return halt
@@ -117,6 +118,7 @@ class ScenarioOutcome:
     @property
     def model_calls(self) -> int:
         """Requests to the model, by /metrics; the zero-token call belongs to another agent."""
+        # By /metrics and not by the server: what is shown is what otel-limits has counted.
         return round(self.total("otel_limits_model_calls_total"))
 
     @property
@@ -157,6 +159,8 @@ class Play:
         self._programs: list[subprocess.Popen[str]] = []
         self._lock = threading.Lock()
         self._stopped = False
+        # All at once: the runs without limits take longest, and nobody wants to wait for four in a
+        # row.
         self._pool = ThreadPoolExecutor(max_workers=len(setup.scenarios))
 
     def __enter__(self) -> Self:
@@ -172,6 +176,7 @@ class Play:
             # Under the lock: a program that starts at this moment would be in no list, and outlive
             # the demo.
             self._stopped = True
+            # Killed and not asked: an agent may be waiting for a model that takes minutes.
             for program in self._programs:
                 program.kill()
         self._pool.shutdown()
@@ -183,9 +188,12 @@ class Play:
             program = self._start(scenario, port, log)
             try:
                 errand = self._send(program, log, scenario.name, WATCH_PROMPT)
+                # Here and not in the list of scenarios: it has to be the same process, with the
+                # same metrics.
                 cached = (
                     self._send(program, log, CACHE, CACHE_PROMPT) if scenario.asks_cache else None
                 )
+                # While the program still runs, since its endpoint goes with it.
                 metrics = scrape(url, log)
             finally:
                 program.communicate()  # closes its input, which ends it
@@ -237,6 +245,7 @@ class Play:
             program.stdin.write(json.dumps(errand) + "\n")
             program.stdin.flush()
             line = program.stdout.readline()
+        # The program has ended already; its log says why, below.
         except BrokenPipeError:
             line = ""
         if not line:
@@ -261,10 +270,12 @@ def quiet_environment(environ: Mapping[str, str], *, embedded: bool) -> dict[str
 
     The agents send nothing to the user's telemetry, and reach loopback without a proxy.
     """
+    # The user's own limits would be in force in the scenario without any.
     kept = {name: value for name, value in environ.items() if not name.startswith("OTEL_")}
     if embedded:
         kept = {n: value for n, value in kept.items() if not n.upper().endswith("_PROXY")}
     loopback = "127.0.0.1,localhost"
+    # Both, as libraries disagree about which of the two they read.
     for name in ("NO_PROXY", "no_proxy"):
         kept[name] = f"{kept[name]},{loopback}" if kept.get(name) else loopback
     return kept | {"OTEL_LIMITS_QUIET": "true"}  # the demo says itself what limits its programs
@@ -273,6 +284,7 @@ def quiet_environment(environ: Mapping[str, str], *, embedded: bool) -> dict[str
 def free_port() -> int:
     """Find a TCP port on loopback that nobody uses."""
     with socket.socket() as probe:
+        # Another program may take it before ours does; then the scrape fails with a sentence.
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
@@ -295,6 +307,7 @@ def scrape(url: str, log: IO[str]) -> dict[str, float]:
         raise AgentFailedError(
             f"{url} cannot be scraped ({error}): {reason_of(read_all(log))}"
         ) from error
+    # From the right: the value of a label may have spaces in it.
     samples = (line.rpartition(" ") for line in text.splitlines() if line.startswith(METRIC_PREFIX))
     return {series: float(value) for series, _, value in samples if "_created{" not in series}
 
@@ -308,5 +321,6 @@ def read_all(log: IO[str]) -> str:
 def reason_of(log: str) -> str:
     """Find the line that says why a program failed: of the last exception, otherwise the last."""
     lines = [line for line in log.splitlines() if line.strip()]
+    # The last exception is the outermost one, which says most.
     exceptions = [line for line in lines if EXCEPTION.match(line)]
     return (exceptions or lines or ["it said nothing."])[-1]

@@ -82,6 +82,7 @@ class Servers(socketserver.ThreadingTCPServer):
 
     def __enter__(self) -> Self:
         """Serve in a thread of its own."""
+        # Half a second by default, which `shutdown` would wait for at the end of the demo.
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -101,9 +102,11 @@ class Servers(socketserver.ThreadingTCPServer):
 
     def look(self, agent: str) -> str:
         """One agent looks at its job."""
+        # Under the lock: an agent may ask several tools at once.
         with self._lock:
             seen = self._seen[agent]
             self._seen[agent] = dataclasses.replace(seen, looks=seen.looks + 1)
+        # After its number was taken, so that two looks at once cannot both be the last pending one.
         return "pending" if seen.looks < self._pending_looks else "done"
 
     def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> ModelReply:
@@ -119,6 +122,7 @@ class Servers(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of an agent that hung up: those of an interrupted demo do."""
+        # Anything else is a mistake of the demo, and is shown.
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -127,6 +131,7 @@ def think(messages: Sequence[Mapping[str, Any]]) -> ModelReply:
     """Look again, unless the last thing heard is that the job is done."""
     prompt_tokens = tokens(json.dumps(messages))
     last = messages[-1]
+    # As text, since tools answer in text whatever they mean by it.
     if last["role"] == "tool" and '"done"' in "".join(each["text"] for each in last["content"]):
         return ModelReply(text=ANSWER, prompt_tokens=prompt_tokens)
     return ModelReply(arguments=json.dumps({"job": JOB}), prompt_tokens=prompt_tokens)
@@ -146,9 +151,11 @@ def chunks(reply: ModelReply, model: str, call_id: str) -> Iterator[dict[str, An
 
     head = {"id": f"chatcmpl-{call_id}", "object": "chat.completion.chunk", "model": model}
     yield chunk({"role": "assistant"})
+    # Word by word, as a real model streams: a single chunk would hide what breaks between two.
     for piece in re.findall(r"\s*\S+", reply.text):
         yield chunk({"content": piece})
     if reply.arguments:
+        # In two pieces, as providers send arguments: nothing may rely on whole JSON in a chunk.
         yield chunk(tool_call_delta(reply.arguments[:1], call_id, "job_state"))
         yield chunk(tool_call_delta(reply.arguments[1:]))
     yield chunk({}, "tool_calls" if reply.arguments else "stop")
@@ -171,6 +178,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Tell the state of a job: GET /AGENT/jobs/JOB."""
+        # Each agent by a path of its own, so that its calls are counted without any header.
         agent, kind, job = self._path()
         if kind != "jobs":
             self._send(404, "application/json", b'{"error": "There are only jobs here."}')

@@ -32,6 +32,7 @@ def seconds_of(data: bytes) -> float | None:
     try:
         read = next((read for at, mark, read in CONTAINERS if data.startswith(mark, at)), None)
         found = None if read is None else read(data)
+    # Anything can be called a video: what cannot be read is estimated as a minute.
     except (IndexError, struct.error, ZeroDivisionError):
         return None
     return found if found is not None and 0 < found < float("inf") else None
@@ -44,11 +45,13 @@ def _wav(data: bytes) -> float | None:
         return None
     (rate,) = struct.unpack_from("<I", data, at + 16)
     (size,) = struct.unpack_from("<I", data, begin + 4)
+    # The header of a stream says the greatest number there is, so that the bytes decide.
     return float(min(size, len(data) - begin - 8) / rate)
 
 
 def _ogg(data: bytes) -> float | None:
     """Read which sample the last page ends with: RFC 3533, 6."""
+    # The last page: its position is the number of samples until then.
     last = data.rfind(b"OggS")
     (samples,) = struct.unpack_from("<Q", data, last + 6)
     if b"OpusHead" in data[:HEADER]:
@@ -64,6 +67,7 @@ def _mp4(data: bytes) -> float | None:
         at = data.rfind(b"mvhd", max(0, len(data) - HEADER))
     if at < 0:
         return None
+    # Version 1 has times of 8 bytes, which moves all that follows.
     layout, offset = (">IQ", 24) if data[at + 4] == 1 else (">II", 16)
     scale, duration = struct.unpack_from(layout, data, at + offset)
     return float(duration / scale)
@@ -77,6 +81,7 @@ def _matroska(data: bytes) -> float | None:
     (duration,) = struct.unpack_from(">d" if data[at + 2] == DOUBLE else ">f", data, at + 3)
     begin = data.find(b"\x2a\xd7\xb1", 0, HEADER)
     size = data[begin + 3] & 0x0F if begin >= 0 else 0
+    # Without a scale it is a million nanoseconds, as the standard has it.
     scale = int.from_bytes(data[begin + 4 : begin + 4 + size], "big") if begin >= 0 else 1_000_000
     return float(duration * scale / NANOSECONDS)
 
@@ -96,6 +101,7 @@ def _mp3(data: bytes) -> float | None:
             size = size << 7 | byte
         at = 10 + size
     rates = MP3_HEADS.get(data[at : at + 2])
+    # By the length of the file: frames are not counted, so that only a constant rate is exact.
     return None if rates is None else (len(data) - at) * 8 / (rates[data[at + 2] >> 4] * 1_000)
 
 

@@ -176,6 +176,7 @@ class Fields:
         left: list[tuple[str, Any, int]] = [("", raw, 0)]
         while left:
             name, value, depth = left.pop()
+            # Deeper than any known count: what nests itself would never end.
             below = _below(value) if depth < MAX_DEPTH else None
             if below is None:
                 if value is not None and name in MEANINGS:
@@ -190,6 +191,7 @@ class Fields:
         self._named.add(kind)
         self.is_of_gemini |= name == GEMINI
         known = self._found.get(kind)
+        # A name further in front decides, wherever it stands in the response.
         if known is not None and known[0] <= place:
             return
         readable = _text(value) if kind == TIER else token_count(value)
@@ -225,6 +227,7 @@ def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return those attributes of a span that are about usage; what is not is passed over."""
     told = {name: value for name, value in attributes.items() if is_usage(name)}
     for name in AS_JSON:
+        # What the span says by itself wins over what is within one of its texts.
         if name in told:
             told = {**_within(told.pop(name)), **told}
     return told
@@ -242,6 +245,7 @@ def _below(value: object) -> Iterable[tuple[object, Any]] | None:
     """Return what a container has, with its names; `None` for what is a value itself."""
     if type(value) is dict:  # as good as always
         return value.items()
+    # Text is a sequence as well, and its letters are not counts.
     if value is None or isinstance(value, (str, bytes, int, float)):
         return None
     if isinstance(value, (list, tuple)):
@@ -260,6 +264,7 @@ def _listed(items: Sequence[object]) -> Iterator[tuple[object, Any]]:
     """Yield the counts of a list, as Bedrock, Gemini and LlamaAPI have them."""
     for item in items:
         by = {_spelled_alike(str(key)): value for key, value in _below(item) or ()}
+        # Bedrock's name, Gemini's and LlamaAPI's, in this order.
         count = by.get("inputtokens", by.get("tokencount", by.get("value")))
         kind = by.get("ttl", by.get("modality", by.get("metric")))
         if kind is not None:

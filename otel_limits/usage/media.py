@@ -101,6 +101,7 @@ class Recipient(NamedTuple):
 def recipient(provider: str, model: str) -> Recipient:
     """Say whose rule holds, by the name of the model, or else by the provider."""
     model = model.lower()
+    # In this order: a newer model's name has the older one's in it.
     rules: tuple[tuple[Vendor, bool], ...] = (
         ("claude", "claude" in model or provider == "anthropic"),
         ("gemini-3", FROM_GEMINI_3.search(model) is not None),
@@ -117,6 +118,7 @@ def tokens_of_image(data: bytes | None, to: Recipient) -> int:
     """Tokens of an image, by the size that its header says."""
     width, height = (size_of(data) if data is not None else None) or FLAT_SIZE
     vendor, model = to.vendor, to.model
+    # These two are flat, whatever the size of the picture.
     if vendor in ("gemini-3", "nova-2"):
         return GEMINI_3_TOKENS if vendor == "gemini-3" else NOVA_2_TOKENS
     if vendor == "gemini":
@@ -138,6 +140,7 @@ def _gemini(width: int, height: int) -> int:
 
 def _tiles(width: int, height: int, model: str) -> int:
     scale = min(1, TILED_BOX / max(width, height))
+    # The smaller one is what OpenAI's two steps come to: into the box, then to the shorter side.
     scale = min(scale, TILED_SIDE / min(width, height))
     number = math.ceil(width * scale / TILE) * math.ceil(height * scale / TILE)
     base, each = next((tokens for name, *tokens in TILES if name in model), (85, 170))
@@ -154,6 +157,7 @@ def _claude(width: int, height: int, *, large: bool) -> int:
     edge, most = CLAUDE_LARGE if large else (CLAUDE_EDGE, CLAUDE_TOKENS)
     scale = min(1, edge / max(width, height))
     patches = [math.ceil(side * scale / CLAUDE_PATCH) for side in (width, height)]
+    # Never more than the vendor's most, whatever its patches come to.
     return min(most, math.prod(patches))
 
 
@@ -173,6 +177,7 @@ def tokens_of_document(data: bytes | None, kind: str, to: Recipient, *, cited: b
     if kind != "pdf":
         return FLAT_DOCUMENT
     page = PAGE.get(to.vendor, PAGE_OF_OTHERS)
+    # Converse reads the text of a page; with citations it looks at the page as a picture.
     return pages_of(data) * (PAGE_AS_TEXT if to.provider == "bedrock" and not cited else page)
 
 
