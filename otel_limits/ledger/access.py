@@ -42,6 +42,7 @@ def refusal_of(address: Address) -> str | None:
 
 
 def _refusal_of_file(file: Path) -> str | None:
+    # The nearest directory that is there: what is below it can be made on the way.
     directory = next(parent for parent in file.parents if parent.exists())
     if not os.access(directory, os.W_OK | os.X_OK):
         return f"{directory} cannot be written"

@@ -31,6 +31,7 @@ def label(name: str, local: datetime) -> str:
     if name == "hour":
         return f"{local:%Y-%m-%d %H}:00"
     if name == "week":
+        # By the ISO year: the last days of December may belong to week 1 of the next.
         year, week, _ = local.isocalendar()
         return f"{year}-W{week:02}"
     return f"{local:%Y-%m}" if name == "month" else f"{local:%Y-%m-%d}"
@@ -45,6 +46,7 @@ def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
     try:
         begin, end = BOUNDS[name](value)
         return _microseconds(begin, zone), _microseconds(end, zone)
+    # Attributes of None: a week that does not match its pattern has no groups.
     except (ValueError, OverflowError, AttributeError):
         raise LedgerError(
             f"{name} must be such as {PERIODS[name]}, got {masked(value)!r}."
@@ -55,6 +57,8 @@ def kind_of(text: str) -> str | None:
     """Say what a text is the name of: an hour, day, week or month."""
     for name, bounds in BOUNDS.items():
         with contextlib.suppress(ValueError, OverflowError, AttributeError):
+            # Written again, as `strptime` takes 2026-1 for 2026-01, and a question must mean one
+            # thing.
             if label(name, bounds(text)[0]) == text:
                 return name
     return None
@@ -84,6 +88,7 @@ def _week(text: str) -> tuple[datetime, datetime]:
 
 def _month(text: str) -> tuple[datetime, datetime]:
     begin = datetime.strptime(text, "%Y-%m")  # noqa: DTZ007
+    # In months since the year 0, so that January of the next year follows December.
     months = begin.year * 12 + begin.month
     return begin, begin.replace(year=months // 12, month=months % 12 + 1)
 

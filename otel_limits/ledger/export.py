@@ -64,6 +64,7 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
     """
     table = TABLES[chosen.what]
     source = Source(table)
+    # Audit keys are columns as well, though the ledger keeps them in rows of their own.
     fields = fields_of(source, table, audit_keys(connection))
     # Said, since PostgreSQL joins in whatever order is quickest.
     order = [table.c.started_us, table.c.id] if table is INVOCATION_TABLE else [table.c.id]
@@ -76,6 +77,7 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
     }
     try:
         writers[chosen.form](fields, work.through(rows), chosen.output)
+    # A full disk is met while rows are written, and is a sentence as at the beginning.
     except OSError as error:
         raise LedgerError(f"{chosen.output} cannot be written: {error.strerror}.") from None
 
@@ -120,6 +122,7 @@ def value_of(field: ExportedColumn, value: Any) -> Any:
         return None
     if field.kind == "time":
         return time_of(value).isoformat()
+    # Never in powers of ten, which spreadsheets take for text.
     return f"{dollars(value):f}" if field.kind == "money" else value
 
 
@@ -136,6 +139,7 @@ def write_csv(
                 (field, value_of(field, each)) for field, each in zip(fields, row, strict=True)
             ]
             writer.writerow(
+                # Numbers alone are never formulas; names come from models and callers.
                 [inert(each) if field.kind == "text" else each for field, each in values]
             )
 
@@ -144,6 +148,7 @@ def write_json_lines(
     fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
 ) -> None:
     """Write one JSON object per line."""
+    # Line by line: a file of years is read by programs that cannot hold it either.
     with _opened(output) as file:
         for row in rows:
             pairs = zip(fields, row, strict=True)
@@ -189,6 +194,7 @@ def _typed(field: ExportedColumn, value: Any) -> Any:
         return None
     if field.kind == "money":
         return dollars(value)
+    # SQLite has 0 and 1, and Parquet's booleans take neither.
     return bool(value) if field.kind == "boolean" else value
 
 

@@ -46,9 +46,11 @@ def make_directory(path: Path, group: int | None = None) -> None:
     if path.is_dir():
         return
     make_directory(path.parent, group)
+    # Two processes may make it at once; whoever comes second finds it.
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
         if group is not None:
+            # The group first: in between it would be open to the group of the process.
             os.chown(path, -1, group)
             path.chmod(0o750)
 
@@ -59,6 +61,7 @@ def create(path: Path, group: int | None = None) -> IO[bytes]:
     Raises:
         OSError: It is there already, or cannot be made.
     """
+    # O_EXCL and no links: somebody else may have put a file of this name in a shared directory.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o600)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:

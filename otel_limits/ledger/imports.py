@@ -132,6 +132,7 @@ class Traces:
         return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
 
     def _keys_above(self, span: Span) -> Iterator[Key]:
+        # Above and not at itself, or a call would be around itself.
         seen = {span.key}
         # Files may be broken: a span that is its own ancestor must not be followed for ever.
         key = span.parent
@@ -181,6 +182,7 @@ def _is_new(spans: Sequence[Span], responses: Responses) -> bool:
         for each in spans
         if (response := each.first(RESPONSE_IDS)) is not None
     ]
+    # All are asked before any is added: the spans of one call may carry the same id.
     is_known = any(responses.has(*each) for each in told)
     for each in told:
         responses.add(*each)
@@ -213,6 +215,7 @@ def import_files(
         changed = database.write(portion)
         sent = sum(table == MODEL_CALLS for table, _ in portion)
         done.calls += changed.get(MODEL_CALLS, 0)
+        # What was sent and not changed was there already, of an earlier import of the same file.
         done.known_calls += sent - changed.get(MODEL_CALLS, 0)
         done.invocations += changed.get(INVOCATIONS, 0)
         done.tools += changed.get(TOOL_CALLS, 0)
@@ -237,6 +240,8 @@ def _read(path: Path, keys: Sequence[str], traces: Traces, work: Work) -> None:
             for number, line in enumerate(work.through(file), start=1):
                 _take(line, keys, traces, f"{path}, line {number}")
         except (OSError, EOFError, zlib.error) as error:
+            # What was read by then stays: half of a file is better than none, and the rest is
+            # named.
             traces.bad.append(f"{path}, from line {number + 1} on: {error}")
 
 
@@ -328,6 +333,7 @@ def _agent_name(span: Span) -> str:
     known = span.first(AGENT_NAMES)
     if known is not None:
         return name(known)
+    # The names of agent spans begin with what they do: `invoke_agent researcher`.
     prefix = next((each for each in AGENT_SPANS if span.name.startswith(each)), "")
     return name(span.name.removeprefix(prefix).strip() or NO_AGENT)
 
@@ -389,6 +395,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     tier = tier_of(span.attributes, record.tier)
     sale = sale_of(model, provider, usage, tier, DEFAULT_TERMS)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
+    # Without tokens there is nothing to be priced, and no price that could be missing.
     quote = prices.quote(sale, when) if usage.total else OF_NO_CALL
     return {
         **_owner(span, around),
@@ -402,6 +409,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
         **tokens(record.reported, "reported_"),
         "reported_total_tokens": record.total,
         "state": _state(span, record),
+        # Never estimated: nobody has the texts any more.
         "estimated": False,
         "price_pico": picodollars(quote.price),
         "cache_saved_pico": signed_picodollars(quote.cache_saved),
@@ -417,6 +425,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
 def _state(span: Span, record: UsageRecord) -> str:
     if record.sure == "measured" and record.usage.total:
         return "measured"
+    # A call that failed may have been billed, and says so by its tokens above.
     return "failed" if span.is_error else "unmeasured"
 
 

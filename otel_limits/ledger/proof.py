@@ -56,6 +56,7 @@ def balance(connection: sa.Connection) -> Balance:
     """Add up calls and invocations; each sum is read from one index."""
     calls = _one(connection, sa.select(*SUMS, UNPRICED).select_from(MODEL_CALL_TABLE))
     ended = _one(connection, sa.select(*SUMS_OF_RUNS, sa.func.count()).where(HAS_ENDED))
+    # Split by this, since the row of an invocation has no sums before its end.
     is_open = RUNS.ended_us.is_(None)
     its_calls = INVOCATION_TABLE.join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
     # By their calls, as the row of an invocation says what it used only at its end.
@@ -85,6 +86,7 @@ SUMS_OF_RUNS: Final = (
 
 
 def _one(connection: sa.Connection, statement: Any) -> list[int]:
+    # Sums come as Decimal from PostgreSQL, and as None of no rows.
     return [int(value or 0) for value in connection.execute(statement).one()]
 
 
@@ -176,6 +178,7 @@ def numbers(connection: sa.Connection, invocation_id: str) -> list[int]:
 def counted_twice(connection: sa.Connection) -> Iterator[Any]:
     """Imported calls that were recorded live as well, by the ids of their span and their time."""
     # Asked first, as SQLite would begin with the live calls, which are many more.
+    # As a literal, since SQLite uses a partial index only for the very condition it has.
     is_imported = CALLS.source == sa.literal_column("'import'")
     if not connection.execute(sa.select(sa.exists().where(is_imported))).scalar():
         return

@@ -94,6 +94,7 @@ def costliest_halted(connection: sa.Connection, selection: Selection, top: int) 
     statement = (
         _of_runs(selection, INVOCATION_TABLE)
         .where(RUNS.action.in_(HALTED))
+        # Unknown prices last: they are not known to be high.
         .order_by(sa.func.coalesce(RUNS.price_pico, 0).desc(), TOKENS.desc())
         .limit(top)
     )
@@ -160,6 +161,7 @@ def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator
         tokens.label("tokens"),
         halted.label("halted"),
     )
+    # Added up in the database: no question has to read every invocation.
     yield from connection.execute(_of_runs(selection, *columns).group_by(RUNS.agent))
 
 
@@ -190,6 +192,7 @@ def invocations(
 
 def used(totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
     """Whether an invocation used at least one of `totals`, or has not ended."""
+    # An invocation without an end has no totals yet, so that its calls are looked at.
     reached = [
         (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
     ]
@@ -253,6 +256,7 @@ def turns_by_day(
 ) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Properties and day of invocations that have ended, how many they are, and their turns."""
     source = Source(INVOCATION_TABLE)
+    # Days are cut by quarters of an hour, as a database knows no time zones of questions.
     names = columns_for((*by, "day"), selection.zone)
     columns = [source.column(name) for name in names]
     labelled = (column.label(f"k{n}") for n, column in enumerate(columns))

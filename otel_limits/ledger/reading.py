@@ -87,6 +87,7 @@ def _connection(address: Address, waiting: Waiting, stack: contextlib.ExitStack)
         # them would have calls in the one and no total in the other.
         engine = make_engine(address).execution_options(isolation_level="REPEATABLE READ")
         return _connected(engine, stack)
+    # An empty file is what a full disk leaves of a new ledger.
     if (not file.exists() or not file.stat().st_size) and waiting.files:
         return _connected(_empty_engine(), stack)  # as where the disk was full from the beginning
     require_ledger_file(address)
@@ -150,6 +151,7 @@ def require_current(connection: sa.Connection, address: Address) -> None:
     """
     found = version_of(connection)
     if found == 0:
+        # An empty database may be somebody's, and must not become a ledger by a question.
         raise LedgerError(f"{address} is a database, but there is no ledger in it.")
     if found > CURRENT:
         raise NewerLedgerError(found, CURRENT)
@@ -203,6 +205,7 @@ def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
             raise
     else:
         return lambda: opened(file, "mode=ro")
+    # A copy, as the directory cannot be written: SQLite makes files beside a log that it reads.
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-limits-")))
     copy = directory / "ledger.db"
     shutil.copyfile(file, copy)
@@ -225,6 +228,7 @@ def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
     They are put into temporary tables, and temporary views with the names of the tables show both:
     SQLite and PostgreSQL look for a name among what is temporary first.
     """
+    # Most questions meet no waiting rows, and should not pay for temporary tables.
     if not rows:
         return
     try:
@@ -234,6 +238,8 @@ def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
                 waiting.rows += _show(connection, table, chosen)
         _recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
     except sa.exc.SQLAlchemyError as error:
+        # The transaction of PostgreSQL is broken by it; the answer goes on without what waits, and
+        # says so.
         connection.rollback()
         waiting.unseen = str(getattr(error, "orig", error)).strip().partition("\n")[0]
         waiting.rows = sum(name != RECOUNTS for name, _ in rows)
