@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,8 @@ import pytest
 
 import otel_limits
 import otel_limits.testing
+from tests.readme import README
+from tests.test_readme import links
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +33,9 @@ SOURCES: Final = (
     "LICENSE",
     "pyproject.toml",
     ".gitignore",
+    ".github",
+    ".ci",
+    ".pre-commit-config.yaml",
 )
 
 
@@ -111,6 +117,16 @@ def test_building_again_gives_the_same_bytes(packages: Path, tmp_path: Path) -> 
     }
     assert len(first) == 2
     assert build(root, tmp_path / "again") == first
+
+
+def test_the_readme_is_whole_in_the_source_distribution(packages: Path) -> None:
+    """Each picture that it shows and each page that it links to is there as well."""
+    (source,) = packages.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    linked = {str(file.relative_to(ROOT)) for file, _ in links(README)} - {README.name}
+    assert len(linked) > 25
+    assert linked - names == set()
 
 
 def test_an_index_would_take_the_packages(packages: Path) -> None:
