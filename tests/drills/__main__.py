@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.drills import disasters, power, server, store
+from tests.drills import disasters, lines, power, server, store
 
 Drill = Callable[[Path, int], str]
 
@@ -35,8 +35,9 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     "power-log": (power.log_of_the_database, 100, 1),
     "postgresql": (server.disasters, 40, 3),
     "quota-store": (store.faults, 50, 1),
+    "quota-line": (lines.kills, 30, 2),
 }
-"""What is done, and how much of it: in full, and in small."""
+"""What is done, and how much of it (for a line: the seconds of a lease): in full, and in small."""
 
 NEED_MOUNTS: Final = ("full-disk", "read-only")
 

@@ -1,15 +1,26 @@
-"""The drill for a store of quotas, in small; `python -m tests.drills quota-store` is it in full."""
+"""The drills for quotas, in small; in full: `python -m tests.drills quota-store quota-line`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.quotas import redis_scripts
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle
+from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
+from otel_limits.quotas.windows import Always
+from tests.drills.__main__ import DRILLS
+from tests.drills.lines import kills, line
 from tests.drills.store import FAULTS, faults
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from otel_limits.quotas.store import SharedStore
+    from tests.quotas.conftest import Server
 
 
 @pytest.mark.usefixtures("faulty", "redis_installed")
@@ -17,3 +28,53 @@ def test_no_fault_of_a_store_loses_a_call_or_lets_one_pass(tmp_path: Path) -> No
     """Late, cut, truncated and missing replies, with the times to wait that ship."""
     told = faults(tmp_path, 1)
     assert all(fault in told for fault in FAULTS)
+
+
+@pytest.mark.usefixtures("redis_installed")
+def test_killed_processes_hold_up_nobody(tmp_path: Path) -> None:
+    """Neither one that waits nor, for longer than its lease, one that holds a place.
+
+    The lease is two seconds here, and in full that which ships.
+    """
+    assert "was free after" in kills(tmp_path, 2)
+    assert DRILLS["quota-line"][1] == PLACE_LEASE_SECONDS
+
+
+def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
+    server: Server, store: SharedStore, tmp_path: Path
+) -> None:
+    """In each process who came first goes first, and between them whose question comes first."""
+    reserve, settle = (redis_scripts.sha_of(script) for script in ("reserve", "settle"))
+    count = Count(
+        "q",
+        Template("").key("q", dict[str, object]().get).id,
+        Always().at(store.now()),
+        "",
+        "concurrency",
+    )
+    store.run([Reserve("held-0", (Demand(count=count, amount=1, limit=1),), 300.0)])
+    with line(server, tmp_path, PLACE_LEASE_SECONDS) as queue, server.client.monitor() as monitor:
+        processes = [queue.join([f"{each}1", f"{each}2", f"{each}3"]) for each in "ab"]
+        store.run([Settle("held-0", (Charge(count=count, amount=0),))])
+        said = [each.communicate()[0] for each in processes]
+        server.client.publish("done", "")
+        asked = _asked(monitor, reserve, settle)
+    for name, lines in zip("ab", said, strict=True):
+        assert lines.split("\n")[:3] == [f"asked {name}{number}" for number in (1, 2, 3)]
+    # A place is free at each settlement: whoever asks first then is the next to settle.
+    settled = [n for n, (script, _) in enumerate(asked) if script == settle]
+    assert len(settled) == 7
+    for one, other in pairwise(settled):
+        assert asked[one + 1][1] == asked[other][1]
+
+
+def _asked(monitor: Any, reserve: str, settle: str) -> list[tuple[str, str]]:
+    """Return which script was asked for which operation, in order."""
+    asked: list[tuple[str, str]] = []
+    for said in monitor.listen():
+        words = said["command"].split()
+        if words[0] == "PUBLISH" and words[1] == "done":
+            return asked
+        if words[0] == "EVALSHA" and words[1] in (reserve, settle):
+            asked.append((words[1], words[3 + int(words[2])]))
+    raise AssertionError("the server went away")

@@ -20,9 +20,11 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits.core.pricing import Prices
+from otel_limits.quotas import places, tickets
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
+from tests.quotas.waiters import Told, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
@@ -132,6 +134,53 @@ def stream(names: list[str], last: str) -> dict[str, int]:
         return {f"{name}: {(await task).stop_reason}": 1 for name, task in tasks.items()}
 
     return asyncio.run(run())
+
+
+class Slow(ScriptedModel):
+    """Says that it was asked, and answers after a while."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__([says("done")])
+        self._name, self._seconds = name, seconds
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[Any]:
+        """Take so long."""
+        tell(f"asked {self._name}")
+        await asyncio.sleep(self._seconds)
+        async for event in super().stream(*arguments, **named):
+            yield event
+
+
+def line_up(names: list[str], seconds: float, lease: float) -> dict[str, int]:
+    """Let agents ask one after the other, and say when all of them wait or are under way.
+
+    Args:
+        names: Their names.
+        seconds: How long their models take.
+        lease: For how long a place is held of a worker that does not renew it.
+    """
+    for module in (places, tickets):
+        setattr(module, "PLACE_LEASE_SECONDS", lease)  # noqa: B010  it is not to be changed otherwise
+    setattr(places, "RENEW_SECONDS", lease / 3)  # noqa: B010
+    told = Told()
+    otel_limits.enable(observers=[told])
+
+    async def run() -> list[Any]:
+        tasks = []
+        for name in names:
+            agent = Agent(model=Slow(name, seconds), name=name, callback_handler=None)
+            tasks.append(asyncio.create_task(agent.invoke_async("go", invocation_state={})))
+            await until(lambda: told.waits + len(told.decisions()) >= len(tasks))
+        tell("in line")
+        return [(await task).stop_reason for task in tasks]
+
+    return dict(Counter(asyncio.run(run())))
+
+
+def tell(line: str) -> None:
+    """Tell the test."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 class Journal:
@@ -265,6 +314,7 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
     "stream": stream,
     "breed": breed,
     "die": die,
+    "line_up": line_up,
 }
 
 
