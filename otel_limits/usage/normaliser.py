@@ -97,7 +97,6 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     total = found.count(fields.TOTAL)
     read, written = found.count(fields.CACHE_READ) or 0, _written(found)
     reported = Usage(input=sent or 0, output=output or 0, cache_read=read, cache_write=written)
-    # A client library that fills in zeros has heard nothing.
     if rule.zeros_are_made_up and not (sent or output or total):
         return UsageRecord(reported=reported, total=total)
     cached = read + written
@@ -105,7 +104,6 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     outside = cached if _is_outside(rule, sent, output, total, cached, thoughts or 0) else 0
     if sent is not None:
         sent += outside + (found.count(fields.TOOL_PROMPT) or 0)
-    # Thoughts are a part of the output, so that the output is never below them.
     least = max(output or 0, thoughts or 0)
     output = _with_thoughts(found, output, thoughts, total)
     sent, output, sure = _settled(rule, sent, output, total, outside)
