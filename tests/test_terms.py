@@ -346,6 +346,34 @@ def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
     ]
 
 
+GOOGLE_TOOLS = ["google_search", "google_maps", "enterprise_web_search", "googleMaps", "retrieval"]
+
+
+@pytest.mark.parametrize("tool", GOOGLE_TOOLS)
+def test_a_search_of_google_leaves_the_price_open(tool: str) -> None:
+    """Each is billed by the prompt or by the search, which no answer's usage tells."""
+    model = asked("gemini", gemini_tools=[{tool: {}}])
+    assert terms_of(model).searches
+    told = cost("gemini-2.5-flash", "gemini", Usage(input=9), terms_of(model))
+    assert told == "it may have searched the web, and nobody says how often"
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider"),
+    [
+        ("gpt-4o-search-preview", "openai"),
+        ("openrouter/openai/gpt-4o-mini-search-preview", "litellm"),
+        ("gpt-5-search-api-2025-10-14", "openai"),
+        ("gemini-2.5-flash-image", "gemini"),
+        ("gemini-3-pro-image-preview", "gemini"),
+    ],
+)
+def test_a_model_that_searches_or_draws_by_itself_has_no_price(model: str, provider: str) -> None:
+    """A fee for each search, and another price for pictures: nobody says how much of either."""
+    assert isinstance(cost(model, provider, Usage(input=9, output=9), Terms()), str)
+
+
 @pytest.mark.parametrize("tool", PAID_TOOLS)
 def test_a_tool_that_is_billed_apart_leaves_the_price_open(tool: str) -> None:
     """OpenAI bills it beside tokens, and no answer's usage tells of it, whoever reads it."""

@@ -43,7 +43,12 @@ PARTS: Final = {
 }
 """Parts of a price, and what the list calls them."""
 
-UNTOLD: Final = ("output_reasoning_mtok", "output_citation_mtok")
+UNTOLD: Final = (
+    "output_reasoning_mtok",
+    "output_citation_mtok",
+    "output_image_mtok",
+    "output_video_mtok",
+)
 """Prices of parts of the output that no framework tells apart: such a price stays unknown."""
 
 VARIANTS: Final = ("service_tier", "processing", "speed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,11 +57,17 @@ DEFAULT_TERMS: Final = Terms()
 PAID_TOOLS: Final = {
     "file_search": "it may have searched files, and nobody says how often",
     "code_interpreter": "it may have run code in a container, and nobody says in how many",
+    "shell": "it may have run commands in a container, and nobody says in how many",
     "image_generation": "it may have made images, and nobody says what they cost",
 }
 """Tools of OpenAI's Responses API that are billed apart from tokens, by the type that a request has
 them under, and why a price is unknown with them: by the search, by the container and by the tokens
 of images, https://developers.openai.com/api/docs/pricing. No usage tells of any of these."""
+
+
+SEARCH_MODEL: Final = re.compile(r"(?:^|/)(?:gpt-[\w.-]+-search-|sonar-pro-search)")
+"""Models that search by themselves, for a fee that lists do not have with them:
+https://developers.openai.com/api/docs/guides/tools-web-search, "Chat Completions"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,7 @@ def sale_of(
         opens.append("it has audio, and nobody says how much of it was cached or text")
     if terms.audio_out and usage.output_audio is None:
         opens.append("it may have answered with audio, and nobody says how much")
-    if terms.searches and usage.web_searches is None:
+    if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(model)):
         opens.append("it may have searched the web, and nobody says how often")
     opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
     return Sale(

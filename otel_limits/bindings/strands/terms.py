@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +34,24 @@ SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
 https://platform.openai.com/docs/api-reference/responses/create. Anthropic's `speed` is a tier of
 its own."""
 
-SEARCHES: Final = ("web_search_options", "google_search", "googleSearch", "search_parameters")
+GOOGLE_SEARCHES: Final = (
+    "google_search",
+    "google_search_retrieval",
+    "google_maps",
+    "enterprise_web_search",
+    "exa_ai_search",
+    "parallel_ai_search",
+    "retrieval",  # of Vertex AI Search
+)
+"""Fields of google-genai's `Tool` that are billed by the prompt or by the search:
+https://ai.google.dev/gemini-api/docs/pricing, https://cloud.google.com/vertex-ai/generative-ai/pricing."""
+SEARCHES: Final = (
+    "web_search_options",  # OpenAI Chat, Perplexity
+    "search_parameters",  # xAI
+    *GOOGLE_SEARCHES,
+    *(re.sub("_(.)", lambda found: found[1].upper(), name) for name in GOOGLE_SEARCHES),
+)
+"""Settings that let a vendor search for the model; LiteLLM writes Google's with capitals."""
 SEARCH_TOOL: Final = "web_search"
 """What the type of a search tool begins with, at Anthropic and in OpenAI's Responses API."""
 
