@@ -15,6 +15,7 @@ from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import eventually
+from tests.quotas.waiters import SOON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from otel_limits.quotas.store import Connection
     from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
 
 pytestmark = pytest.mark.usefixtures("faulty")
 
@@ -87,6 +89,22 @@ def test_a_lost_store_is_looked_for_once_a_second(store: LostStore, courier: Cou
     assert store.looks[1] - store.looks[0] >= 0.99
     eventually(lambda: not courier._is_down)
     assert courier.send(Settle("second", ())).result().status == "settled"
+
+
+def test_agents_go_on_within_seconds_when_a_store_is_back(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """Real agents and a real server, with all times as they are shipped."""
+    hold({"calls": {"model_calls": 50, "window": "P366D", "grace": 0}}, own_server.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    own_server.stop()
+    assert agent("go").stop_reason == "quota_unavailable"
+    own_server.start()
+    began = time.monotonic()
+    eventually(lambda: agent("go").stop_reason == "end_turn")
+    # It is looked for once a second; the rest is for a machine that is busy.
+    assert time.monotonic() - began < 1.0 + SOON
 
 
 def test_ten_thousand_settlements_wait_and_no_more(store: LostStore, courier: Courier) -> None:

@@ -11,7 +11,17 @@ import pytest
 
 import otel_limits
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import FOREVER, Block, Charge, Count, Demand, Reserve, Settle
+from otel_limits.quotas.store import (
+    FOREVER,
+    Block,
+    Charge,
+    Count,
+    Demand,
+    Reserve,
+    Settle,
+    StorePlace,
+)
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE
@@ -296,6 +306,34 @@ def test_who_missed_what_was_told_asks_when_it_listens_again(
     assert asyncio.run(run()) == "end_turn"
 
 
+@pytest.mark.parametrize("end", ["free", "max_wait"])
+def test_a_process_that_may_not_listen_waits_all_the_same(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, end: str, told: Told
+) -> None:
+    """It asks once a second instead of being told, and waits no longer than others."""
+    rights = ("on", ">hunter2", "~*", "resetchannels", "+@all")
+    own_server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
+    own_store = open_shared_store(StorePlace(own_server.url, 2.0))
+    url = own_server.url.replace("redis://", "redis://deaf:hunter2@")
+    hold({"q": TOKENS | {"max_wait": "1s" if end == "max_wait" else "30s"}}, url, [told])
+    take(own_store, "elsewhere", 900)
+
+    async def run() -> tuple[str, float]:
+        model = Held()
+        model.may_answer.set()
+        task = start(make_agent(model))
+        await until(lambda: told.waiting == 1)
+        begun = time.monotonic()
+        if end == "free":
+            await asyncio.to_thread(give_back, own_store, "elsewhere", 100)
+        return (await task).stop_reason, time.monotonic() - begun
+
+    reason, seconds = asyncio.run(run())
+    own_store.close()
+    assert reason == ("end_turn" if end == "free" else "quota_exceeded")
+    assert seconds < 1.0 + SOON
+
+
 @pytest.mark.parametrize("way", ["kill", "deadline", "cancel", "agent.cancel"])
 def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
     hold: Hold, make_agent: MakeAgent, url: str, way: str, told: Told
@@ -432,30 +470,34 @@ def test_a_blocked_key_is_refused_at_once(
 # --- what it costs --------------------------------------------------------------------------------
 
 
-def test_who_waits_asks_the_server_nothing(
+def test_a_thousand_agents_that_wait_ask_the_server_nothing(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
 ) -> None:
-    """A hundred that wait are told once for each that goes out, and the first of them asks.
+    """When something becomes free, the first asks, and then whoever is first after it.
 
     Without a grace, for which each process looks once a second, whether somebody waits or not.
     """
-    hold({"q": CALLS | {"grace": 0}}, server.url, [told])
+    hold({"q": CALLS | {"grace": 0, "max_wait": "10m"}}, server.url, [told])
     make_agent(ScriptedModel([says("done")]))("go")
 
     async def run() -> None:
         model = ScriptedModel(endless(says("done")))
-        tasks = [start(make_agent(model)) for _ in range(100)]
-        await until(lambda: told.waiting == 100)
+        tasks = [start(make_agent(model)) for _ in range(1_000)]
+        await until(lambda: told.waiting == 1_000)
         await asyncio.sleep(0.1)
         before = server.calls()
-        assert before < 110
+        assert before < 1_010
         await asyncio.sleep(0.3)
         assert server.calls() == before
-        await asyncio.to_thread(store.grant, count(unit="model_calls"), 100, time.time() + 60)
-        results = await asyncio.gather(*tasks)
-        assert {result.stop_reason for result in results} == {"end_turn"}
+        await asyncio.to_thread(store.grant, count(unit="model_calls"), 50, time.time() + 60)
+        await until(lambda: told.waiting == 950)
+        await until(lambda: sum(task.done() for task in tasks) == 50)
         # For each its reservation and its settlement, the grant, and who asked in vain meanwhile.
-        assert server.calls() - before < 100 * 2 + 120
+        assert server.calls() - before < 50 * 2 + 70
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [getattr(each, "stop_reason", "") for each in ended].count("end_turn") == 50
 
     asyncio.run(run())
 
