@@ -115,6 +115,25 @@ def test_an_hour_in_the_cache_costs_more(
     assert cost(SONNET, "anthropic", usage, Terms(cache_ttls=frozenset(ttls))) == expected
 
 
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider"),
+    [
+        ("gpt-5.6-sol", "openai"),
+        ("gpt-5.6-sol", "openai_responses"),
+        ("openai/gpt-5.6-sol", "litellm"),
+    ],
+)
+def test_an_hour_that_nobody_is_asked_for_costs_nothing_more(model: str, provider: str) -> None:
+    """Strands ignores a time that OpenAI does not know, and points in messages."""
+    config = CacheConfig(ttl="1h")
+    said = terms_of(asked(provider, model_id=model, cache_config=config), [HOUR])
+    usage = Usage(input=1_000, cache_write=900)
+    assert cost(model, provider, usage, said) == cost(model, provider, usage, Terms())
+    bought = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}  # as OpenRouter takes it
+    assert terms_of(asked(provider, params=bought)).cache_ttls == {"1h"}
+
+
 # --- the service tier -----------------------------------------------------------------------------
 
 

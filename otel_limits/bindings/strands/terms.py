@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from otel_limits.bindings.strands.private import custom_client
-from otel_limits.bindings.strands.reading import DICTIONARIES, provider_of
+from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.regions import REGIONS, region_of, variable
 from otel_limits.core.faults import note
-from otel_limits.core.sellers import seller_at
+from otel_limits.core.sellers import seller_at, seller_of
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
     FIVE_MINUTES,
@@ -61,6 +61,9 @@ CACHED: Final = ("cache_config", "cache_tools")
 CACHE_TTLS: Final = ("tools_ttl", "system_prompt_ttl")
 CACHE_CONTROL: Final = "cache_control"
 """Anthropic's own."""
+WITHOUT_POINTS: Final = ("openai", "openai_responses", "azure", "gemini", "mistral")
+"""To whom Strands' classes and LiteLLM send no points at which to cache, and no hour for which:
+`_openai_cache.py` of Strands."""
 TYPE: Final = "type"
 """What a tool is, among others."""
 
@@ -175,6 +178,12 @@ def _ttls(
     model: Any, settings: Iterable[Said], blocks: Iterable[Mapping[str, Any]]
 ) -> Iterator[str]:
     """Yield how long each part that is cached is to stay in the cache."""
+    for name, value in settings:
+        if name == CACHE_CONTROL and isinstance(value, Mapping):
+            yield str(value.get("ttl") or FIVE_MINUTES)
+    provider = provider_of(model.__class__)
+    if provider in WITHOUT_POINTS or seller_of(model_id(model), provider) in WITHOUT_POINTS:
+        return
     config = getattr(model, "config", None)
     cache = config.get("cache_config") if isinstance(config, Mapping) else None
     usual = getattr(cache, "ttl", None) or FIVE_MINUTES
@@ -186,8 +195,6 @@ def _ttls(
             yield str(getattr(value, "ttl", None) or usual)
         elif name in CACHE_TTLS and isinstance(value, str):
             yield value
-        elif name == CACHE_CONTROL and isinstance(value, Mapping):
-            yield str(value.get("ttl") or FIVE_MINUTES)
 
 
 def _has_audio(said: Said) -> bool:
