@@ -174,7 +174,7 @@ STOPS: Final = (
     ),
     panels.note(
         "The ledger knows each of them: copy this where it is",
-        "The same time range. Of one agent where one is selected, otherwise of all.",
+        "The same time range, and the agents that are selected.",
         AUDIT,
     ),
 )

@@ -16,12 +16,14 @@ TIME_RANGE: Final = (
         "Processes that report to this Prometheus.",
         SHORT,
         queries.or_zero(f"count({queries.BUILDS})"),
+        width=6,
     ),
     panels.number(
         "One was last seen so long ago",
         "Time since the process that was seen longest ago was seen.",
         SECONDS,
         f"max({queries.SCRAPE_AGE})",
+        width=6,
     ),
     panels.number(
         "Processes enforce no limit",
@@ -29,20 +31,7 @@ TIME_RANGE: Final = (
         SHORT,
         queries.or_zero(f"count({queries.gauge(queries.ENFORCING)} == 0)"),
         steps=((None, "green"), (1, "red")),
-    ),
-    panels.number(
-        "Errors happened inside",
-        "Failures inside otel-limits that were kept away from the agents.",
-        SHORT,
-        queries.or_zero(queries.in_range(queries.INTERNAL_ERRORS)),
-        steps=((None, "green"), (1, "red")),
-    ),
-    panels.number(
-        "Facts were lost",
-        "Facts that an observer lost, because it failed or could not keep up.",
-        SHORT,
-        queries.or_zero(queries.in_range(queries.DROPPED)),
-        steps=((None, "green"), (1, "red")),
+        width=6,
     ),
     panels.number(
         "Policy files were refused",
@@ -50,12 +39,30 @@ TIME_RANGE: Final = (
         SHORT,
         queries.or_zero(f"count({queries.gauge(queries.POLICY_VALID)} == 0)"),
         steps=((None, "green"), (1, "red")),
+        width=6,
+    ),
+    panels.number(
+        "Errors happened inside",
+        "Failures inside otel-limits that were kept away from the agents.",
+        SHORT,
+        queries.or_zero(queries.in_range(queries.INTERNAL_ERRORS)),
+        steps=((None, "green"), (1, "red")),
+        width=8,
+    ),
+    panels.number(
+        "Facts were lost",
+        "Facts that an observer lost, because it failed or could not keep up.",
+        SHORT,
+        queries.or_zero(queries.in_range(queries.DROPPED)),
+        steps=((None, "green"), (1, "red")),
+        width=8,
     ),
     panels.number(
         "Invocations had no span",
         "Invocations whose span did not reach otel-limits. Limits hold all the same.",
         SHORT,
         queries.or_zero(queries.in_range(queries.BLIND)),
+        width=8,
     ),
 )
 """One number each, for the time range."""
@@ -82,6 +89,7 @@ UNSEEN: Final = (
         "endpoint cannot be reached.",
         SECONDS,
         Target(f"max by (job, instance) ({queries.SCRAPE_AGE})", "{{job}} {{instance}}"),
+        width=24,
     ),
 )
 """Where spans or scrapes are missing."""

@@ -45,10 +45,12 @@ COLOURS: Final = {
     "quota_unavailable": "#8f7a00",
     "killed": "#e02f44",
     "end_turn": "#56a64b",
+    "success": "#73bf69",
     "error": "#6e7687",
     "aborted": "#b0b0b8",
 }
-"""A reason has one colour wherever it is shown: what ends by itself is green or grey."""
+"""A reason has one colour wherever it is shown: what ends by itself is green or grey. So has how a
+tool call ends."""
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
@@ -244,8 +246,8 @@ def _over_time(panel: Any, words: Words, targets: Sequence[Target], **layout: An
 
 
 def _coloured(panel: Any, target: Target) -> Any:
-    """Give each reason its colour, also where it stands behind the name of an agent."""
-    if not re.search(r"{{(reason|limit)}}$", target.legend) and target.legend not in COLOURS:
+    """Give each end its colour, also where it stands behind the name of an agent."""
+    if not re.search(r"{{(reason|limit|status)}}$", target.legend) and target.legend not in COLOURS:
         return panel
     for name, colour in COLOURS.items():
         fixed = models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})

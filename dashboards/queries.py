@@ -291,13 +291,9 @@ POLICIES: Final = (
 KILLED: Final = per_bar(KILLS, "agent")
 HALTED: Final = per_bar(select("otel_limits_stops_total", AGENT, ENFORCED), "agent", "reason")
 
-SELECTED_AGENTS: Final = (
-    f"count by (agent) (last_over_time({select('otel_limits_turns_total', AGENT)}[{WHOLE_RANGE}]))"
-)
-
 AUDITED: Final = (
-    f"""label_replace({SELECTED_AGENTS} and on () (count({SELECTED_AGENTS}) == 1), """
-    """"audited", "--where agent='$1'", "agent", "(.*)") """
-    """or on () label_replace(vector(0), "audited", "--top 10", "audited", "")"""
+    """label_replace(label_replace(vector(0), "audited", "--where 'agent=${agent:distributed}'", """
+    """"", ""), "audited", "--top 10", "audited", ".*'agent=[.][+]'")"""
 )
-"""How `otel-limits audit` is told of one agent; of several it tells by itself."""
+"""How `otel-limits audit` is told of the agents that are selected, `agent=a,agent=b`; of all of
+them it tells by itself."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from otel_limits.core.values import (
     DURATION,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret
 
 T = TypeVar("T")
+
+Conditions: TypeAlias = tuple[tuple[str, str], ...]
+"""Names with the values that rows must have; of several for one name any."""
 
 
 def argument(kind: Kind[T]) -> Callable[[str], T]:
@@ -86,6 +89,11 @@ def authorization_file(text: str) -> Secret:
         return authorization_in(Path(text).expanduser())
     except (ValueError, RuntimeError) as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def _conditions(text: str) -> Conditions:
+    # A comma is also part of values: what follows it has to look like another condition.
+    return tuple(map(_condition, re.split(r",(?=[\w.:-]+=)", text)))
 
 
 def _condition(text: str) -> tuple[str, str]:
@@ -150,8 +158,8 @@ def _prices(text: str) -> str:
     return text
 
 
-CONDITION: Final = CheckedKind[tuple[str, str]](
-    phrase="a condition such as tenant.id=acme or agent=res*", check=_condition, parse=str
+CONDITIONS: Final = CheckedKind[Conditions](
+    phrase="a condition such as tenant.id=acme or agent=res*", check=_conditions, parse=str
 )
 PROPERTIES: Final = CheckedKind[tuple[str, ...]](
     phrase="one or more properties to group by, such as agent,model",
@@ -179,7 +187,7 @@ AGAINST: Final = CheckedKind[Against](
 
 against = argument(AGAINST)
 duration = argument(DURATION)
-condition = argument(CONDITION)
+conditions = argument(CONDITIONS)
 properties = argument(PROPERTIES)
 cap = argument(WHOLE_NUMBER)
 usd = argument(MONEY)

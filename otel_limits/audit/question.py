@@ -46,7 +46,7 @@ class Option:
     default: Any = None
     is_required: bool = False
     is_repeated: bool = False
-    """It can be given several times; its value is a list of all that was given."""
+    """It can be given several times, and each time read as several; its value is a list of all."""
     means: str = ""
     """Name of the option for which it is another way to write."""
     group: str = ""
@@ -63,14 +63,15 @@ UNTIL: Final = Option("--until", "TIME", asking.instant, "the end, in the same f
 WHERE: Final = Option(
     "--where",
     "NAME=VALUE",
-    asking.condition,
-    "only these, such as tenant.id=acme or agent='research-*'; can be repeated",
+    asking.conditions,
+    "only these, such as tenant.id=acme or agent='research-*'; can be repeated, also with commas: "
+    "agent=a,agent=b is either",
     is_repeated=True,
 )
 AGENT: Final = Option(
     "--agent",
     "GLOB",
-    lambda text: ("agent", text),
+    lambda text: (("agent", text),),
     "the same as --where agent=GLOB",
     is_repeated=True,
     means="where",

@@ -60,7 +60,7 @@ def add_option(parser: Any, option: Option) -> None:
     if option.flag.startswith("-"):
         described |= {"dest": option.name, "required": option.is_required}
     if option.is_repeated:
-        described["action"] = "append"
+        described["action"] = "extend"
     parser.add_argument(option.flag, **described)
 
 

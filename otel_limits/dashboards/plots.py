@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from matplotlib import ticker
+from matplotlib.transforms import Bbox
 
 from otel_limits.dashboards.api import Line
 from otel_limits.dashboards.theme import NAMED, PALETTE, Theme
@@ -27,6 +28,11 @@ Named: TypeAlias = Sequence[tuple[str, Line]]
 MAX_LEGEND: Final = 10
 OVER_TIME: Final = ("timeseries", "heatmap")
 """Kinds of panels with a time axis."""
+
+ROW_INCHES: Final = 0.36
+"""What a name above a bar takes; where there is less, it stands beside the bar."""
+
+TABLE_ROW_INCHES: Final = 0.19
 
 MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
 TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
@@ -63,14 +69,20 @@ def timeseries(plot: Plot) -> None:
         for name, line in plot.lines:
             marker = "o" if len(line.times) == 1 else None  # a line of one point is invisible
             axes.plot(line.times, line.values, label=name, marker=marker, color=colours[name])
-    # From 0, or a counter that hardly moves looks like a mountain; a little above, or the highest
-    # line lies on the frame.
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    axes.grid(axis="y")
-    unit = plot.panel.unit
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: written(value, unit)))
-    axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
+    _value_axis(plot)
     _legend(plot)
+
+
+def _value_axis(plot: Plot) -> None:
+    axes, unit = plot.axes, plot.panel.unit
+    is_flat = not any(value for _, line in plot.lines for value in line.values)
+    # From 0, or a counter that hardly moves looks like a mountain; a little above, or the highest
+    # line lies on the frame. Where all is 0 there is no scale but 1.
+    axes.set_ylim(0, 1.08 * (1 if is_flat else axes.get_ylim()[1]))
+    axes.grid(axis="y")
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: written(value, unit)))
+    is_whole = plot.panel.stacked or is_flat  # what is stacked was counted
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=is_whole))
 
 
 def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
@@ -135,21 +147,24 @@ def stat(plot: Plot) -> None:
 
 
 def bargauge(plot: Plot) -> None:
-    """Draw the largest values as bars, the name above each and the value at its end."""
+    """Draw the largest values as bars, each with its name and its value above or beside it."""
     axes, panel = plot.axes, plot.panel
     axes.axis("off")
     ordered = sorted(plot.lines, key=lambda each: -each[1].last)
     longest = max(ordered[0][1].last, 1.0 if panel.unit == "percentunit" else 0.0)
+    rows = max(len(ordered), 5)
+    is_beside = axes.bbox.height / axes.figure.dpi / rows < ROW_INCHES
+    left, right, above = (-0.55, 1.25, 0.0) if is_beside else (0.0, 1.0, 0.27)
+    place, thick, room = ("center", 0.5, 22) if is_beside else ("bottom", 0.34, 40)
     for at, (name, line) in enumerate(ordered):
         colour = panel.colour_of(name) or NAMED[panel.colour_at(line.last)]
-        axes.barh(at, longest, color=plot.theme.line, height=0.34)
-        axes.barh(at, line.last, color=colour, height=0.34)
-        axes.text(0, at - 0.27, _cut(name, 40), va="bottom", fontsize=10)
-        axes.text(
-            longest, at - 0.27, plot.write(line.last), va="bottom", ha="right", fontweight="bold"
-        )
-    axes.set_xlim(0, longest)
-    axes.set_ylim(max(len(ordered), 5) - 0.6, -0.75)
+        axes.barh(at, longest, color=plot.theme.line, height=thick)
+        axes.barh(at, line.last, color=colour, height=thick)
+        axes.text(left * longest, at - above, _cut(name, room), va=place, fontsize=10)
+        value = plot.write(line.last)
+        axes.text(right * longest, at - above, value, va=place, ha="right", fontweight="bold")
+    axes.set_xlim(left * longest, right * longest)
+    axes.set_ylim(rows - 0.6, -0.75 if above else -0.6)
 
 
 def heatmap(plot: Plot) -> None:
@@ -186,7 +201,14 @@ def table(plot: Plot) -> None:
         for _, line in plot.lines
     )
     shown = rows[: (plot.panel.height - 2) * 2]
-    drawn = axes.table([*shown], colLabels=[*names, "value"], loc="upper left", cellLoc="left")
+    height = (len(shown) + 1) * TABLE_ROW_INCHES * axes.figure.dpi / axes.bbox.height
+    drawn = axes.table(
+        [*shown],
+        colLabels=[*names, "value"],
+        cellLoc="left",
+        # As wide as the panel has room for.
+        bbox=Bbox.from_bounds(0, 1 - height, 1, height),
+    )
     drawn.auto_set_font_size(False)  # noqa: FBT003  its signature
     drawn.set_fontsize(9)
     for (row, _), cell in drawn.get_celld().items():
@@ -236,5 +258,7 @@ def _utc(time: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(time, dt.timezone.utc)
 
 
-def _cut(name: str, length: int = 26) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"
+def _cut(name: str, length: int = 25) -> str:
+    """Shorten a name in its middle: what tells two apart is often at their ends."""
+    end = length // 2 - 1
+    return name if len(name) <= length else f"{name[: length - end - 1]}…{name[-end:]}"

@@ -45,6 +45,7 @@ THEMES: Final = (LIGHT, DARK)
 PALETTE: Final = (
     "#3274d9", "#f2a93b", "#19a2a8", "#b877d9", "#56a64b",
     "#e0649a", "#8ab8ff", "#a16f50", "#9fb04a", "#6e7687",
+    "#86c98a", "#7a4fa3", "#c27e14", "#0f6b6f", "#f2b8d0",
 )  # fmt: skip
 """Of series that have no colour of their own, apart from red: that means something."""
 

@@ -1,7 +1,7 @@
 """Makes the pictures of `dashboards/README.md`: `python -m tests.dashboards.pictures MINUTES`.
 
 The same agents as in the end-to-end test play before the same Prometheus, in random order and with
-pauses, for as long as it takes to have something to see.
+pauses, for as long as it takes to have something to see: bars are of two minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from otel_limits.cli import main
 from tests.dashboards.servers import ROOT, rehearsed
 from tests.dashboards.workload import ACTORS
 
-PAUSE_SECONDS = 1.5
+PAUSES = 160
+"""As many as fit what quotas permit, however long the play is."""
+
+STEP_SECONDS = 120
+"""Of bars, which end on full multiples of it."""
 
 
 def take(minutes: float) -> int:
@@ -31,9 +35,10 @@ def take(minutes: float) -> int:
     ):
         begin = time.monotonic()
         while (passed := time.monotonic() - begin) < minutes * 60:
-            tide = 0.35 + 0.3 * math.sin(passed / 40)
+            tide = 0.35 + 0.3 * math.sin(4 * math.pi * passed / minutes / 60)
             agents.play_round([n for n in range(len(ACTORS)) if random.random() < tide])
-            time.sleep(PAUSE_SECONDS * random.random() * 2)
+            time.sleep(minutes * 60 / PAUSES * random.random() * 2)
+        time.sleep(STEP_SECONDS - 1 - time.time() % STEP_SECONDS)  # until the last bar is whole
         out = ROOT / "dashboards/pictures"
         looked = f"{math.ceil(minutes)}m"
         options = ("--range", looked, "--scrape-interval", "15s")

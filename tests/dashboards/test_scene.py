@@ -145,17 +145,22 @@ def test_what_did_not_happen_is_not_marked(played: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "told"),
-    [("research", "--where agent='research'"), ("research|coder", "--top 10"), (".+", "--top 10")],
+    ("agents", "told"),
+    [
+        ("research", "--where 'agent=research'"),
+        # As Grafana writes several values in the format `distributed`.
+        ("research,agent=a coder", "--where 'agent=research,agent=a coder'"),
+        (".+", "--top 10"),
+    ],
 )
-def test_the_audit_command_is_of_the_agent_that_is_selected(
-    played: Scene, agent: str, told: str
+def test_the_audit_command_is_of_the_agents_that_are_selected(
+    played: Scene, agents: str, told: str
 ) -> None:
     """What Grafana cuts out of the answer is what the text panel has behind the command."""
     (variable,) = (each for each in BOARD["templating"]["list"] if each["name"] == "selection")
     asked = variable["query"]["query"].removeprefix("query_result(").removesuffix(")")
     (line,) = played.prometheus.query(
-        played.window.fill(asked, {"agent": agent, "1": "$1"}), played.window.end
+        asked.replace("${agent:distributed}", agents), played.window.end
     )
     labels = ",".join(f'{name}="{text}"' for name, text in line.labels.items())
     cut_out = re.search(variable["regex"].strip("/"), f"{{{labels}}} {line.last}")

@@ -137,6 +137,16 @@ def test_one_name_twice_is_either(week: LedgerFile, ask: Ask) -> None:
     assert found["totals"]["spend"]["tokens"] == 4142
 
 
+def test_conditions_can_be_one_argument(ledger: LedgerFile, ask: Ask) -> None:
+    """With commas, as a dashboard writes several agents; a comma within a value is left alone."""
+    write(ledger.address, *(Entry(agent=name) for name in ("a", "b", "c", "a, or b=2")))
+    found = ask("spend", "--by", "agent", "--where", "agent=a,agent=b")
+    assert {row["agent"] for row in found["spend"]} == {"a", "b"}
+
+    found = ask("spend", "--by", "agent", "--where", "agent=a, or b=2")
+    assert {row["agent"] for row in found["spend"]} == {"a, or b=2"}
+
+
 def test_a_pattern_is_no_pattern_of_the_database(ledger: LedgerFile, ask: Ask) -> None:
     """`%` and `_` stand for themselves, and case counts."""
     write(ledger.address, *(Entry(agent=name) for name in ("a%b_c", "aXbYc", "A%B_C")))
