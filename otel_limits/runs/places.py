@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,8 @@ class Trail:
 
     run: Run
     open: set[int] = field(default_factory=set)
-    ended: deque[Place] = field(default_factory=deque)
+    ended: list[Place] = field(default_factory=list)
+    """The oldest first."""
     responses: Responses = field(default_factory=Responses)
     """Those that spans have shown, and that were booked."""
     is_over: bool = False
@@ -35,7 +35,7 @@ class Trail:
         self.ended.append(ended)
         if len(self.ended) <= MOST_ENDED:
             return None
-        oldest = self.ended.popleft()
+        oldest = self.ended.pop(0)
         # Or spans that each begin within the one before would keep each other for ever.
         oldest.above = None
         return oldest
