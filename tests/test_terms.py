@@ -19,6 +19,7 @@ from otel_limits.bindings.strands.reading import model_id
 from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Offer, Prices
+from otel_limits.core.regions import UNTOLD
 from otel_limits.core.terms import PAID_TOOLS, Sale, Terms, sale_in_ledger, sale_of
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, says
@@ -235,6 +236,7 @@ BY_VARIABLES = [
      "eu-west-1"),
     (asked("litellm", model_id="bedrock/eu-west-3/mistral.mistral-large-2402-v1:0"),
      {"AWS_REGION": "us-east-1"}, "eu-west-3"),
+    (asked("litellm", model_id="bedrock/amazon.nova-lite-v1:0"), {}, UNTOLD),
     (asked("gemini"), VERTEX, EAST5),
     (asked("gemini"), {"GOOGLE_GENAI_USE_ENTERPRISE": "1", "GOOGLE_CLOUD_LOCATION": EAST5}, EAST5),
     (asked("gemini"), {**VERTEX, "GOOGLE_GENAI_USE_ENTERPRISE": "false"}, None),
@@ -264,7 +266,9 @@ def test_a_variable_says_who_sells_where_the_client_reads_it(
 ) -> None:
     """What OpenAI's client is sent to by its own variable is not sold by OpenAI."""
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.x.ai/v1")
-    assert [terms_of(asked(name)).seller for name in ("openai", "openai_responses")] == ["x-ai"] * 2
+    asking = [asked("openai"), asked("openai_responses"), asked("litellm", model_id="openai/m")]
+    assert [terms_of(model).seller for model in asking] == ["x-ai"] * 3
+    assert terms_of(asked("litellm", model_id="groq/m")).seller is None
 
 
 def test_the_client_of_bedrock_says_where_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:

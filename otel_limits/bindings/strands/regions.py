@@ -109,6 +109,7 @@ def _litellm(name: str) -> Iterator[str | None]:
     elif seller == "aws":
         yield from (found[1] for each in IN_MODEL_ID if (found := each.search(name)))
         yield variable("AWS_REGION_NAME", "AWS_REGION", "AWS_DEFAULT_REGION")
+        yield UNTOLD  # it asks for a profile in a file, which is not for us to open
 
 
 def variable(*names: str) -> str | None:

@@ -10,7 +10,7 @@ from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.regions import REGIONS, region_of, variable
 from otel_limits.core.faults import note
-from otel_limits.core.sellers import seller_at, seller_of
+from otel_limits.core.sellers import canonical, seller_at, seller_of
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
     FIVE_MINUTES,
@@ -79,8 +79,13 @@ MOVABLE: Final = frozenset(
 )
 """Classes of models that are used with other vendors than the one that they are named after."""
 
-BY_VARIABLE: Final = ("openai", "openai_responses")
-"""Those whose client takes its address from a variable unless it is told: openai, _client.py."""
+BY_VARIABLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "openai": ("OPENAI_BASE_URL",),
+    "openai_responses": ("OPENAI_BASE_URL",),
+    "litellm": ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
+}
+"""Where clients take the address of OpenAI from unless they are told: openai, _client.py; litellm,
+main.py."""
 
 RECORDS: Final = ("__dataclass_fields__", "model_fields")
 """What the classes of records have, such as CacheConfig and the tools of google-genai."""
@@ -217,6 +222,7 @@ def _addresses(model: Any) -> list[str]:
     held = (getattr(model, "client_args", None), getattr(model, "config", None))
     told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
     told += [getattr(model, "host", None), getattr(client, "base_url", None)]
-    if provider in BY_VARIABLE and client is None and not any(told):
-        told.append(variable("OPENAI_BASE_URL"))
+    is_openai = seller_of(model_id(model), canonical(provider)) == "openai"
+    if provider in BY_VARIABLE and is_openai and client is None and not any(told):
+        told.append(variable(*BY_VARIABLE[provider]))
     return [str(each) for each in told if each]
