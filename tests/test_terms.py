@@ -310,6 +310,14 @@ def test_bedrock_has_a_price_where_the_list_has_that_of_the_region(
     assert told == (f"no price is known for it in {region}" if not expected else Decimal(expected))
 
 
+def test_the_policy_answers_where_no_list_has_the_price_of_a_region() -> None:
+    """Under the name of the seller, as the page on prices has it."""
+    own = Prices({"eu.amazon.nova-*": Offer(price=FLAT, provider="aws")})
+    terms = Terms(region="eu-central-1")
+    sale = sale_of("eu.amazon.nova-pro-v1:0", "bedrock", Usage(input=MILLION), None, terms)
+    assert own.quote(sale, NOON).price == FLAT.input
+
+
 @listed
 @pytest.mark.parametrize(
     ("model", "provider", "expected"),
