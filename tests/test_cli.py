@@ -382,3 +382,20 @@ def test_check_warns_of_a_quota_below_a_single_call(
     status, _, (sentence,) = check()
     assert status == 0
     assert 'quotas["small"] permits 1,000 tokens, less than the 4,096' in sentence
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_help_fits_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No terminal has to break a word of it; examples stay on one line each, to be copied."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    described = lines[: lines.index("options:")]
+    example = (
+        "  otel-limits run --max-token-budget 100000 --prometheus-port 9464 -- uvicorn app:app"
+    )
+    assert example in described
+    assert max(len(line) for line in described if line != example) <= width

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import textwrap
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
@@ -15,6 +17,9 @@ from otel_limits.core.secrets import masked, masked_words
 USAGE_ERROR: Final = 2
 """Exit status for what cannot be done as it was typed; argparse uses the same."""
 
+
+WIDEST: Final = 102
+"""Columns from which on lines of a help would be too long to be read."""
 
 INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)'")
 """How argparse begins to say that a word is none of those that may stand there."""
@@ -72,13 +77,23 @@ def add_command(
     command: ArgumentParser = commands.add_parser(
         name,
         help=text.split("\n", 1)[0],
-        description=text,
+        description=laid_out(text),
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     command.epilog = example_of(command.prog)
     command.set_defaults(call=call)
     return command
+
+
+def laid_out(text: str) -> str:
+    """Wrap the paragraphs of a help for the terminal; indented lines stay, to be copied."""
+    # As wide as argparse makes the options below, which is its own rule and not to be asked for.
+    width = min(shutil.get_terminal_size().columns, WIDEST) - 2
+    return "\n\n".join(
+        paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, width)
+        for paragraph in text.strip().split("\n\n")
+    )
 
 
 def add_group(commands: Any, name: str, text: str) -> Any:

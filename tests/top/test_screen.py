@@ -169,7 +169,7 @@ def test_the_first_look_has_nothing() -> None:
     )
     told = "\n".join(shown(80, fleet=empty))
     assert "asking" in told
-    assert "No agent." in told
+    assert "No agent to show." in told
     assert f"{UNKNOWN} turns/min" in told
 
 

@@ -130,7 +130,7 @@ def agent_lines(
 ) -> Iterator[Text]:
     """Write the table of agents, that part of it in which the chosen one is."""
     if not rows:
-        yield Text("No agent.")
+        yield Text("No agent to show.")
         return
     table = AgentTable(rows, width)
     yield table.head()
@@ -152,7 +152,7 @@ def detail(row: AgentRow | None, width: int) -> list[Text]:
     hour = ", ".join(f"{each.limit} {bound_text(each)}" for each in row.hour)
     errors = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in row.errors.items())
     told = (
-        f"{name_of(row)}: {money_of(row)}/h, {percent(row.usd_share)} of the fleet · "
+        f"{name_of(row)}: spend per hour {money_of(row)}, {percent(row.usd_share)} of the fleet · "
         f"caps now {now or UNKNOWN} · last hour {hour or UNKNOWN} · "
         f"halts {halts_text(row)} · errors {errors or 0}"
     )
