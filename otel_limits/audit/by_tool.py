@@ -65,6 +65,7 @@ def shared(rows: Rows) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
         text = keys[AFTER_TOOLS]
         tools = tools_in(text or "")
         if not tools:
+            # Empty is known to be none; nothing at all is what an earlier version left there.
             yield {**keys, TOOL: NOT_RECORDED if text is None else NO_TOOL}, sums
             continue
         parts = zip(*(shares(each, list(tools.values())) for each in sums), strict=True)
@@ -77,6 +78,7 @@ def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
     if amount is None:
         return [None] * len(weights)
     whole, parts, sofar, done = sum(weights), [], 0, 0
+    # Up to and including each weight, less what was given before: what rounding leaves moves on.
     for weight in weights:
         sofar += weight
         upto = int(amount) * sofar // whole
@@ -90,6 +92,7 @@ def uses_of(inquiry: Inquiry, by: Sequence[str]) -> Uses | None:
     from otel_limits.ledger import tooling
 
     found = tooling.tool_uses(inquiry.connection, by, inquiry.selection)
+    # A selection by model says nothing of tools, and no number is better than a wrong one.
     if found is None:
         return None
     uses: dict[tuple[Any, ...], ToolUse] = {}

@@ -30,6 +30,7 @@ def overview(inquiry: Inquiry) -> list[Chart]:
     """The charts of a report, spend, stops and turns; none where they are not shown."""
     from otel_limits.ledger import queries, spending
 
+    # They cost queries of their own, and only a page shows them.
     if not inquiry.has_charts:
         return []
     connection, selection = inquiry.connection, inquiry.selection
@@ -50,6 +51,7 @@ def spend_charts(rows: Rows, zone: tzinfo) -> list[Chart]:
     rows = list(rows)
     days = fold(rows, ("day", "agent"), zone)
     agents, models = fold(rows, ("agent",)), fold(rows, ("model",))
+    # One kind for all charts of a page: bars in USD and in tokens beside each other mislead.
     kind: Kind = "money" if any(sums.has_price for sums in days.values()) else "count"
     return [
         over_time(days, leading(agents, kind), kind, f"day ({zone})"),
@@ -63,11 +65,13 @@ def over_time(days: Groups, agents: Sequence[str], kind: Kind, axis: str) -> Cha
 
     `agents` have a colour each; the last of them may be `OTHERS`.
     """
+    # Tokens without a price would be bars of no height, as if they had cost nothing.
     unpriced = sum(sums.unpriced_tokens for sums in days.values()) if kind == "money" else 0
     labels = every_day(sorted({str(day) for day, _ in days}))
     values: dict[str, list[float]] = {name: [0.0] * len(labels) for name in agents}
     index = {label: position for position, label in enumerate(labels)}
     for (day, agent), sums in days.items():
+        # Agents beyond the colours that can be told apart are one series.
         name = agent if agent in values else OTHERS
         values[name][index[str(day)]] += size(sums, kind)
     return Chart(
@@ -84,6 +88,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: Kind, axis: str) -> Cha
 
 def by_name(name: str, title: str, groups: Groups, kind: Kind) -> Chart:
     """One bar per name, the largest first."""
+    # A name without a price is left out and named below: its bar would say 0.
     known = {str(key[0]): sums for key, sums in groups.items() if sums.has_price or kind == "count"}
     unknown = sorted(str(key[0]) for key in groups if str(key[0]) not in known)
     ranked = sorted(
@@ -109,6 +114,7 @@ def stops_chart(rows: Iterable[Any]) -> Chart:
     counts: dict[str, list[int]] = {}
     for row in rows:
         of_reason = counts.setdefault(row.reason or UNFINISHED, [0, 0])
+        # A boolean as an index: ended by itself, or halted.
         of_reason[row.action in HALTED] += row.invocations
     ranked = sorted(counts.items(), key=lambda each: (-sum(each[1]), each[0]))
     return Chart(
@@ -130,11 +136,13 @@ def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
     turns: dict[int, list[int]] = {}
     latest: dict[str, tuple[int, int | None]] = {}
     for row in rows:
+        # One under way has fewer turns than it is going to have.
         if row.ended_us is not None:
             turns.setdefault(row.turns, [0, 0])[row.action in HALTED] += 1
         seen = latest.get(row.agent, (-1, None))
         if row.started_us > seen[0]:
             latest[row.agent] = (row.started_us, caps_in(row.limits).get("max_turns"))
+    # The latest only: caps change, and lines of long ago would be taken for what holds now.
     caps = [cap] if cap else [each for _, each in latest.values() if each]
     return distribution(turns, caps)
 
@@ -146,6 +154,7 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
     """
     marks = sorted(set(caps))[:MAX_MARKS]
     highest = max([*turns, *marks], default=0)
+    # Bars as wide as it takes for forty of them: one for each turn of a runaway cannot be read.
     width = max(1, -(-highest // SINGLE_TURNS))
     lowest = 0 if 0 in turns else 1
     bins = [range(low, low + width) for low in range(lowest, highest + 1, width)]

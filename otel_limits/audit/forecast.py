@@ -38,6 +38,7 @@ def forecast(inquiry: Inquiry) -> Forecast | None:
     from otel_limits.ledger import spending
 
     selection = inquiry.selection
+    # A part of a day is not a past from which its rest could be told.
     if selection.until_us is not None or any(name in PERIODS for name, _ in selection.where):
         return None
     now = datetime.fromtimestamp(time.time(), selection.zone)
@@ -59,6 +60,7 @@ def foretold(
 ) -> Forecast:
     """Make a forecast of what was spent in each quarter of an hour since the epoch."""
     days = Days(spent, now)
+    # Seven, as fewer do not even have each day of the week once.
     if len(days.wholes) < ENOUGH_DAYS:
         seen = f"{len(days.wholes)} whole days of spend"
         return Forecast(f"No forecast: {seen} in the last four weeks are not enough, 7 are.")
@@ -115,6 +117,7 @@ class Days:
 
 def _part_after(begin: datetime, now: datetime) -> float:
     """How much of a quarter of an hour is after the time of the day that it is now."""
+    # By the time of the day, so that a change of clocks moves the rest of a day with it.
     at = (now.hour * 60 + now.minute) * 60 + now.second
     start = (begin.hour * 60 + begin.minute) * 60
     return min(1.0, max(0.0, 1 - (at - start) / QUARTER_SECONDS))
@@ -136,6 +139,7 @@ def _outlook(name: str, days: Days, spent: Mapping[int, int], *, is_money: bool)
     half = student(min(part.freedom for part in parts)) * math.sqrt(
         sum(part.variance for part in parts)
     )
+    # Money cannot be taken back: below what is spent already there is nothing.
     low, high = max(0.0, mean - half), mean + half
 
     def amount(more: float) -> Any:

@@ -26,6 +26,7 @@ class Alike:
     @property
     def repeats(self) -> int:
         """Calls that a call before them made needless."""
+        # Without a hash nobody knows whether two calls were equal.
         return self.calls - 1 if self.fingerprint is not None else 0
 
     @property
@@ -36,6 +37,7 @@ class Alike:
     def add(self, row: Any) -> None:
         """Add a call."""
         micros = int(row.duration_us or 0)
+        # Of all but the first: that one was of use.
         self.repeated_micros += micros if self.calls else 0
         self.calls += 1
         self.errors += row.status == "error"
@@ -64,6 +66,7 @@ def alike(rows: Iterable[Any]) -> list[Alike]:
     for row in rows:
         key = (row.tool, row.fingerprint)
         found.setdefault(key, Alike(*key)).add(row)
+    # What repeats itself most comes first, as that is what is looked for.
     return sorted(found.values(), key=lambda each: (-each.repeats, -each.calls, each.tool))
 
 
@@ -95,6 +98,7 @@ def cost_after(
     tokens = pico = 0
     is_known = False
     for turn in group.turns[1:] if group.repeats else ():
+        # The next turn is the one that was sent the results.
         following = turns.get(turn + 1) if turn is not None else None
         if turn is not None and following is not None:
             tokens += int(following.tokens) // counts[turn]

@@ -55,6 +55,7 @@ def spend(
         LedgerError: The ledger does not have what is asked by, or there is nothing to compare.
     """
     inquiry.require_known(by)
+    # Former prices have no forecast and no outcomes: both are about money that is really spent.
     is_former = prices == FORMER
     title = "Token spend at former prices" if is_former else "Token spend"
     if compare is not None:
@@ -82,6 +83,7 @@ def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_former: bool = False) -> 
     """Sums of model calls that are at least as fine as `by`."""
     from otel_limits.ledger import spending
 
+    # Calls know the tools whose results they got, and are shared among those afterwards.
     names = [AFTER_TOOLS if name == TOOL else name for name in by]
     sums = spending.spend(inquiry.connection, names, inquiry.selection, former=is_former)
     rows = inquiry.work.through(sums)
@@ -155,6 +157,7 @@ def spend_table(
     return Table(
         name="spend",
         title="Spend by " + ", ".join(by) if by else "Spend",
+        # By all figures, also those that are not shown: a name must not depend on what is asked.
         columns=(*inquiry.key_columns(by, (*FIGURES, *TOOL_FIGURES)), *figures),
         rows=[*((*key, *_figures({key: sums}, uses)) for key, sums in in_order), *others],
         total=(*(("total", *blank) if by else ()), *_figures(everything, uses)),

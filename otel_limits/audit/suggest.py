@@ -47,6 +47,7 @@ def collect(rows: Iterable[Any]) -> dict[str, Needs]:
     needs: dict[str, Needs] = {}
     for row in rows:
         each = needs.setdefault(row.agent, Needs())
+        # Input and output, as a budget of tokens counts them.
         tokens = row.input_tokens + row.output_tokens
         # What failed or was aborted says nothing of what is enough: it counts neither way.
         if is_success(row):
@@ -55,6 +56,7 @@ def collect(rows: Iterable[Any]) -> dict[str, Needs]:
         elif row.action in HALTED:
             each.halted_turns.append(row.turns)
             each.halted_tokens.append(tokens)
+    # An agent of failures alone would get a line that says nothing.
     return {agent: each for agent, each in needs.items() if each.turns or each.halted_turns}
 
 

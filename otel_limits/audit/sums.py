@@ -84,6 +84,7 @@ class Sums:
 
     def merge(self, part: Sums) -> None:
         """Add what was summed elsewhere."""
+        # By the same door as rows of the ledger, so that a new sum is added in one place.
         self.add(part.row)
 
 

@@ -51,6 +51,7 @@ def percentile(met: Sequence[int], censored: Iterable[int], share: float) -> Est
     def first(enough: Iterable[bool]) -> int | None:
         return next((step.value for step, yes in zip(steps, enough, strict=True) if yes), None)
 
+    # The same rule for the bounds of each step: the interval is where they cross the line.
     bounds = [interval(step.beyond, step.size) for step in steps]
     return Estimate(
         value=first(step.beyond <= left for step in steps),
@@ -81,6 +82,7 @@ def curve(met: Sequence[int], censored: Iterable[int]) -> Iterator[Step]:
 
 def interval(share: float, size: float) -> tuple[float, float]:
     """The 95 % interval of a share seen in so many (Wilson, 1927); it never leaves 0 to 1."""
+    # Nothing was seen, so that every share is possible.
     if not size:
         return 0.0, 1.0
     middle = share + Z * Z / (2 * size)

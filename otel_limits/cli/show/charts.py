@@ -52,6 +52,7 @@ def draw(chart: Chart) -> str:
         return '<p class="empty">Nothing was recorded.</p>'
     parts = _bars(chart) if chart.horizontal else _columns(chart)
     height = TOP + ROW * len(chart.labels) + BOTTOM - 24 if chart.horizontal else HEIGHT
+    # For who hears a page instead of seeing it; the tables below have every number.
     described = escape(f"{chart.title}: {', '.join(each.name for each in chart.series)}")
     return (
         f'<svg viewBox="0 0 {_width(chart)} {height:g}" role="img" aria-label="{described}">'
@@ -75,11 +76,13 @@ def nice_top(highest: float, *, whole: bool) -> float:
     if highest <= 0:
         return TICKS if whole else 1.0
     step = highest / TICKS
+    # A power of ten of the step, which is then rounded to what people count in.
     unit = 10.0 ** math.floor(math.log10(step))
     if whole:
         unit = max(1.0, unit)
     rounded = next(unit * each for each in (1, 2, 2.5, 5, 10) if unit * each >= step)
     if whole:
+        # A quarter of an invocation is not a tick.
         rounded = math.ceil(rounded)
     return rounded * TICKS
 
@@ -116,6 +119,7 @@ def _columns(chart: Chart) -> Iterator[str]:
         y = TOP + height * (1 - tick / TICKS)
         yield _line(LEFT, y, right, y, "grid")
         yield _text(LEFT - 8, y + 4, short(top * tick / TICKS, chart.kind), "end")
+    # As many labels as do not touch each other.
     every = max(1, math.ceil(count / (width / LABEL_ROOM)))
     for index, label in enumerate(chart.labels):
         x = LEFT + slot * index + (slot - bar) / 2
@@ -124,6 +128,7 @@ def _columns(chart: Chart) -> Iterator[str]:
             value = series.values[index]
             tall = height * value / top
             base -= tall
+            # What a colour or a pattern stands for is said by every bar, when it is pointed at.
             hint = f"{label} · {series.name}: {_hint(value, chart.kind)}"
             yield _rect(x, base, bar, tall, colour(number, series), hint)
         if index % every == 0:
@@ -138,6 +143,7 @@ def _mark(mark: Mark, labels: Sequence[str], slot: float) -> Iterator[str]:
     # At the right edge of the slot that holds the number.
     lows = [float(label.split("-")[0]) for label in labels]
     x = LEFT + slot * sum(low <= mark.at for low in lows)
+    # The text goes to the other side, or it would leave the picture.
     is_far_right = x > WIDTH * 0.75
     yield _line(x, TOP - 8, x, HEIGHT - BOTTOM, "mark")
     yield _text(x + (-6 if is_far_right else 6), TOP - 10, mark.text,
@@ -148,6 +154,7 @@ def _bars(chart: Chart) -> Iterator[str]:
     """Lying bars, stacked, with the value at the end of each."""
     sums = _stacked(chart)
     room = WIDTH - NAMES - RIGHT - LABEL_ROOM
+    # Nothing at all is drawn as nothing, and not divided by.
     scale = room / (max(sums) or 1)
     for index, label in enumerate(chart.labels):
         y = TOP + ROW * index
@@ -178,6 +185,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 
 
 def _rect(x: float, y: float, width: float, height: float, style: str, hint: str) -> str:
+    # A rectangle without any size still has its stroke.
     if not width or not height:
         return ""
     return (

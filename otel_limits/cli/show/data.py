@@ -29,6 +29,7 @@ def as_json(answer: Answer) -> str:
             if table.total is not None
         },
     }
+    # Left out where there is none: an empty text would look like an answer.
     if answer.summary:
         document["summary"] = answer.summary
     if answer.forecast is not None:
@@ -60,6 +61,7 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
 
 def _rows(table: Table) -> list[dict[str, Any]]:
     rows = [_named(table, row) for row in table.rows]
+    # Only trees have levels; the rows of others are shorter for it.
     for row, level in zip(rows, table.levels, strict=False):
         row["level"] = level
     return rows
@@ -80,6 +82,7 @@ def beside(answer: Answer) -> list[str]:
 
 def as_csv(answer: Answer) -> str:
     """The first table, without its total: a reader would add it in."""
+    # What is text by itself, such as a policy file, is no table.
     if not answer.tables:
         return answer.text
     table = answer.tables[0]

@@ -82,6 +82,7 @@ def _chart(chart: Chart) -> str:
 
 def _table(table: Table) -> str:
     heads = "".join(_head(column) for column in table.columns)
+    # A table with levels for its first rows alone is one with a total below a tree.
     levels = [*table.levels, *(0 for _ in range(len(table.rows) - len(table.levels)))]
     rows = "".join(
         _row(table.columns, row, level)
@@ -123,6 +124,7 @@ def _cell(column: Column, value: Any, level: int) -> str:
         style = f' style="padding-left: {0.75 + 1.5 * level}rem"' if level else ""
         is_code = ' class="id"' if column.kind == "id" else ""
         return f"<td{is_code}{style}>{text}</td>"
+    # The exact value beside the text, which is rounded: columns are sorted by it.
     return f'<td class="number" data-value="{_value(value, column.kind)}">{text}</td>'
 
 

@@ -70,6 +70,7 @@ def schema_of(question: Question) -> dict[str, Any]:
         name: _row(columns, question.more.get(name, ()))
         for name, columns in question.tables.items()
     }
+    # The others depend on options, and a reader must not count on them.
     always = [name for name in rows if name not in question.optional]
     text = {"type": "string"}
     forecast = {"forecast": FORECAST} if question.has_forecast else {}
@@ -96,6 +97,7 @@ def schema_of(question: Question) -> dict[str, Any]:
 def _row(columns: Sequence[Column], more: Sequence[Column] = ()) -> dict[str, Any]:
     """A row; the properties to group by stand in it beside the columns that it always has."""
     values = {each.name: {"title": each.title, **VALUES[each.kind]} for each in (*columns, *more)}
+    # In every row: whether a table is a tree does not follow from its name.
     level = {"type": "integer", "description": "how deep a row of a tree is"}
     return {
         "type": "object",

@@ -66,11 +66,12 @@ def number(
 
 def name_of(row: AgentRow) -> str:
     """Return the agent's name as it may be shown."""
+    # A name of characters that cannot be shown would be an empty row.
     return printable(row.agent) or "(no name)"
 
 
 def money_of(row: AgentRow) -> str:
-    """Write what an agent spends: `unpriced` where there is a price for nothing."""
+    """Write what an agent spends: `no price` where there is a price for nothing."""
     rates = row.rates
     if rates.usd_per_hour is None and rates.unpriced_tokens_per_minute:
         return "no price"
@@ -84,6 +85,7 @@ def write_cap(row: AgentRow, width: int) -> Text:
     cap = row.now[0]
     room = width - PERCENT - 1
     name = cap.limit
+    # The bar comes first: it is what is looked at, and the line below has the name.
     has_name = room >= len(name) + 1 + NAMED_BAR
     length = min(LONGEST_BAR, room - len(name) - 1 if has_name else room)
     drawn = Text(f"{name} " if has_name else "")
@@ -103,6 +105,7 @@ def write_hour(row: AgentRow, width: int) -> Text:
         return Text(UNKNOWN)
     cap = row.hour[0]
     text = f"{cap.limit} {bound_text(cap)}"
+    # Its number alone where there is no room for both.
     text = text if len(text) <= width else bound_text(cap)
     return Text(text, style=warning_style(cap.share))
 
@@ -118,6 +121,7 @@ def write_halts(row: AgentRow, width: int) -> Text:
     text = halts_text(row)
     if len(text) > width:
         alone = count(row.halt_count)
+        # A list of reasons that is cut after three letters is worse than none.
         text = shortened(text, width, keep_beginning=True) if width > len(alone) + 12 else alone
     return Text(text, style="bold" if row.halts else "")
 
