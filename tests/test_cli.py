@@ -167,7 +167,7 @@ def test_on_a_terminal_settings_are_a_table() -> None:
     shown = on_terminal(COMMAND, "check", OTEL_LIMITS_PROMETHEUS_HOST="h" * 150)
     plain = re.sub(ESCAPE + r"\[[0-9;]*m", "", shown)
     assert ESCAPE in shown
-    assert plain.splitlines()[0].split() == ["Setting", "Value", "From"]
+    assert plain.split()[:3] == ["Setting", "Value", "From"]
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 100
     assert plain.count("h" * 20) > 1
     assert sum(line.count("h") for line in plain.splitlines() if "hhh" in line) >= 150

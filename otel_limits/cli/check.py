@@ -32,6 +32,8 @@ followed. Standard error has one sentence for each mistake.
 """
 
 FOUND_MISTAKES: Final = 1
+NARROW: Final = 64
+"""Columns of a terminal below which the longest name of a setting would be folded."""
 
 VARIABLES: Final = {setting.name: setting.variable for setting in SETTINGS}
 
@@ -136,11 +138,18 @@ def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # As narrow as it goes: the longest name has room in a terminal of 60 columns.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    screen = console()
+    # Without its margins where it has to be: the longest name has room in 60 columns then.
+    is_narrow = screen.width < NARROW
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=not is_narrow,
+        collapse_padding=is_narrow,
+    )
     for title in ("Setting", "Value", "From"):
         table.add_column(title, overflow="fold")
     for variable, value, source in rows:
         style = "dim" if source == "default" else "bold"
         table.add_row(variable, Text(value), Text(source), style=style)
-    console().print(table)
+    screen.print(table)
