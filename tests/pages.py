@@ -129,7 +129,7 @@ class Session:
             AssertionError: It is not one, or it failed.
         """
         words, target = redirected(command.words)
-        given = [word for word in words if re.match(r"[A-Z_]+=", word)]
+        given = [word for word in words if re.match(r"[A-Z_][A-Z0-9_]*=", word)]
         if words[0] == "export":
             given = [word.replace(STORE, self.store or STORE) for word in words[1:]]
             self.variables |= dict(word.split("=", 1) for word in given)
