@@ -162,12 +162,14 @@ class Conventions:
             # As they are billed, which is not always as they were reported.
             for kind, tokens in (("input", fact.usage.input), ("output", fact.usage.output)):
                 self._series(TOKEN_USAGE, *of_call, kind)(tokens, exemplar)
+        # Without a beginning nobody knows how long it took, and 0 would be a very fast call.
         if fact.seconds is not None:
             error = UNNAMED_ERROR if fact.kind == "failed" else ""
             self._series(OPERATION_DURATION, *of_call, error)(fact.seconds, exemplar)
 
     def tool_call(self, fact: ToolCall) -> None:
         """Count its time; a refused one has none."""
+        # What did not run took no time, and is none of the tool's.
         if fact.seconds is None:
             return
         agent = self._labels.agent(fact.invocation.agent)
@@ -179,6 +181,7 @@ class Conventions:
     def stop(self, fact: Stop) -> None:
         """Count what the invocation took."""
         agent, model = self._labels.agent(fact.agent), self._models.pop(fact.invocation_id, "")
+        # A stop that was read back from a message has no place in a tree.
         exemplar = self._exemplar(fact.invocation) if fact.invocation else None
         duration = self._series(
             AGENT_DURATION, agent, self._labels.model(model) if model else "", error_of(fact)
@@ -204,6 +207,7 @@ def both(first: Taker, second: Taker) -> Taker:
 
 def error_of(stop: Stop) -> str:
     """Class of the error with which an invocation ended; a halt that returns is not an error."""
+    # By the class that was raised: the conventions ask for a name that is found in the code.
     if stop.action == "raised":
         return BY_REASON.get(stop.reason, LimitReachedError).__qualname__
     return UNNAMED_ERROR if stop.reason == "error" else ""

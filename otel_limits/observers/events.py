@@ -57,6 +57,7 @@ def attributes_of(halt: Halt) -> dict[str, AnyValue]:
         semconv.STOP_REASON: halt.reason,
         semconv.STOP_ACTION: halt.action,
     }
+    # A kill has no limit that could be named.
     if halt.breach is not None:
         attributes |= {
             semconv.LIMIT_NAME: halt.breach.limit,
@@ -76,4 +77,5 @@ def context_of_invocation(invocation: Invocation) -> Context:
 
 def as_number(number: Number) -> int | float:
     """Return a number that an attribute can hold, which an exact amount of money is not."""
+    # The digits beyond a float are for a ledger, which has them; an event is looked at.
     return float(number) if isinstance(number, Decimal) else number

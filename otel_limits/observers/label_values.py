@@ -43,6 +43,7 @@ class MetricLabels:
         self._max_agents = max_agents
         self._folded = folded
         self._is_told: set[str] = set()
+        # Asked again for each new name: the policy file may be another one by then.
         self.agent = self._capped("agent", max_agents, lambda: named().agents)
         self.model = self._capped("model", max_agents, lambda: named().models)
         self.tool = self._capped("tool", max_agents * TOOLS_PER_AGENT, lambda: named().tools)
@@ -80,4 +81,5 @@ def framework_reasons() -> Iterator[str]:
     """How an invocation ends without us, whichever framework runs it."""
     for framework in known.FRAMEWORKS:
         yield from framework.stop_reasons
+    # These come from us whatever the framework, so that no framework has to name them.
     yield from OWN_ENDINGS

@@ -66,6 +66,7 @@ class LedgerObserver(OwnObserver):
         self.writer.close()
 
     def _started(self, fact: Started) -> None:
+        # Kept until its end, which does not say again what it began with.
         self._live[fact.invocation.id] = fact
         self.writer.put(rows.started_rows(fact))
 

@@ -41,6 +41,7 @@ class QuotaKeys:
         """
         shown = self._shown.setdefault(use.quota, {})
         nearness = _nearness(use)
+        # Whatever it is worth now: to change places at every use would make series come and go.
         if use.key in shown:
             shown[use.key] = nearness
             return True, None
@@ -70,4 +71,5 @@ def _nearness(use: QuotaUse) -> Nearness:
 
 
 def _share_at(nearness: Nearness, now: float) -> float:
+    # Below every share, so that it is the first to make room.
     return nearness.share if nearness.resets > now else -1.0

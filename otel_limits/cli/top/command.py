@@ -65,6 +65,7 @@ def add(commands: Any) -> None:
 
 def top(options: Namespace) -> int:
     """Show the fleet."""
+    # A live view for a program has no end and no document.
     if options.json and not options.once:
         return refuse(["--json needs --once: otel-limits top --once --json"])
     try:
@@ -99,6 +100,7 @@ def feeds_of(options: Namespace) -> list[Feed]:
 def local_endpoint() -> str:
     """Return where the processes of this machine that have our settings are scraped."""
     settings = config.read().settings
+    # What is bound to all addresses is asked on one that a client can name.
     host = settings.prometheus_host
     host = "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host
     return f"http://{host}:{settings.prometheus_port or DEFAULT_PORT}/metrics"
@@ -133,6 +135,7 @@ def print_once(feeds: Sequence[Feed], *, is_json: bool) -> int:
         # A file has room for everything.
         for line in page(fleet, screen.width if screen.is_terminal else FILE_WIDTH):
             screen.print(line, soft_wrap=True)
+    # One that answers is enough: the others are sentences in the answer.
     return NO_ANSWER if all(fleet.feeds.values()) else 0
 
 
@@ -149,11 +152,13 @@ def read_once(feeds: Sequence[Feed]) -> Fleet:
         except ScrapeError:
             return [scrape(feed, time.time())]  # which says why
 
+    # At once, as each may take its timeout.
     with ThreadPoolExecutor(len(feeds)) as pool:
         for told in pool.map(asked, feeds):
             for each in told:
                 watch.take(each)
         fleet = watch.fleet()
+        # A Prometheus has told of the past already; only endpoints have to be asked twice.
         if fleet.rate_seconds is None and not all(fleet.feeds.values()):
             time.sleep(ONCE_SECONDS)
             for each in pool.map(lambda feed: scrape(feed, time.time()), feeds):

@@ -47,6 +47,7 @@ def keys_of(text: str) -> Iterator[str]:
     """Return the names of the keys that were pressed; those that nobody knows are left out."""
     for found in SEQUENCE.findall(text):
         name = KEYS.get(found, found)
+        # A sequence that nobody knows is left out as a whole: its letters are keys themselves.
         if not name.startswith("\x1b"):
             yield name
 
@@ -58,6 +59,7 @@ def pressed(seconds: float) -> list[str]:
         HangupError: Nobody will press a key any more.
     """
     stdin = sys.stdin.fileno()
+    # `select` and not a blocking read, so that a screen goes on without keys.
     if not select.select([stdin], [], [], seconds)[0]:
         return []
     try:
@@ -66,6 +68,7 @@ def pressed(seconds: float) -> list[str]:
         data = b""
     if not data:
         raise HangupError
+    # A character may have been cut at the end of what was read.
     return list(keys_of(data.decode(errors="ignore")))
 
 
@@ -102,6 +105,7 @@ def ending_by_signal() -> Iterator[None]:
             raise HangupError
 
     numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    # Put back in the end: whoever uses this in a program of his own has handlers, too.
     before: dict[int, Any] = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield

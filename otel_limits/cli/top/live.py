@@ -62,6 +62,7 @@ class Asking(threading.Thread):
 
 def look(feeds: Sequence[Feed], kill: Kill) -> None:
     """Show the fleet until somebody leaves."""
+    # A queue, since answers come in threads of their own and only this one draws.
     scrapes: queue.SimpleQueue[Scrape] = queue.SimpleQueue()
     asking = [Asking(feed, scrapes) for feed in feeds]
     try:
@@ -79,9 +80,11 @@ def show(scrapes: queue.SimpleQueue[Scrape], watch: Watch, kill: Kill) -> None:
     fleet, size = watch.fleet(), None
     with screen.screen() as drawn:
         while True:
+            # All of them at once: a history of an hour is drawn once, and not minute by minute.
             news = list(waiting(scrapes))
             for each in news:
                 watch.take(each)
+            # Nothing is waited for while there is something to draw.
             keys = pressed(0.0 if news else LOOK_SECONDS)
             fleet = watch.fleet() if news else fleet
             for key in keys:
@@ -106,6 +109,7 @@ def waiting(scrapes: queue.SimpleQueue[Scrape]) -> Iterator[Scrape]:
 def killed(view: View, kill: Kill) -> View:
     """End the chosen agent's invocations, and say what came of it."""
     try:
+        # Escaped, as the name of an agent may have characters that a glob would read.
         said = kill(glob.escape(view.chosen or ""))
     except ValueError as error:
         said = str(error)

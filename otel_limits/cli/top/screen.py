@@ -76,6 +76,7 @@ def page(fleet: Fleet, width: int) -> list[Text]:
     rows = view.rows(fleet)
     agents = agent_lines(rows, None, width, len(rows))
     rest = [*quota_lines(fleet, width, MOST_QUOTAS * 10), *halt_lines(fleet, width)]
+    # More of them than on a screen, and not without end: a fleet may have a thousand keys.
     return [*header(fleet, view, width), Text(), *agents, *rest]
 
 
@@ -105,6 +106,7 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
     lines = [Text(line, style="bold") for line in packed(sentences, width)]
     if view.filter and view.mode != "filter":
         lines.append(Text(shortened(f"Only agents that fit: {view.filter}", width)))
+    # With a sign in front, as a terminal may have no yellow.
     told = [line for each in fleet.troubles for line in wrapped(f"! {printable(each)}", width)]
     return [*lines, *(Text(line, style="yellow") for line in told[:MOST_TROUBLES])]
 
@@ -134,6 +136,7 @@ def agent_lines(
         return
     table = AgentTable(rows, width)
     yield table.head()
+    # The chosen row in the middle, so that one sees what is above and below it.
     place = rows.index(chosen) if chosen is not None else 0
     first = max(0, min(place - room // 2, len(rows) - room))
     for row in rows[first : first + room]:

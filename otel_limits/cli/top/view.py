@@ -63,12 +63,14 @@ class View:
         order = ORDERS[self.order]
         wanted = self.typed if self.mode == "filter" else self.filter
         rows = [row for row in fleet.agents if fits(wanted, row.agent)]
+        # By name first, so that rows with equal values do not change places each second.
         rows.sort(key=lambda row: row.agent.casefold())
         return sorted(rows, key=order.value, reverse=order.is_rising == self.is_reversed)
 
     def chosen_row(self, rows: Sequence[AgentRow]) -> AgentRow | None:
         """Return the row that keys are about."""
         found = [row for row in rows if row.agent == self.chosen]
+        # The first row where the chosen one is gone, or is kept out by the filter.
         return found[0] if found else rows[0] if rows else None
 
 
@@ -77,6 +79,7 @@ def fits(wanted: str, agent: str) -> bool:
     name, wanted = agent.casefold(), wanted.casefold()
     if any(wildcard in wanted for wildcard in WILDCARDS):
         return fnmatch.fnmatchcase(name, wanted)
+    # Anywhere in it: who looks for "archive" need not know how a name begins.
     return wanted in name
 
 
@@ -89,6 +92,7 @@ def press(view: View, key: str, fleet: Fleet) -> View | Literal["quit", "kill"]:
         return dataclasses.replace(view, mode="rows")  # whichever key it is
     if view.mode == "kill":
         after = dataclasses.replace(view, mode="rows", message="Nothing was killed.")
+        # Only this key: anything else, a slip of the hand too, kills nothing.
         return "kill" if key in ("y", "Y") else after
     if key == "q":
         return "quit"
@@ -113,6 +117,7 @@ def choose(view: View, key: str, fleet: Fleet) -> View:
     rows = view.rows(fleet)
     row = view.chosen_row(rows)
     if key in ORDERS:
+        # The same key again turns the order round; another one begins with its own.
         is_reversed = key == view.order and not view.is_reversed
         return dataclasses.replace(view, order=key, is_reversed=is_reversed)
     if key in STEPS and row is not None:
