@@ -149,6 +149,7 @@ class Inquiry:
         names = (*by, *(name for name, _ in self.selection.where))
         prefixed = {KEY_PREFIX + key for key in keys}
         unknown = [name for name in names if name not in known and name not in prefixed]
+        # Refused and not answered with nothing: a misspelt name would look like a quiet month.
         if unknown:
             near = meant(unknown[0], known)
             hint = f"Did you mean {near}? " if near else ""

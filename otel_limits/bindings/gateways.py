@@ -91,6 +91,7 @@ def _says_spent(error: BaseException) -> bool:
 def _means_spent(text: str) -> bool:
     if BUDGET_SPENT.search(text):
         return True
+    # A rate passes by itself and is for the client to retry; a quota of a day is not.
     is_rate = RATE.search(text) is not None and LASTING.search(text) is None
     return QUOTA_SPENT.search(text) is not None and not is_rate
 
@@ -140,6 +141,7 @@ def is_unsent(error: BaseException) -> bool:
 def is_timeout(error: BaseException) -> bool:
     """Tell whether nobody waited longer for a response that the vendor may be working on."""
     names = [type(each).__name__ for each in chain_of(error)]
+    # A timeout before the request was sent costs nothing; one after it may cost the whole answer.
     began = not any(name.startswith(NOT_SENT) for name in names)
     return began and any("Timeout" in name for name in names)
 

@@ -75,6 +75,7 @@ def show_status(_options: Namespace) -> int:
     if path is None:
         sys.stdout.write(f"Not installed: there is no {autoload_file()}\n")
         return NOT_THERE
+    # An upgrade leaves the line of the version before, which may load what is not there any more.
     if not is_current(path):
         sys.stdout.write(
             f"Of another version: {path}. Write it again: otel-limits autoload install\n"

@@ -32,6 +32,7 @@ def docs(options: Namespace) -> int:
     """Show a page, or the list of pages."""
     topics = pages.topics()
     if options.topic is None:
+        # The first line of a page is its title, so that a list of pages cannot be out of date.
         headings = [pages.page(topic).partition("\n")[0].lstrip("# ") for topic in topics]
         sys.stdout.write(in_columns(list(zip(topics, headings, strict=True))))
         return 0
@@ -40,6 +41,7 @@ def docs(options: Namespace) -> int:
         hint = f"Did you mean {near}?" if near else f"There are: {', '.join(topics)}."
         return refuse([f"There is no page about {masked(options.topic)!r}. {hint}"])
     markdown = pages.page(options.topic)
+    # Anything else gets Markdown, which another program can lay out better.
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 

@@ -21,6 +21,7 @@ def meant(name: str, known: Collection[str]) -> str | None:
     mistakes = {each: _mistakes(typed, each[common:].casefold()) for each in known}
     near = [each for each in known if mistakes[each] <= _permitted(each[common:])]
     begun = [each for each in known if _is_begun(name.casefold(), each.casefold())]
+    # A mistyped name wins over one with the same beginning, which is a mere abbreviation.
     return min(near or begun, key=lambda each: mistakes[each], default=None)
 
 
@@ -40,6 +41,7 @@ def _mistakes(typed: str, known: str) -> int:
     This is the optimal string alignment distance, row by row:
     https://en.wikipedia.org/wiki/Damerau-Levenshtein_distance.
     """
+    # The row before the last one as well, since two letters that changed places reach back to it.
     before: list[int] = []
     last = list(range(len(known) + 1))
     for row, letter in enumerate(typed, start=1):

@@ -45,6 +45,7 @@ class Deadlines:
             # The number stands between, as two callbacks of the same moment cannot be compared.
             heapq.heappush(self._queue, (time.monotonic() + seconds, number, callback))
             self._waiting.add(number)
+            # It may be due before the one that the thread sleeps for.
             self._changed.notify()
         self._start()
         return number
@@ -131,6 +132,7 @@ class TimeLimit:
 
     def forget(self) -> None:
         """Wait no longer."""
+        # Taken away first, as the callback of a deadline comes by here as well.
         number, self._number = self._number, None
         if number is not None:
             self._run.runs.deadlines.cancel(number)

@@ -73,6 +73,7 @@ class Observers:
                 observer(stop)
             except Exception as error:  # noqa: BLE001  foreign code
                 self._lost(observer, stop, error)
+            # Also of one that failed: the invocation has waited for it all the same.
             lags.append(
                 facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
             )

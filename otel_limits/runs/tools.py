@@ -33,6 +33,7 @@ class ToolCalls:
     def of_turn(self) -> dict[str, int]:
         """How often the last turn called each tool: the next request has the results."""
         turn, called = self._of_turn
+        # Of this very turn: a response without tools has no results for the request after it.
         return called if turn == self._run.tally.turns else {}
 
     def admit(self, tool: str) -> Breach | None:
@@ -78,6 +79,7 @@ class ToolCalls:
         """Keep a call that was answered, with its contents, where there is a tool log."""
         log = self._run.runs.tool_log
         if log is not None:
+            # A number of its own, as a refused call is told and not kept.
             self._kept += 1
             log.write(self._run.invocation, self._kept, tool, arguments, result, trigger=trigger)
 
@@ -100,6 +102,8 @@ class ToolCalls:
             if cap is not None and used >= cap:
                 reason = MAX_TOOL_CALLS_STOP_REASON
                 origin = budget.policy.origin_of(limit, subject)
+                # One more than was used: it is the call that was refused that would have passed the
+                # cap.
                 breach = Breach(limit, cap, used + 1, reason, "calls", subject, origin=origin)
                 yield breach, budget
 

@@ -25,6 +25,7 @@ class Group:
     ) -> None:
         """Begin what those share, in these budget trees: the innermost is the first."""
         identity = uuid.uuid4().hex
+        # The root is passed on, so that the rows of a tree are found by one id.
         root_id = parent.invocation.root_id if parent else identity
         self.invocation: Invocation = Invocation(agent=name, id=identity, root_id=root_id)
         self.policy = policy

@@ -112,6 +112,7 @@ def extension_of(response: object) -> Limits | None:
     try:
         caps = {name: cap for name, cap in response["extend"].items() if cap not in (None, {})}
         return Limits(**caps) if caps else None
+    # An answer can be anything that a person has typed: what is not a limit extends nothing.
     except (TypeError, ValueError):
         return None
 

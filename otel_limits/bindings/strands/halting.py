@@ -93,6 +93,7 @@ def _objection(
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return None
+    # A time limit or a kill waits for nobody: neither for a last answer nor for a human.
     if verdict.reason not in AT_ONCE:
         if action == "ask" and may_ask and can_be_extended(verdict):
             return question(verdict, live.run.invocation)

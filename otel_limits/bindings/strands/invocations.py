@@ -283,6 +283,7 @@ def end(
         run.finish(error.stop.reason)  # type: ignore[union-attr]
     elif isinstance(error, LimitReachedError) and run.verdict is not None:
         run.finish(run.verdict.reason)
+    # The reason of its last leg, if that came to its end before nobody waited any more.
     elif cancellation is not None:
         run.finish(run.reason or "aborted")
     else:
@@ -330,6 +331,7 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
     # Most providers ask for structured output without `Model.stream`, where we would have seen it.
     if output is not None and not run.tally.model_calls:
         _book_unseen(run, agent, prompt, output)
+    # A refusal is how such a request is halted: it has no loop that could end.
     if output is None and run.verdict is not None and run.action == "raised":
         run.finish(run.verdict.reason)
     else:

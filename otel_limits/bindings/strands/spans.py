@@ -113,4 +113,5 @@ def write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> Non
 
 def as_json(value: object) -> object:
     """Return a value that JSON knows."""
+    # Money is a Decimal, which neither JSON nor a span knows: as text it stays exact.
     return value if isinstance(value, (int, float)) else str(value)

@@ -96,6 +96,7 @@ def after_tools(event: AfterToolsEvent) -> None:
         return
     run = live.run
     answered = _close_batch(live, event)
+    # Before the judgement, so that a warning does not come after the halt that it announces.
     if run.policy.warn_at:
         write_warnings(event.agent.trace_span, run.warn())
     # Only when all of the turn is told: the last tool may be the one that passes a limit.
