@@ -82,7 +82,7 @@ def beside(answer: Answer) -> list[str]:
 
 def as_csv(answer: Answer) -> str:
     """The first table, without its total: a reader would add it in."""
-    # What is text by itself, such as a policy file, is no table.
+    # What is text by itself, such as a policy file, has no table.
     if not answer.tables:
         return answer.text
     table = answer.tables[0]
