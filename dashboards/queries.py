@@ -292,7 +292,8 @@ KILLED: Final = per_bar(KILLS, "agent")
 HALTED: Final = per_bar(select("otel_limits_stops_total", AGENT, ENFORCED), "agent", "reason")
 
 AUDITED: Final = (
-    """label_replace(label_replace(vector(0), "audited", "--where 'agent=${agent:distributed}'", """
+    # In backticks everything stands for itself: a name can have quotes.
+    """label_replace(label_replace(vector(0), "audited", `--where 'agent=${agent:distributed}'`, """
     """"", ""), "audited", "--top 10", "audited", ".*'agent=[.][+]'")"""
 )
 """How `otel-limits audit` is told of the agents that are selected, `agent=a,agent=b`; of all of

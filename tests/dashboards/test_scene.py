@@ -150,6 +150,7 @@ def test_what_did_not_happen_is_not_marked(played: Scene) -> None:
         ("research", "--where 'agent=research'"),
         # As Grafana writes several values in the format `distributed`.
         ("research,agent=a coder", "--where 'agent=research,agent=a coder'"),
+        (r"a \d named one", r"--where 'agent=a \d named one'"),
         (".+", "--top 10"),
     ],
 )
