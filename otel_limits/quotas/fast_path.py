@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -58,10 +59,15 @@ class FastPath:
 
     @never_raises("quotas")
     def _open(self) -> None:
+        connection = None
         try:
-            self._put_back(self._free, self._store.connect())
+            connection = self._store.connect()
         except StoreError:  # whether the store is lost is for the courier to say
-            self._lose()
+            return
+        finally:
+            if connection is None:
+                self._lose()
+        self._put_back(self._free, connection)
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
         """Do an operation; `None` where the courier has to do it.
@@ -78,8 +84,10 @@ class FastPath:
         reply = None
         try:
             reply = await _exchange(connection, operation, seconds)
-        # Not every loop can watch a connection: that of Windows cannot.
-        except (StoreError, NotImplementedError):
+        except StoreError:
+            return None
+        except NotImplementedError:  # this loop cannot watch a connection, as that of Windows
+            self._opens_at = math.inf
             return None
         finally:
             # What is still to come on it must not be taken for the answer to something else.

@@ -116,8 +116,7 @@ def test_agents_that_ask_at_once_share_a_round_trip(
 
     asyncio.run(ask())
     # Those that found nobody before them asked by themselves.
-    assert 90 <= sum(batches) <= 100
-    assert len(batches) < 50
+    assert len(batches) < sum(batches) <= 100
 
 
 def test_switching_off_under_a_question_is_no_fault(hold: Hold, server: Server, wire: Wire) -> None:
