@@ -19,7 +19,7 @@ from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Questi
 from otel_limits.audit.survival import interval
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.rows import HALTED, PICODOLLARS, known_cost
+from otel_limits.ledger.rows import HALTED, MAX_INTEGER, PICODOLLARS, known_cost
 
 SUCCESSES: Final = frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
 
@@ -79,7 +79,8 @@ def least_totals(checks: Iterable[Check]) -> dict[str, int]:
     for check in checks:
         total = LIMITS[check.limit].total
         # The least of several caps on one total: what stays below all of them need not be read.
-        least[total] = min(check.cap, least.get(total, check.cap))
+        # A cap that no column could hold is as good as the largest: nothing reaches either.
+        least[total] = min(check.cap, least.get(total, MAX_INTEGER))
     return least
 
 
@@ -229,7 +230,9 @@ def _at_its_end(row: Any, checks: Sequence[Check]) -> Cut | None:
         return None
     # 0 turns of a leg: rows have no iterations, so that `max_iterations` is never found here.
     used = (0, row.turns, row.model_calls, row.input_tokens + row.output_tokens)
-    limit = first_reached(checks, (*used, row.input_tokens, row.output_tokens, row.price_pico))
+    # As a number: beyond 64 bits SQLite answers with text.
+    spent = int(row.price_pico or 0)
+    limit = first_reached(checks, (*used, row.input_tokens, row.output_tokens, spent))
     return None if limit is None else Cut(limit, row.turns, 0, 0, 0)
 
 

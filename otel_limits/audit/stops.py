@@ -149,7 +149,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
                 row.breach_observed,
                 row.turns,
                 row.input_tokens + row.output_tokens,
-                known_cost(row.price_pico, row.unpriced_calls),
+                known_cost(row.cost_pico, row.unpriced_calls),
             )
             for row in rows
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from argparse import Namespace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,9 @@ def prune(arguments: Namespace) -> int:
     from otel_limits.ledger import retention
 
     # Once, before the first portion: what ends while it runs is judged by the same age.
-    before = asking.to_microseconds(datetime.now(timezone.utc) - arguments.older_than)
+    # As numbers: an age may lead to before the year 1, where no date is.
+    age = arguments.older_than // timedelta(microseconds=1)
+    before = asking.to_microseconds(datetime.now(timezone.utc)) - age
     with opened(arguments) as database:
         with working("Pruning") as work:
             gone = sum(work.through(retention.prune(database, before)))

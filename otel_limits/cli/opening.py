@@ -68,7 +68,7 @@ def selected(arguments: Namespace) -> Selection:
     """Return which part of the ledger the options ask for.
 
     Raises:
-        LedgerError: The time zone has no such name.
+        LedgerError: The time zone has no such name, or the calendar ends before a time.
     """
     from otel_limits.ledger.selection import Selection
 
@@ -77,9 +77,15 @@ def selected(arguments: Namespace) -> Selection:
     except ValueError as error:
         raise LedgerError(str(error)) from None
     since, until = getattr(arguments, "since", None), getattr(arguments, "until", None)
+    try:
+        since_us, until_us = (each and each.microseconds(zone) for each in (since, until))
+    except OverflowError:
+        raise LedgerError(
+            f"--since and --until of {zone} must lie in the years 1 to 9999 of UTC, too."
+        ) from None
     return Selection(
-        since_us=since and since.microseconds(zone),
-        until_us=until and until.microseconds(zone),
+        since_us=since_us,
+        until_us=until_us,
         where=tuple(getattr(arguments, "where", None) or ()),
         zone=zone,
     )
@@ -140,6 +146,7 @@ def named(arguments: Namespace) -> Iterator[Address]:
         LedgerError: It cannot be used.
     """
     from otel_limits.ledger.database import DatabaseError, reason_of
+    from otel_limits.ledger.reading import is_damaged
 
     try:  # the option, otherwise the environment, otherwise the user's data directory
         address = ledgers.audited_ledger(arguments.ledger)
@@ -149,9 +156,18 @@ def named(arguments: Namespace) -> Iterator[Address]:
         yield address
     except (DatabaseError, sqlite3.Error, OSError) as error:
         reason = reason_of(error)
-        is_damaged = "malformed" in reason or "not a database" in reason
-        advice = f" Run: otel-limits ledger salvage {address} --output NEW.db" if is_damaged else ""
-        raise LedgerError(f"The ledger {address} cannot be used: {reason}.{advice}") from None
+        has_damage = "malformed" in reason or "not a database" in reason
+        raise _unusable(address, reason, has_damage=has_damage) from None
+    except (TypeError, ValueError, MemoryError):
+        # What stands in a damaged file may be of any kind: that is its fault, and not ours.
+        if not is_damaged(address):
+            raise
+        raise _unusable(address, "the file is damaged", has_damage=True) from None
+
+
+def _unusable(address: Address, reason: str, *, has_damage: bool) -> LedgerError:
+    advice = f" Run: otel-limits ledger salvage {address} --output NEW.db" if has_damage else ""
+    return LedgerError(f"The ledger {address} cannot be used: {reason}.{advice}")
 
 
 def exactly(inquiry: Inquiry, answer: Callable[[], T]) -> T:

@@ -11,6 +11,7 @@ from otel_limits.ledger.rows import HALTED
 from otel_limits.ledger.schema import INVOCATION_TABLE
 from otel_limits.ledger.selection import RUNS, Selection, Source
 from otel_limits.ledger.spending import columns_for
+from otel_limits.ledger.totals import COST
 
 OF_CALLS: Final = frozenset({"model", "provider", "state", "side", "tool"})
 """What an invocation can have several of."""
@@ -34,7 +35,7 @@ def outcomes(
     labelled = [column.label(f"k{n}") for n, column in enumerate(columns)]
     succeeded = RUNS.reason.in_(sorted(successes)) & RUNS.action.in_(NOT_HALTED)
     halted = RUNS.action.in_(HALTED)
-    count, pico = sa.func.count(), sa.func.sum(RUNS.price_pico)
+    count, pico = sa.func.count(), sa.func.sum(COST)
     sums = [
         count,
         count.filter(succeeded),

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from otel_limits.ledger.rows import SAME_CALL_MICROSECONDS
 from otel_limits.ledger.schema import INVOCATION_TABLE, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
+from otel_limits.ledger.totals import COST
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.selectable import Subquery
@@ -81,7 +82,7 @@ UNPRICED: Final = sa.func.sum(TOKENS).filter(CALLS.price_pico.is_(None))
 SUMS_OF_RUNS: Final = (
     sa.func.sum(RUNS.model_calls),
     sa.func.sum(RUNS.input_tokens + RUNS.output_tokens),
-    sa.func.sum(RUNS.price_pico),
+    sa.func.sum(COST),
 )
 
 

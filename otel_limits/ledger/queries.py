@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.reading import asking
-from otel_limits.ledger.rows import HALTED, UNKNOWN_SIZE
+from otel_limits.ledger.rows import HALTED, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     IS_OF_UNKNOWN_SIZE,
@@ -20,6 +20,7 @@ from otel_limits.ledger.schema import (
 )
 from otel_limits.ledger.selection import CALLS, RUNS, Selection, Source
 from otel_limits.ledger.spending import SUMS, columns_for
+from otel_limits.ledger.totals import COST
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -48,7 +49,7 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
         *keys,
         sa.func.count().label("invocations"),
         sa.func.sum(TOKENS).filter(has_ended).label("tokens"),
-        sa.func.sum(RUNS.price_pico).filter(has_ended).label("price_pico"),
+        sa.func.sum(COST).filter(has_ended).label("price_pico"),
         sa.func.sum(RUNS.unpriced_calls).filter(has_ended).label("unpriced_calls"),
     ).group_by(*keys)
     yield from connection.execute(statement)
@@ -92,11 +93,11 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 def costliest_halted(connection: sa.Connection, selection: Selection, top: int) -> Iterator[Any]:
     """The halted invocations that had cost most, by price and then by tokens."""
     statement = (
-        _of_runs(selection, INVOCATION_TABLE)
+        _of_runs(selection, INVOCATION_TABLE, COST.label("cost_pico"))
         .where(RUNS.action.in_(HALTED))
         # Unknown prices last: they are not known to be high.
-        .order_by(sa.func.coalesce(RUNS.price_pico, 0).desc(), TOKENS.desc())
-        .limit(top)
+        .order_by(sa.func.coalesce(COST, 0).desc(), TOKENS.desc())
+        .limit(min(top, MAX_INTEGER))
     )
     yield from connection.execute(statement)
 
@@ -183,7 +184,7 @@ def invocations(
         RUNS.model_calls,
         RUNS.input_tokens,
         RUNS.output_tokens,
-        RUNS.price_pico,
+        COST.label("price_pico"),
     )
     if totals is not None:
         statement = statement.where(used(totals))
@@ -193,9 +194,8 @@ def invocations(
 def used(totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
     """Whether an invocation used at least one of `totals`, or has not ended."""
     # An invocation without an end has no totals yet, so that its calls are looked at.
-    reached = [
-        (TOKENS if name == "tokens" else RUNS[name]) >= least for name, least in totals.items()
-    ]
+    columns = {**RUNS, "tokens": TOKENS, "price_pico": COST}
+    reached = [columns[name] >= least for name, least in totals.items()]
     return sa.or_(RUNS.ended_us.is_(None), *reached)
 
 

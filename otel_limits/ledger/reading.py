@@ -129,6 +129,19 @@ def require_ledger_file(address: Address) -> None:
             )
 
 
+def is_damaged(address: Address) -> bool:
+    """Look through a file for what SQLite would not have written."""
+    if address.file is None or not address.file.exists():
+        return False
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{address.file.as_uri()}?mode=ro", uri=True)
+        ) as file:
+            return bool(file.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok")
+    except (sqlite3.Error, UnicodeDecodeError):  # it cannot even say in text what is wrong
+        return True
+
+
 def require_ledger(address: Address) -> None:
     """Refuse to change what is not a ledger, of whatever version.
 

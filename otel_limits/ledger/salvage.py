@@ -6,6 +6,7 @@ numbers, and a range that cannot be read is halved until only the unreadable row
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ PORTION: Final = 2_000
 
 MAX_ROW: Final = 2**40
 """No ledger has more; where the last row cannot be found, the search begins here."""
+
+UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading fails with: an error whose own text is damaged cannot be decoded."""
 
 
 @dataclass(slots=True)
@@ -54,11 +58,16 @@ def salvage(damaged: Path, database: Database) -> Salvaged:
     connection = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda raw: raw.decode(errors="replace")
+    # It writes nothing. With it the first statement fails on a damaged schema, and those after it
+    # see whatever can be read of that: otherwise one damaged name would hide every table.
+    connection.execute("PRAGMA writable_schema = ON")
+    with contextlib.suppress(*UNREADABLE):
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     try:
         for table in TABLES:
             for rows in _readable(connection, table.name, done):
                 done.rows += sum(database.write(rows).values())
-    except sqlite3.DatabaseError as error:
+    except UNREADABLE as error:
         raise LedgerError(f"{damaged} cannot be read: {error}.") from None
     finally:
         connection.close()
@@ -69,7 +78,7 @@ def _readable(connection: sqlite3.Connection, table: str, done: Salvaged) -> Ite
     """Read a table, portion by portion."""
     try:
         connection.execute(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608
-    except sqlite3.DatabaseError as error:
+    except UNREADABLE as error:
         if "not a database" in str(error):
             raise
         done.tables_lost += 1
@@ -88,7 +97,7 @@ def _range(
     query = f"SELECT * FROM {table} WHERE rowid BETWEEN ? AND ?"  # noqa: S608
     try:
         found = [_row(table, row) for row in connection.execute(query, (first, last))]
-    except sqlite3.DatabaseError:
+    except UNREADABLE:
         if first == last:
             done.ranges_lost += 1
             return
@@ -119,7 +128,7 @@ def _row(table: str, found: sqlite3.Row) -> Row | None:
 def _last_row(connection: sqlite3.Connection, table: str) -> int:
     try:
         found = connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0]  # noqa: S608
-    except sqlite3.DatabaseError:
+    except UNREADABLE:
         known = list(_last_in_indexes(connection, table))
         return max(known) if known else _search(connection, table)
     return int(found or 0)
@@ -133,7 +142,7 @@ def _last_in_indexes(connection: sqlite3.Connection, table: str) -> Iterator[int
         try:
             if not is_partial:
                 yield int(connection.execute(query).fetchone()[0] or 0)
-        except sqlite3.DatabaseError:
+        except UNREADABLE:
             continue
 
 
@@ -154,7 +163,7 @@ def _has(connection: sqlite3.Connection, table: str, row: int) -> bool:
     query = f"SELECT 1 FROM {table} WHERE rowid >= ? LIMIT 1"  # noqa: S608
     try:
         return connection.execute(query, (row,)).fetchone() is not None
-    except sqlite3.DatabaseError:
+    except UNREADABLE:
         return False
 
 
@@ -163,6 +172,6 @@ def _next_row(connection: sqlite3.Connection, table: str, row: int) -> int:
     query = f"SELECT rowid FROM {table} WHERE rowid >= ? ORDER BY rowid LIMIT 1"  # noqa: S608
     try:
         found = connection.execute(query, (row,)).fetchone()
-    except sqlite3.DatabaseError:
+    except UNREADABLE:
         return row
     return MAX_ROW if found is None else int(found[0])

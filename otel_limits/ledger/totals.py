@@ -15,6 +15,15 @@ CALLS: Final = MODEL_CALL_TABLE.c
 
 IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)
 
+COST: Final[sa.ColumnElement[Any]] = sa.func.coalesce(
+    RUNS.price_pico,
+    sa.select(sa.func.sum(CALLS.price_pico))
+    .where(CALLS.invocation_id == RUNS.id)
+    .correlate(INVOCATION_TABLE)
+    .scalar_subquery(),
+)
+"""Picodollars of an invocation; by its calls where its row has none, as beyond 64 bits."""
+
 SUMMED: Final[dict[str, Any]] = {
     "model_calls": 1,
     **{column: CALLS[column] for column in (*tokens(None), "price_pico")},
@@ -53,6 +62,18 @@ def sum_up(connection: sa.Connection, ids: Sequence[str]) -> None:
 def _sums(summed: dict[str, Any], runs: Any = RUNS) -> dict[str, Any]:
     of_run = CALLS.invocation_id == runs.id
     return {
-        column: sa.select(sa.func.coalesce(sa.func.sum(each), 0)).where(of_run).scalar_subquery()
+        column: sa.select(
+            _exact(each) if column == "price_pico" else sa.func.coalesce(sa.func.sum(each), 0)
+        )
+        .where(of_run)
+        .scalar_subquery()
         for column, each in summed.items()
     }
+
+
+def _exact(pico: Any) -> sa.ColumnElement[Any]:
+    """Add up in two halves: nothing where the sum leaves 64 bits, which would be an error."""
+    half = 2**32
+    high = sa.func.coalesce(sa.func.sum(pico // half), 0)
+    low = sa.func.coalesce(sa.func.sum(pico % half), 0)
+    return sa.case((high + low / half < half // 2, high * half + low))

@@ -255,6 +255,28 @@ def test_prune_and_import(
         assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
 
 
+def test_an_invocation_beyond_64_bits_is_added_up(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its calls, of which one came after its end; `bigint` would be out of range."""
+    address = parse("test", server.url(database), tmp_path / "data")
+    told: list[Any] = []
+    book = Book(address)
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(Entry(calls=[Call(price="9000000")], reason="max_turns", action="halted"))
+    observer = LedgerObserver(address)
+    for fact in (*told, replace(told[1], number=2, at=NINE + 9)):
+        observer(fact)
+    observer.close()
+    for question in ("stops", "spend"):
+        told_of = answer(capsys, server.url(database), "audit", question)
+        assert "$18,000,000.00" in told_of
+    tried = ("audit", "backtest", "--max-cost-usd", "10000000", "--format", "json")
+    totals = json.loads(answer(capsys, server.url(database), *tried))["totals"]
+    assert totals["backtest"]["halted"] == 1
+    answer(capsys, server.url(database), "audit", "verify")
+
+
 def test_prune_gives_the_space_back_when_it_is_asked_to(
     server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -423,6 +423,67 @@ def test_sums_beyond_64_bits_are_exact(
     assert ask(capsys, "verify")[0] == 1
 
 
+def test_an_invocation_beyond_64_bits_costs_the_same_in_every_question(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row has no room for what it cost: its calls say it, to the last picodollar."""
+    calls = [Call(price="9000000"), Call(price="9000000.000000000001")]
+    write(ledger.address, Entry(calls=calls, at=NOW, reason="max_turns", action="halted"))
+    total = "18000000.000000000001"
+    _, spent = ask(capsys, "spend")
+    assert spent["totals"]["spend"]["cost_usd"] == total
+    assert spent["totals"]["outcomes"]["wasted_usd"] == total
+    _, stops = ask(capsys, "stops")
+    assert stops["totals"]["stops"]["cost_usd"] == total
+    assert [row["cost_usd"] for row in stops["costliest_halted"]] == [total]
+    _, tried = ask(capsys, "backtest", "--max-cost-usd", "10000000")
+    assert tried["totals"]["backtest"]["halted"] == 1
+    assert ask(capsys, "verify")[0] == 0
+
+
+def test_calls_after_the_end_may_leave_64_bits(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The totals of their invocation are brought up to date, and nothing is refused."""
+    told: list[Any] = []
+    book = Book(ledger.address)
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(Entry(calls=[Call(price="9000000")], at=NOW))
+    observer = LedgerObserver(ledger.address)
+    for fact in (*told, replace(told[1], number=2, at=NOW + 9)):
+        observer(fact)
+    observer.close()
+    assert not ledger.spills()
+    assert [row["model_calls"] for row in ledger.invocations()] == [2]
+    assert ask(capsys, "stops")[1]["totals"]["stops"]["cost_usd"] == "18000000.000000000000"
+    assert ask(capsys, "verify")[0] == 0
+
+
+BEYOND = str(10**30)
+
+
+@pytest.mark.parametrize(
+    ("question", "status"),
+    [
+        (("audit", "stops", "--top", BEYOND), 0),
+        (("audit", "backtest", "--max-turns", BEYOND), 0),
+        (("audit", "backtest", "--max-cost-usd", BEYOND), 0),
+        (("audit", "backtest", "--max-token-budget", BEYOND, "--max-turns", "1"), 0),
+        (("audit", "spend", "--until", "9999-12-31T23:59", "--time-zone", "America/Lima"), 2),
+        (("audit", "spend", "--since", "0001-01-01", "--time-zone", "Asia/Tokyo"), 2),
+        (("ledger", "prune", "--older-than", "99999999d"), 0),
+    ],
+)
+def test_what_no_column_and_no_calendar_can_hold(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], question: tuple[str, ...], status: int
+) -> None:
+    """Larger than every figure is an answer or a sentence, and never a traceback."""
+    write(ledger.address, entry())
+    assert main(list(question)) == status
+    assert ("must lie in the years 1 to 9999" in capsys.readouterr().err) == bool(status)
+    assert len(ledger.invocations()) == 1
+
+
 def test_a_spreadsheet_finds_no_formula(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -463,6 +524,48 @@ def test_a_damaged_page_costs_its_own_rows_only(
     assert 350 <= calls <= 400
     assert 150 <= runs <= 200
     assert main(["audit", "spend", "--ledger", str(new)]) == 0
+
+
+def test_a_damaged_schema_hides_no_table(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Questions say what to do, though SQLite cannot say what is wrong; salvage reads it."""
+    write(ledger.address, entry(), entry())
+    data = ledger.path.read_bytes()
+    # In the name of an index, which the error would quote.
+    damaged = data.replace(
+        b"INDEX ix_otel_limits_inv", b"INDEX \xff\xfe\xfd \xff\xfe\xfd_limits_inv"
+    )
+    assert len(damaged) == len(data)
+    assert damaged != data
+    ledger.path.write_bytes(damaged)
+    for question in ("spend", "verify"):
+        assert main(["audit", question]) == 2
+        assert f"otel-limits ledger salvage {ledger.path} --output" in capsys.readouterr().err
+    new = tmp_path / "new.db"
+    main(["ledger", "salvage", str(ledger.path), "--output", str(new)])
+    assert main(["audit", "verify", "--ledger", str(new)]) == 0
+    assert "the 4 calls of the ledger add up" in capsys.readouterr().out
+
+
+PAGES = ("sums", "proof")
+
+
+def test_rows_of_another_table_are_damage(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where one page stands in the place of another, SQLite reads nonsense without a word."""
+    write(ledger.address, *(entry() for _ in range(40)))
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        last = dict(connection.execute("SELECT name, max(pageno) FROM dbstat GROUP BY name"))
+    data = bytearray(ledger.path.read_bytes())
+    there, here = ((last[f"ix_otel_limits_model_calls_{name}"] - 1) * 4096 for name in PAGES)
+    data[there : there + 4096] = data[here : here + 4096]
+    ledger.path.write_bytes(data)
+    assert main(["audit", "spend"]) == 2
+    said = capsys.readouterr().err
+    assert "the file is damaged" in said
+    assert "otel-limits ledger salvage" in said
 
 
 def test_salvage_overwrites_nothing(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
