@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions
 
@@ -15,6 +16,11 @@ from otel_limits.quotas.store import DeafError, Freed, Kill, StoreError
 if TYPE_CHECKING:
     from otel_limits.quotas.redis_asker import Link
     from otel_limits.quotas.redis_scripts import KeyNames
+
+ASK_SECONDS: Final = 5.0
+"""After so long without a word, the server is asked for one."""
+LOST_SECONDS: Final = 7.0
+"""After so long it is lost: it has had as long for its answer as any question has."""
 
 
 def messages(
@@ -41,15 +47,34 @@ def messages(
             # Only now, being subscribed: what is told between the two would be missed.
             yield from missed()
             yield Freed()
-            while not closing.is_set():
-                message = subscription.get_message(timeout=1.0)
-                if message:
-                    is_kill = message["channel"] == names.kill_channel
-                    read = scripts.kill_of if is_kill else scripts.freed_of
-                    yield read(message["data"])
+            for message in _heard(subscription, closing):
+                is_kill = message["channel"] == names.kill_channel
+                read = scripts.kill_of if is_kill else scripts.freed_of
+                yield read(message["data"])
     except exceptions.NoPermissionError as error:
         raise DeafError(str(error)) from error
     except FAILURES as error:
         raise StoreError(told(error)) from error
     finally:
         link.close()
+
+
+def _heard(subscription: Any, closing: threading.Event) -> Iterator[Any]:
+    """Yield what is told on the channels, until `closing` is set or the server is silent.
+
+    Raises:
+        StoreError: It hangs. Its connections stay open, so that nothing else tells.
+    """
+    heard, is_asked = time.monotonic(), False
+    while not closing.is_set():
+        message = subscription.get_message(timeout=1.0)
+        silent = time.monotonic() - heard
+        if message is not None:
+            heard, is_asked = time.monotonic(), False
+            if message["type"] != "pong":
+                yield message
+        elif silent > LOST_SECONDS:
+            raise StoreError(f"the server has been silent for {silent:.0f} s")
+        elif silent > ASK_SECONDS and not is_asked:
+            subscription.ping()
+            is_asked = True

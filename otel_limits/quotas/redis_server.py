@@ -75,7 +75,6 @@ def client_settings(place: StorePlace) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         # Everything of ours is ASCII or UTF-8 text.
         "decode_responses": True,
-        "health_check_interval": place.health_interval,
     }
 
 

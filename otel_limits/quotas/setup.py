@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Carrier, Courier, Direct
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import StorePlace
     from otel_limits.quotas.store_thread import StoreThread
     from otel_limits.runs.registry import Runs
-
-HEALTH_INTERVAL_SECONDS: Final = 15
-"""How often a listener looks whether its silent connection is still one."""
 
 
 class Quotas:
@@ -51,10 +47,9 @@ class Quotas:
         if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
             carrier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
-            listening = open_shared_store(replace(place, health_interval=HEALTH_INTERVAL_SECONDS))
             self._threads = [
                 KillListener(
-                    listening,
+                    open_shared_store(place),
                     lambda agent, before: runs.kill(agent=agent, before=before),
                     lines.free,
                 ),

@@ -50,8 +50,6 @@ class StorePlace:
     """Seconds after which it counts as gone."""
     namespace: str = ""
     """What is counted in another one is not touched."""
-    health_interval: int = 0
-    """Seconds after which a silent connection is tried; 0 for never."""
 
 
 class StoreError(Exception):

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_limits
-from otel_limits import ConfigurationError, disable, enable
+from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
 from otel_limits.core.facts import QuotaUse
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.redis_rights import needed
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
@@ -422,6 +424,71 @@ def test_a_cluster_goes_on_when_a_node_hangs(
     eventually(lambda: agent("go").stop_reason == "end_turn")
     left = otel_limits.remaining("calls")
     assert left.used >= 1
+
+
+@pytest.fixture
+def watched(redis_installed: None, tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
+    """A master, its replica, and a sentinel that promotes the replica; with users of an ACL."""
+    port, servers = free_port(), []
+    for name in ("master", "replica"):
+        (tmp_path / name).mkdir()
+        servers.append(Server(tmp_path / name))
+        servers[-1].start()
+        user = ("ACL", "SETUSER", "agents", "on", ">hunter2", *needed(KeyNames()).split())
+        servers[-1].client.execute_command(*user)
+    master, replica = servers
+    replica.client.replicaof("127.0.0.1", master.port)
+    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
+    settings = tmp_path / "sentinel.conf"
+    settings.write_text(
+        f"sentinel monitor fleet 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds fleet 1000\nsentinel failover-timeout fleet 3000\n"
+    )
+    with ExitStack() as stack:
+        command = ["redis-server", str(settings), "--sentinel", "--port", str(port)]
+        watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        stack.callback(watcher.kill)
+        sentinel = Server(tmp_path, port=port)
+        sentinel.wait()
+        eventually(lambda: sentinel.client.sentinel_masters()["fleet"]["num-slaves"] == 1)
+        yield f"redis+sentinel://agents:hunter2@127.0.0.1:{port}/fleet", servers
+        for server in servers:
+            server.stop()
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("how", ["stop", "freeze"])
+def test_a_fleet_follows_the_master_that_its_sentinels_name(
+    hold: Hold,
+    make_agent: MakeAgent,
+    watched: tuple[str, list[Server]],
+    how: str,
+) -> None:
+    """No agent is ended meanwhile, nothing is lost, and kills are heard from the new master."""
+    url, (master, replica) = watched
+    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    eventually(lambda: master.client.zcard("{otel_limits}:workers") == 1)
+    getattr(master, how)()
+    calls = 1
+
+    def is_followed() -> bool:
+        nonlocal calls
+        calls += 1
+        agent.messages.clear()
+        assert agent("go").stop_reason == "end_turn"
+        return bool(replica.client.info("commandstats").get("cmdstat_evalsha"))
+
+    def is_all_counted() -> bool:
+        try:
+            return otel_limits.remaining("calls").used == calls
+        except QuotaUnavailableError:  # the way there is tried once a second
+            return False
+
+    eventually(is_followed)
+    eventually(is_all_counted)
+    eventually(lambda: len(replica.client.pubsub_channels("*otel_limits*")) == 2)
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster", "redis+sentinel"])
