@@ -19,7 +19,7 @@ from otel_limits.cli import main
 from tests.dashboards.servers import ROOT, rehearsed
 from tests.dashboards.workload import ACTORS
 
-PAUSES = 160
+PAUSES = 80
 """As many as fit what quotas permit, however long the play is."""
 
 STEP_SECONDS = 120
