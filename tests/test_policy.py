@@ -639,7 +639,7 @@ def test_a_bad_file_leaves_the_rest_in_force(
     enable_leniently("instrumentor")
     (error,) = errors()
     assert error.startswith(f"otel-limits: {path}:1: defaults.action must be one of")
-    assert error.endswith("No policy file is in force, every other setting is.")
+    assert error.endswith("No policy file is in force; every other setting is.")
     assert metric("otel_limits_internal_errors_total", component="policy") == 1
     assert metric("otel_limits_policy_valid") == 0
     assert runaway(make_agent)("go").metrics.cycle_count == 2

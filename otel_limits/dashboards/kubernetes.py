@@ -66,7 +66,7 @@ def _rule(name: str, path: Path) -> str:
 
 
 def _dashboard(path: Path) -> str:
-    # On one line: `kubectl apply` keeps a copy in an annotation, which has room for 256 KiB.
+    # On one line, without what only people need: a ConfigMap has room for 1 MiB.
     board = json.loads(path.read_text(encoding="utf-8"))
     content = json.dumps(board, separators=(",", ":"), ensure_ascii=False)
     return DASHBOARD.format(name=path.stem, content=content)
