@@ -380,7 +380,8 @@ def test_a_question_works_while_somebody_records(
     """What is in the write-ahead log alone is in the answer."""
     book = Book(ledger.address)
     book.write(entry())
-    eventually(lambda: ask(capsys, "verify")[0] == 0)
+    # A ledger without a row is complete, too: only its calls tell that they have been written.
+    eventually(lambda: "the 2 calls of the ledger add up" in str(ask(capsys, "verify")))
     assert ledger.path.with_name("ledger.db-wal").stat().st_size > 0
     assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
     book.close()
