@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ASK_SECONDS: Final = 5.0
 """After so long without a word, the server is asked for one."""
 LOST_SECONDS: Final = 7.0
-"""After so long it is lost: it has had as long for its answer as any question has."""
+"""After so long it is lost: it has had as long for its answer as any question has by default."""
 
 
 def messages(

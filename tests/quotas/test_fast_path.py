@@ -214,7 +214,8 @@ def test_silence_is_a_loss_for_everybody(process: Process, store: SharedStore) -
         assert process.courier.send(reserve(unique())).exception() is not None
         return time.perf_counter() - began
 
-    assert asyncio.run(run()) < 0.1
+    # Who waited would wait as long as that; how fast it is otherwise is for the machine to say.
+    assert asyncio.run(run()) < TIMEOUT
     eventually(lambda: standing(store) == Standing(7, 0, 10**6))
 
 
@@ -303,7 +304,7 @@ def test_closing_waits_for_no_answer_and_leaves_nothing_open(
         await asyncio.sleep(0.01)
         began = time.perf_counter()
         process.courier._fast.close()
-        assert time.perf_counter() - began < 0.1
+        assert time.perf_counter() - began < process.wire.delay
         return await asked
 
     assert asyncio.run(run()) is not None
