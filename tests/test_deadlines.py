@@ -311,8 +311,8 @@ def test_a_synchronous_call_waits_for_the_thread_as_python_does(make_agent: Make
     """`asyncio.run` joins the threads of its loop; the stop is the time limit's all the same."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     InThread.release.clear()
-    threading.Timer(4 * CAP_SECONDS, InThread.release.set).start()
     begun = time.monotonic()
+    threading.Timer(4 * CAP_SECONDS, InThread.release.set).start()
     assert make_agent(InThread(0))("go").stop_reason == "max_duration"
     assert 4 * CAP_SECONDS <= time.monotonic() - begun < 4 * CAP_SECONDS + AIM_SECONDS
 
