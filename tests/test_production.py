@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from urllib.request import urlopen
 
 import jsonschema
@@ -18,7 +19,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from otel_limits import Limits, enable
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.settings.policy.reader import parse
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 DOCS = ROOT / "otel_limits/docs"
 
+
+def read(name: str) -> str:
+    """Read a page."""
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
 # --- FastAPI with workers -------------------------------------------------------------------------
 
 AGENTS = """\
@@ -49,7 +55,7 @@ def answer(prompt):
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[tuple[int, int]]:
     """Serve the page's application with two workers; gives its port, and that of the metrics."""
-    (tmp_path / "api.py").write_text(files(DOCS / "workers.md")["api.py"], encoding="utf-8")
+    (tmp_path / "api.py").write_text(files(DOCS / "fastapi.md")["api.py"], encoding="utf-8")
     (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
     port, metrics = free_port(), free_port()
@@ -82,15 +88,21 @@ def test_one_scrape_has_what_all_workers_have_counted(api: tuple[int, int]) -> N
     assert sum(turns) == 3 * len(answers)
 
 
-def test_a_cell_of_a_notebook_is_limited(make_agent: MakeAgent) -> None:
-    """It calls an agent without `await` while the loop of the kernel runs."""
-    enable(Limits(max_turns=3))
+def test_a_cell_of_a_notebook_is_limited(
+    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the page's cell, an agent is called without `await` while the kernel's loop runs."""
+    monkeypatch.chdir(tmp_path)
+    (first,) = (body for language, body in BLOCK.findall(read("jupyter")) if language == "python")
 
     async def cell() -> str:
+        exec(first, {})  # noqa: S102  it is the page's
         agent = make_agent(ScriptedModel(endless(uses("search"))))
         return str(agent("go").stop_reason)
 
-    assert asyncio.run(cell()) == "max_turns"
+    with patch.dict(os.environ):
+        assert asyncio.run(cell()) == "loop_detected"
+    assert (tmp_path / "ledger.db").exists()
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------

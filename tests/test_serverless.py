@@ -1,4 +1,4 @@
-"""What is frozen or ended right after its answer has told everything: as the page says, on AWS."""
+"""What is frozen or ended right after its answer has told everything: as the pages of AWS say."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.readme import ROOT
 from tests.test_run import free_port
 from tests.test_workers import PROGRAMS, ask
 
-PAGE = ROOT / "otel_limits/docs/serverless.md"
+LAMBDA, AGENTCORE = (ROOT / f"otel_limits/docs/{name}.md" for name in ("lambda", "agentcore"))
 AGENTS = """\
 from served import call
 def answer(prompt):
     return call("function")
 """
-"""What the page leaves to its reader: here an agent that never ends by itself."""
+"""What the pages leave to their reader: here an agent that never ends by itself."""
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
 
 
@@ -83,15 +83,16 @@ def serving(service: Service) -> Iterator[str]:
 
 
 def written(directory: Path) -> Path:
-    """Write the programs of the page, with agents to ask."""
-    (wrapper,) = (body for name, body in BLOCK.findall(PAGE.read_text()) if name == "sh")
-    for name, body in {**files(PAGE), "agents.py": AGENTS, "wrapper": wrapper}.items():
+    """Write the programs of the pages, with agents to ask."""
+    (wrapper,) = (body for name, body in BLOCK.findall(LAMBDA.read_text()) if name == "sh")
+    programs = {**files(LAMBDA), **files(AGENTCORE), "agents.py": AGENTS, "wrapper": wrapper}
+    for name, body in programs.items():
         (directory / name).write_text(body, encoding="utf-8")
     return directory
 
 
 def settings(directory: Path, endpoint: str) -> dict[str, str]:
-    """Variables as the page has them; nothing is exported before a minute has passed."""
+    """Variables as the pages have them; nothing is exported before a minute has passed."""
     return fresh_environment(
         OTEL_LIMITS_MAX_TURNS="3",
         OTEL_LIMITS_LEDGER=str(directory / "ledger.db"),
