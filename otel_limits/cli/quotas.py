@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 NO_ANSWER: Final = 1
 TIMEOUT_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 1.0
+NOBODY_LISTENS: Final = (
+    "No process listens to this store. Check that OTEL_LIMITS_QUOTA_STORE and "
+    "OTEL_LIMITS_QUOTA_NAMESPACE have the values here that they have where the agents run."
+)
 
 QUOTAS_HELP: Final = """\
 Show every quota: how much is used, reserved and left, and when it begins again.
@@ -270,7 +274,9 @@ def kill_named(pattern: str) -> str:
     """
     heard = shared_store().kill(pattern)
     processes = "1 process" if heard == 1 else f"{heard} processes"
-    return f"Told {processes} to end agents named {pattern!r}."
+    told = f"Told {processes} to end agents named {pattern!r}."
+    # The store answered, so that it is the right one for nobody: most likely another namespace.
+    return told if heard else f"{told} {NOBODY_LISTENS}"
 
 
 def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:

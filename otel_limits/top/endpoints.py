@@ -108,8 +108,9 @@ class Endpoint:
             samples = tuple(samples_of(page, is_openmetrics="openmetrics" in kind))
         except ValueError as error:
             raise ScrapeError(f"{self.shown} cannot be read: {error}.") from None
-        # Somebody else's endpoint answers well, and would be shown as a fleet without agents.
-        if not samples:
+        # Somebody else's endpoint answers well, and would be shown as a fleet without agents. Every
+        # program of prometheus_client, and Prometheus itself, says when it was started.
+        if all(sample.name == PROCESS_START for sample in samples):
             raise ScrapeError(f"{self.shown} answers, but has no metrics of otel-limits.")
         return samples
 

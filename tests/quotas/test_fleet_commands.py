@@ -198,7 +198,9 @@ def test_namespaces_on_one_server_know_nothing_of_each_other(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_NAMESPACE", "staging")
     run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
-    assert run("kill", "--agent", "*")[1].startswith("Told 0 processes")
+    told = run("kill", "--agent", "*")[1]
+    assert told.startswith("Told 0 processes")
+    assert "OTEL_LIMITS_QUOTA_NAMESPACE" in told
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
     (row,) = json.loads(run("quotas", "--format", "json")[1])
     assert (row["used"], row["limit"]) == (0, 6)

@@ -166,6 +166,7 @@ def test_nobody_answers() -> None:
     [
         ("", 503, "answers with status 503."),
         ("up 1\n", 200, "answers, but has no metrics of otel-limits."),
+        ("process_start_time_seconds 1.5e9\n", 200, "answers, but has no metrics of otel-limits."),
         ("otel_limits_turns_total{agent=", 200, "cannot be read"),
         ("otel_limits_turns_total nothing\n", 200, "cannot be read"),
     ],

@@ -104,7 +104,7 @@ def type_filter(view: View, key: str) -> View:
     if key == "enter":
         return dataclasses.replace(view, mode="rows", filter=view.typed)
     if key == "escape":
-        return dataclasses.replace(view, mode="rows", typed=view.filter)
+        return dataclasses.replace(view, mode="rows", filter="", typed="")
     if key == "backspace":
         return dataclasses.replace(view, typed=view.typed[:-1])
     if len(key) == 1 and key.isprintable() and len(view.typed) < MAX_LENGTH:
