@@ -19,22 +19,27 @@ from otel_limits.quotas.store import (
     ImpossibleError,
     Look,
     Operation,
+    Renew,
     Reply,
     Reserve,
     Settle,
     Standing,
     StoreError,
 )
-from otel_limits.quotas.tickets import QuotaNeed, Ticket, demand_of
+from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS, QuotaNeed, Ticket, demand_of
 
 if TYPE_CHECKING:
     from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
 
-# Longer than a model call takes, as the reservation of a worker that still waits must hold.
+# Longer than most model calls take, so that few have to be renewed.
 LEASE_SECONDS: Final = 300.0
-"""How long a reservation holds: after this, one whose worker died is free again."""
+"""How long a reservation holds that is not renewed: then one whose worker died is free again."""
+
+# Two renewals may be lost, or come late, before a lease ends.
+RENEWALS: Final = 3
+"""How often a reservation is renewed in the time of a lease."""
 
 # One is for a clock of ours that was wrong, one for a window that ended meanwhile.
 ATTEMPTS: Final = 3
@@ -179,9 +184,26 @@ class StoreClient:
         demands = tuple(replace(each, enforced=False) for each in ticket.demands)
         self._carrier.send(Reserve(ticket.id, demands, self._lease))
 
-    def send(self, operation: Operation) -> None:
-        """Have an operation done whose reply nobody waits for."""
-        self._carrier.send(operation)
+    def hold(self, ticket: Ticket) -> None:
+        """Note that something is set aside for a ticket from now on."""
+        ticket.leased_at = time.monotonic()
+
+    def renew(self, ticket: Ticket) -> None:
+        """Renew the places of a ticket, and its reservations when they are due; do not wait."""
+        places = tuple(each.count for each in ticket.demands if each.lease_seconds)
+        if places:
+            self._carrier.send(Renew(ticket.id, places, PLACE_LEASE_SECONDS))
+        amounts = tuple(each.count for each in ticket.demands if not each.lease_seconds)
+        now = time.monotonic()
+        if not amounts or ticket.leased_at is None:
+            return
+        if now - ticket.leased_at >= self._lease / RENEWALS:
+            ticket.leased_at = now
+            renewal = Renew(ticket.id, amounts, self._lease)
+            self._carrier.send(renewal)
+            # Both, as what is reserved here decides as long as the store is away.
+            if ticket.reserved_in is not None:
+                ticket.reserved_in.run([renewal])
 
     def give_back(self, ticket: Ticket) -> None:
         """Take a reservation back whose reply did not come: it may have been made all the same."""
@@ -232,7 +254,6 @@ class StoreClient:
 
 def settlement_of(ticket: Ticket) -> Settle:
     """Make the settlement of a ticket, and settle what was reserved in this process."""
-    ticket.is_settled = True
     settlement = Settle(ticket.id, ticket.charges())
     # Both, as what was used here still has to reach the store once it is back.
     if ticket.reserved_in is not None:

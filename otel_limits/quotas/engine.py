@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from otel_limits.core.facts import Decision, Fact, ModelCall, Stop
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.quotas.courier import LOOK_INTERVAL_SECONDS
+from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.open_tickets import OpenTickets
-from otel_limits.quotas.places import Places
 from otel_limits.quotas.recovery import as_text
 from otel_limits.quotas.store import ImpossibleError, Reply, Standing, StoreError, StoreLostError
 from otel_limits.quotas.tickets import (
@@ -77,7 +77,7 @@ class Engine:
         self._client = client
         self._tickets = OpenTickets(quotas, price, self._client)
         self._lines = lines
-        self._places = Places(deadlines, self._client.send)
+        self._leases = Leases(deadlines, self._tickets.held, self._client.renew)
         self._queue = Queue(lines, self._client, self._reserve, publish)
 
     @property
@@ -139,12 +139,12 @@ class Engine:
         self._client.after_fork()
         self._tickets.start_afresh()
         self._lines.start_afresh()
-        self._places.start_afresh()
+        self._leases.start_afresh()
 
     def close(self) -> None:
         """Send what is left and let go of the store, and of all that waits."""
         self._lines.close()
-        self._places.close()
+        self._leases.close()
         self._client.close()
 
     # --- before a call ----------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Engine:
         reply = await self._client.reserve(ticket, forced=False)
         self._publish_use(ticket, reply.standings)
         if reply.status == "admitted":
-            self._places.hold(ticket)
+            self._hold(ticket)
         return reply
 
     async def _refuse(self, ticket: Ticket, admission: Admission) -> Verdict | None:
@@ -209,7 +209,7 @@ class Engine:
             # A store that is lost between the two replies must not take the last answer away.
             with contextlib.suppress(StoreError):
                 await self._client.reserve(ticket, forced=True)
-                self._places.hold(ticket)
+                self._hold(ticket)
         else:
             self._tickets.drop(ticket)
         return verdict
@@ -228,7 +228,7 @@ class Engine:
             self._decide_without_store(ticket, outcome)
             if outcome.is_admitted:
                 self._client.reserve_later(ticket)
-                self._places.hold(ticket)
+                self._hold(ticket)
                 return None
             denied = self._denied(outcome)
         self._tickets.drop(ticket)
@@ -273,6 +273,11 @@ class Engine:
                 self._decide(ticket, need, "degraded_grace_admitted")
             elif rule != "grace":
                 self._decide(ticket, need, local if rule == "local" else "degraded_allowed")
+
+    def _hold(self, ticket: Ticket) -> None:
+        """Keep what is set aside for a call until it ends, however long it takes."""
+        self._client.hold(ticket)
+        self._leases.begin()
 
     # --- what is published ------------------------------------------------------------------------
 

@@ -97,6 +97,12 @@ class OpenTickets:
             self._note(state.ticket, call)
             return state.ticket
 
+    def held(self) -> list[Ticket]:
+        """Return the tickets for which something is set aside."""
+        with self._lock:
+            tickets = (state.ticket for state in self._invocations.values())
+            return [each for each in tickets if each is not None and each.leased_at is not None]
+
     def close(self, invocation_id: str) -> Ticket | None:
         """Take the open ticket of an invocation, to settle it; `None` when there is none."""
         with self._lock:

@@ -95,7 +95,9 @@ class Ticket:
     """What was asked of the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
     """Where it was reserved when the store did not answer."""
-    is_settled: bool = False
+    leased_at: float | None = None
+    """When what is set aside for it was leased last, in monotonic seconds; `None` where nothing
+    is."""
     calls: int = 0
     """1 once it has ended, 0 until then and where it never went out."""
     tokens: int = 0

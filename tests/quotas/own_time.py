@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from hypothesis.stateful import RuleBasedStateMachine
-
 from otel_limits.core.facts import Invocation, ModelCall, Stop
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
@@ -206,7 +204,7 @@ class Call:
         return frozenset(self.invocation.agent)
 
 
-class Asking(RuleBasedStateMachine):
+class Asking:
     """A fleet that asks, and what is known of it from the outside.
 
     Args:
@@ -225,7 +223,6 @@ class Asking(RuleBasedStateMachine):
         self.workers = [self.worker() for _ in range(WORKERS)]
         self.calls: list[Call] = []
         self.used: Counter[Count] = Counter()
-        self.late: Counter[Count] = Counter()
         self.most: dict[Count, int] = {}
         self.grants: list[tuple[str, float, int]] = []
         self.blocks: dict[str, float] = {}
@@ -288,7 +285,6 @@ class Asking(RuleBasedStateMachine):
         for count in self.counts(call):
             if count.quota != "p":
                 self.used[count] += 1
-                self.late[count] += self.clock.now >= call.admitted + LEASE_SECONDS
         self.stop(call)
 
     def stop(self, call: Call) -> None:
@@ -307,12 +303,10 @@ class Asking(RuleBasedStateMachine):
     def collect(self) -> bool:
         """Take note of the calls that have their answer, in the order in which they asked."""
         answered = [each for each in self.with_state("waiting") if each.task.done()]
+        off = [each for each in answered if each.is_cancelled or each.task.cancelled()]
+        refused = [each for each in answered if each not in off and each.task.result() is not None]
         for call in answered:
-            is_off = call.is_cancelled or call.task.cancelled()
-            if is_off or call.task.result() is not None:
-                call.state = "gone"
-                assert is_off or self.may_be_refused(call)
-                self.stop(call)
+            if call in off or call in refused:
                 continue
             call.state, call.admitted = "under way", self.clock.now
             alike = [each for each in self.with_state("waiting") if each.quotas == call.quotas]
@@ -320,6 +314,11 @@ class Asking(RuleBasedStateMachine):
             assert not [
                 each for each in earlier if each.worker is call.worker and not each.task.done()
             ]
+        # Only now: one that asked later, in another worker, may have had the last of something.
+        for call in off + refused:
+            call.state = "gone"
+            assert call in off or self.may_be_refused(call)
+            self.stop(call)
         return bool(answered)
 
     # --- what is known ----------------------------------------------------------------------------
@@ -340,12 +339,15 @@ class Asking(RuleBasedStateMachine):
             if count.quota not in call.quotas:
                 continue
             if count.quota == "p":
-                # When the place of a dead worker was renewed last, only the worker knew.
-                surely += call.state == "under way"
-                possibly += self.clock.now < call.died + PLACE_LEASE_SECONDS
+                lease = PLACE_LEASE_SECONDS
             elif self.count(count.quota, call.admitted) == count:
-                is_held = self.clock.now < call.admitted + LEASE_SECONDS
-                surely, possibly = surely + is_held, possibly + is_held
+                lease = LEASE_SECONDS
+            else:
+                continue
+            # What a call holds is renewed while it lasts. When a dead worker did that last, only
+            # the worker knew.
+            surely += call.state == "under way" or self.clock.now < call.admitted + lease
+            possibly += self.clock.now < call.died + lease
         return surely, possibly
 
     def permitted(self, name: str) -> int:
@@ -361,7 +363,7 @@ class Asking(RuleBasedStateMachine):
         """Tell whether never more was admitted than was permitted at some time."""
         name = Count(count.quota, count.key, count.window)
         self.most[name] = max(self.most.get(name, 0), standing.limit)
-        return standing.used + standing.reserved <= self.most[name] + self.late[count]
+        return standing.used + standing.reserved <= self.most[name]
 
     def is_blocked(self, name: str) -> bool:
         """Tell whether nothing may be used of a quota."""

@@ -10,14 +10,20 @@ import asyncio
 from functools import partial
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from otel_limits.quotas.client import LEASE_SECONDS
 from otel_limits.quotas.store import FOREVER, Block, Freed
 from tests.quotas.own_time import AGENTS, DEAF, QUOTAS, WORKERS, Asking
 
 
-class Queues(Asking):
+class Queues(Asking, RuleBasedStateMachine):
     """Lets a fleet ask, wait and die, and looks after every step whether all is as it must be."""
 
     # --- what happens -----------------------------------------------------------------------------

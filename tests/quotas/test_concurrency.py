@@ -11,7 +11,6 @@ import pytest
 from strands import tool
 
 import otel_limits
-from otel_limits.quotas import places, tickets
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.section import read_quotas
 from otel_limits.quotas.store import Count, Demand, Renew, Reserve, Standing
@@ -194,28 +193,6 @@ def test_a_place_is_leased_for_half_a_minute(
     asyncio.run(run())
 
 
-def test_a_place_is_renewed_while_its_call_lasts(
-    hold: Hold, make_agent: MakeAgent, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call that takes longer than a lease keeps its place."""
-    for module in (places, tickets):
-        monkeypatch.setattr(module, "PLACE_LEASE_SECONDS", 0.6)
-    monkeypatch.setattr(places, "RENEW_SECONDS", 0.1)
-    hold({"q": TWO}, url)
-
-    async def run() -> None:
-        model = Held()
-        task = start(make_agent(model))
-        await until(lambda: bool(model.asked))
-        await asyncio.sleep(0.9)
-        assert (await otel_limits.remaining_async("q")).reserved == 1
-        model.may_answer.set()
-        await task
-        assert (await otel_limits.remaining_async("q")).reserved == 0
-
-    asyncio.run(run())
-
-
 def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_held(
     hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +207,7 @@ def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_he
     hold({"q": TWO})
     gate: Any = LIVE.observers.gate
     sent: list[Operation] = []
-    monkeypatch.setattr(gate._places, "_send", sent.append)
+    monkeypatch.setattr(gate._client._carrier, "send", sent.append)
 
     async def run() -> None:
         model = Held()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -280,11 +281,18 @@ def guarded_sentinel(redis_installed: None, tmp_path: Path, certificate: Path) -
     with ExitStack() as stack:
         watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(watcher.kill)
+        eventually(lambda: is_open(watching))
         options = f"tls=true&sentinel_password=watch&ssl_ca_certs={certificate}"
         yield (f"redis+sentinel://worker:p%40ss%2Fword@127.0.0.1:{watching}/fleet/3?{options}")
         disable()
         no_listeners()
         master.stop()
+
+
+def is_open(port: int) -> bool:
+    """Tell whether something listens there."""
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits.core.pricing import Prices
-from otel_limits.quotas import places, tickets
+from otel_limits.quotas import client, leases, tickets
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
@@ -159,9 +159,9 @@ def line_up(names: list[str], seconds: float, lease: float) -> dict[str, int]:
         seconds: How long their models take.
         lease: For how long a place is held of a worker that does not renew it.
     """
-    for module in (places, tickets):
+    for module in (client, leases, tickets):
         setattr(module, "PLACE_LEASE_SECONDS", lease)  # noqa: B010  it is not to be changed otherwise
-    setattr(places, "RENEW_SECONDS", lease / 3)  # noqa: B010
+    setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010
     told = Told()
     otel_limits.enable(observers=[told])
 

@@ -1,0 +1,86 @@
+"""What is set aside for a call under way: leased, renewed, and free when its worker is dead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from otel_limits.quotas import client, fallback, waiting
+from otel_limits.quotas.client import LEASE_SECONDS
+from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.store import Reserve
+from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
+from tests.quotas.own_time import Asking, Clock, Place
+from tests.quotas.test_truth import BEGIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.quotas.conftest import Timed
+
+LONG: Final = int(2.2 * LEASE_SECONDS)
+"""Seconds of a long call: without a renewal, all that it holds would be free by then."""
+
+
+class Fleet(Asking):
+    """A fleet of which a test says what happens, in a time of its own."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, second by second."""
+        for _ in range(int(seconds)):
+            self.clock.now += 1
+            self.set_clock(self.clock.time())
+            self.do()
+
+    def held(self) -> tuple[int, int]:
+        """What the store says is reserved of a place and of calls, where the fleet began."""
+        place, calls = self.store.look([(self.count(name, 0.0), 9) for name in "pr"])
+        return place.reserved, calls.reserved
+
+
+@pytest.fixture(params=["memory", "redis"])
+def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """One call that is under way, which needs a place and is counted."""
+    clock = Clock(BEGIN)
+    for module in (client, fallback, waiting):
+        monkeypatch.setattr(module, "time", clock)
+    if request.param == "memory":
+        place = Place(MemoryStore(clock.time), lambda _: None)
+    else:
+        timed: Timed = request.getfixturevalue("timed_store")
+        place = Place(*timed)
+    fleet = Fleet(place, clock)
+    fleet.do(lambda: fleet.begin(fleet.workers[0], "pr"))
+    yield fleet
+    fleet.loop.close()
+
+
+def test_a_call_keeps_what_it_holds_however_long_it_takes(fleet: Fleet) -> None:
+    """Answers that stream for ten minutes are real; when it ends, all is free."""
+    fleet.wait(LONG)
+    assert fleet.held() == (1, 1)
+    fleet.do(lambda: fleet.settle(fleet.calls[0]))
+    assert fleet.held() == (0, 0)
+
+
+def test_what_a_dead_worker_held_is_free_when_its_leases_end(fleet: Fleet) -> None:
+    """However long its call had taken by then: nobody renews it any more."""
+    fleet.wait(LONG)
+    fleet.workers[0].way.is_dead = True
+    fleet.wait(PLACE_LEASE_SECONDS)
+    assert fleet.held() == (0, 1)
+    fleet.wait(LEASE_SECONDS - PLACE_LEASE_SECONDS)
+    assert fleet.held() == (0, 0)
+
+
+def test_what_was_reserved_without_the_store_is_kept_as_long(fleet: Fleet) -> None:
+    """A share, or what was left, is used up by calls that take longer than a lease, too."""
+    engine = fleet.workers[0].engine
+    ticket = engine._tickets.held()[0]
+    memory = ticket.reserved_in = MemoryStore(fleet.clock.time)
+    asked = fleet.count("r", 0.0)
+    (reply,) = memory.run([Reserve(ticket.id, ticket.demands, LEASE_SECONDS)])
+    assert reply.status == "admitted"
+    fleet.wait(LONG)
+    assert memory.look([(asked, 9)])[0].reserved == 1
