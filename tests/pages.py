@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -29,8 +30,10 @@ from unittest.mock import patch
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import record
+from tests.ledger.otlp import attributes
 from tests.processes import PATIENCE_SECONDS
 from tests.readme import PAGES, README, ROOT
+from tests.top.test_live import Terminal
 
 EVERY: Final = (README, *PAGES, ROOT / "dashboards/README.md", ROOT / ".github/CONTRIBUTING.md")
 NOW: Final = 1_795_420_800.0
@@ -65,20 +68,51 @@ FOREIGN: Final = frozenset(
 )
 """Programs of others, and what is said to Redis: tests of their own run them where they can."""
 STORE: Final = "redis://localhost:6379/0"
-OF_A_STORE: Final = re.compile(r"^otel-limits (quotas|kill)\b(?!.*--watch)")
-"""Commands that are run where a test has a server, whose address takes the place of `STORE`."""
-PARSED: Final = re.compile(
-    r"--prometheus|^otel-limits (quotas|kill|autoload|top)\b|\bFILE\b"
-    r"|spans\.jsonl|run .*-- (gunicorn|celery|uvicorn|python -m )|OTEL_EXPORTER_OTLP"
+PROMETHEUS: Final = "http://localhost:9090"
+ENDPOINTS: Final = ("worker-1:9464", "worker-2:9464")
+"""Where the pages have servers. A test that has some says which addresses take their places."""
+NEEDED: Final = (
+    (re.compile(r"^otel-limits (quotas|kill)\b"), STORE),
+    (re.compile(r"^otel-limits .*--prometheus http"), PROMETHEUS),
+    (re.compile(r"^otel-limits top\b(?!.*--prometheus)"), ENDPOINTS[0]),
 )
-"""Commands that need a server, somebody's file or an environment of their own: it is looked whether
-they are right. Their own tests run them."""
+"""What a command needs a server for: where there is none, it is only looked whether it is right."""
+LIVE: Final = re.compile(r"^otel-limits (top\b(?!.*--once)|quotas .*--watch)")
+"""Commands that go on until somebody presses Ctrl-C in their terminal."""
+SIGHT: Final = re.compile(r"researcher|\{")
+"""What is seen of them: an agent of an endpoint, or a document about a quota."""
+PARSED: Final = re.compile(
+    r"^otel-limits (autoload\b|dashboards preview)"
+    r"|run .*-- (gunicorn|celery|uvicorn|python -m )|OTEL_EXPORTER_OTLP"
+)
+"""Commands that need a server that somebody else wrote, minutes, or an environment of their own:
+it is looked whether they are right. Their own tests run them."""
 
 
 LEDGER: Final = "otel-limits/ledger.db"
 """Where commands look for the user's own ledger, below `XDG_DATA_HOME`."""
-EXAMPLES: Final = {"TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247", "CORRUPT": LEDGER}
-"""What stands for a placeholder: a trace of the example ledger, and that ledger."""
+EXAMPLES: Final = {
+    "TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247",
+    "CORRUPT": LEDGER,
+    "LEDGER": LEDGER,
+    "FILE": "ledger-0.spill-1-0.jsonl",
+}
+"""What stands for a placeholder: a trace of the example ledger, that ledger, and a spill file."""
+SPAN: Final = {
+    "traceId": "5b8efff798038103d269b633813fc60c",
+    "spanId": "eee19b7ec3c1b174",
+    "name": "chat",
+    "startTimeUnixNano": "1795420700000000000",
+    "endTimeUnixNano": "1795420701000000000",
+    "attributes": attributes({"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 9}),
+}
+"""A model call that somebody else recorded."""
+GIVEN: Final = {
+    "app.py": PROGRAM,
+    EXAMPLES["FILE"]: '{"otel_limits_ledger": "/gone/ledger.db"}\n',
+    "spans.jsonl": json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}),
+}
+"""Files that a page takes for granted."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +150,8 @@ class Session:
 
     directory: Path
     variables: dict[str, str] = field(default_factory=dict)
-    store: str | None = None
-    """The address of a server that keeps quotas, where there is one."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of servers that a test has, by those of the pages."""
 
     def run(self, command: Command) -> str | None:
         """Run a command as a shell would.
@@ -131,34 +165,64 @@ class Session:
         words, target = redirected(command.words)
         given = [word for word in words if re.match(r"[A-Z_][A-Z0-9_]*=", word)]
         if words[0] == "export":
-            given = [word.replace(STORE, self.store or STORE) for word in words[1:]]
-            self.variables |= dict(word.split("=", 1) for word in given)
+            self.variables |= dict(self._placed(word).split("=", 1) for word in words[1:])
             return ""
         rest = words[len(given) :] if words[: len(given)] == given else words
-        variables = self.variables | dict(word.split("=", 1) for word in given)
         if rest[0] in FOREIGN:
             return None
         if rest[0] == "cat":
             return self._told((self.directory / rest[1]).read_text(encoding="utf-8"))
         assert rest[0] == "otel-limits", f"nobody knows how to run {command.text}"
-        has_server = self.store is not None and OF_A_STORE.search(command.text)
-        if PARSED.search(command.text) and not has_server:
-            make_parser().parse_args([word for word in rest[1:] if word != "..."])
+        variables = self.variables | dict(word.split("=", 1) for word in given)
+        printed = self._of_ours([self._placed(word) for word in rest], command, variables, target)
+        if printed is None:
             return None
-        if rest[1] in IN_A_PROCESS and "--record" not in rest:
-            printed = self._start(rest, variables, may_fail=command.shown is not None)
-        else:
-            printed = self._call(rest, variables, is_file=target is not None)
         if target:
             (self.directory / target).write_text(printed, encoding="utf-8")
             return ""
         return self._told(printed)
 
+    def _of_ours(
+        self, words: list[str], command: Command, variables: Mapping[str, str], target: str | None
+    ) -> str | None:
+        if not self._can_run(command):
+            make_parser().parse_args([word for word in words[1:] if word != "..."])
+            return None
+        if LIVE.search(command.text):
+            return self._look(words, variables)
+        if words[1] in IN_A_PROCESS and "--record" not in words:
+            return self._start(words, variables, may_fail=command.shown is not None)
+        allowed = {0, 1} if "exit status 1" in command.text else {0}
+        return self._call(words, variables, is_file=target is not None, allowed=allowed)
+
     def _told(self, printed: str) -> str:
         printed = printed.replace(str(self.directory), HOME)
         return printed.replace(str(Path(sys.executable).parent), "/usr/bin")
 
-    def _call(self, words: list[str], variables: Mapping[str, str], *, is_file: bool) -> str:
+    def _placed(self, word: str) -> str:
+        for there, here in self.places.items():
+            word = word.replace(there, here)
+        return word
+
+    def _can_run(self, command: Command) -> bool:
+        needed = {place for pattern, place in NEEDED if pattern.search(command.text)}
+        return needed <= self.places.keys() and not PARSED.search(command.text)
+
+    def _look(self, words: list[str], variables: Mapping[str, str]) -> str:
+        """Run a command in a terminal until there is something to see, and leave it."""
+        with within(self.directory), patch.dict(os.environ, variables):
+            terminal = Terminal((sys.executable, "-m", "otel_limits.cli", *words[1:]))
+        try:
+            terminal.until(lambda _: SIGHT.search(terminal.output), "something to see")
+            terminal.press("\x03")
+            assert terminal.end() == 0, terminal.output
+        finally:
+            terminal.close()
+        return terminal.output
+
+    def _call(
+        self, words: list[str], variables: Mapping[str, str], *, is_file: bool, allowed: set[int]
+    ) -> str:
         """Run a command in this process; what goes to a file is not made for a terminal."""
         screen = Screen()
         screen.is_terminal = not is_file
@@ -173,7 +237,7 @@ class Session:
                 status = main(words[1:])
             except SystemExit as ended:  # of the parser
                 status = ended.code if isinstance(ended.code, int) else 1
-        assert status == 0, screen.getvalue()
+        assert status in allowed, screen.getvalue()
         return screen.getvalue()
 
     def _start(self, words: list[str], variables: Mapping[str, str], *, may_fail: bool) -> str:
@@ -246,14 +310,14 @@ def files(path: Path) -> dict[str, str]:
     return {name[1]: body for name, body in named if name}
 
 
-def prepared(path: Path, directory: Path, store: str | None = None) -> Session:
+def prepared(path: Path, directory: Path, places: Mapping[str, str]) -> Session:
     """Begin a session with the files of a page, and the example ledger where one is asked."""
-    for name, body in {"app.py": PROGRAM, **files(path)}.items():
+    for name, body in {**GIVEN, **files(path)}.items():
         (make((directory / name).parent) / Path(name).name).write_text(body, encoding="utf-8")
     asked = [command.text for command in sessions(path)]
     if any(re.match("otel-limits (audit|ledger) ", text) for text in asked):
         record.write(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
-    return Session(directory, {"XDG_DATA_HOME": str(directory)}, store)
+    return Session(directory, {"XDG_DATA_HOME": str(directory)}, places)
 
 
 def make(directory: Path) -> Path:
@@ -276,10 +340,10 @@ def steady(text: str) -> str:
     return " ".join(text.split())
 
 
-def written(path: Path, directory: Path, store: str | None = None) -> str:
+def written(path: Path, directory: Path, places: Mapping[str, str] | None = None) -> str:
     """Put what the commands of a page print where it says so, unless that is the same."""
     text, shift = path.read_text(encoding="utf-8"), 0
-    session = prepared(path, directory, store)
+    session = prepared(path, directory, places or {})
     for command in sessions(path):
         printed = session.run(command)
         if command.shown is None or printed is None or is_shown(command.shown, printed):
