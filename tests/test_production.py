@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import jsonschema
 import pytest
 import yaml
+from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
 from otel_limits.cli import main
@@ -25,7 +26,9 @@ from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.launching import RUN
-from tests.pages import BLOCK, files
+from tests.pages import BLOCK, files, sessions
+from tests.processes import PATIENCE_SECONDS
+from tests.quotas.conftest import Server, require_program
 from tests.readme import PAGES, README, ROOT
 from tests.test_run import free_port
 from tests.test_workers import PROGRAMS, ask, served
@@ -39,6 +42,12 @@ DOCS = ROOT / "otel_limits/docs"
 def read(name: str) -> str:
     """Read a page."""
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def started(name: str) -> list[str]:
+    """How a page starts its program, with this Python."""
+    (words,) = (each.words for each in sessions(DOCS / f"{name}.md") if " run -- " in each.text)
+    return [*RUN, *words[2:]]
 
 
 # --- FastAPI with workers -------------------------------------------------------------------------
@@ -59,7 +68,7 @@ def api(tmp_path: Path) -> Iterator[tuple[int, int]]:
     (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
     port, metrics = free_port(), free_port()
-    words = [*RUN, "--", "uvicorn", "api:app", "--workers=2", f"--port={port}"]
+    words = [*started("fastapi"), f"--port={port}"]
     with served(
         words,
         PYTHONPATH=f"{tmp_path}{os.pathsep}{PROGRAMS}",
@@ -86,6 +95,26 @@ def test_one_scrape_has_what_all_workers_have_counted(api: tuple[int, int]) -> N
         if sample.name == "otel_limits_turns_total" and sample.labels["agent"] == "api"
     ]
     assert sum(turns) == 3 * len(answers)
+
+
+def test_a_task_of_celery_is_limited(tmp_path: Path) -> None:
+    """In a process of the pool of the page's worker."""
+    require_program("redis-server")
+    server = Server(tmp_path)
+    program = files(DOCS / "celery.md")["tasks.py"]
+    program = program.replace("redis://localhost:6379/", f"redis://127.0.0.1:{server.port}/")
+    (tmp_path / "tasks.py").write_text(program, encoding="utf-8")
+    (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
+    server.start()
+    try:
+        with served(started("celery"), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROGRAMS}"):
+            broker, backend = re.findall(r'"(redis:[^"]+)"', program)
+            client = Celery("tasks", broker=broker, backend=backend)
+            answer = client.send_task("tasks.ask", ["go"]).get(timeout=PATIENCE_SECONDS)
+            client.close()
+    finally:
+        server.stop()
+    assert answer["stop_reason"] == "max_turns"
 
 
 def test_a_cell_of_a_notebook_is_limited(
