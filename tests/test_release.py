@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ import pytest
 import otel_limits
 import otel_limits.testing
 from tests.readme import README
-from tests.test_readme import links
+from tests.test_readme import LINK, links
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,7 @@ SOURCES: Final = (
     "README.md",
     "LICENSE",
     "pyproject.toml",
+    "hatch_build.py",
     ".gitignore",
     ".github",
     ".ci",
@@ -127,6 +129,16 @@ def test_the_readme_is_whole_in_the_source_distribution(packages: Path) -> None:
     linked = {str(file.relative_to(ROOT)) for file, _ in links(README)} - {README.name}
     assert len(linked) > 25
     assert linked - names == set()
+
+
+def test_an_index_is_given_nothing_that_it_cannot_show(packages: Path) -> None:
+    """Its page has no files beside it: there, the README has the words of its pictures and links."""
+    (wheel,) = packages.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
+        description = archive.read(name).decode().partition("\n\n")[2]
+    assert [target for target in LINK.findall(description) if "://" not in target] == []
+    assert len(description) > 0.7 * len(README.read_text(encoding="utf-8"))
 
 
 def test_an_index_would_take_the_packages(packages: Path) -> None:
