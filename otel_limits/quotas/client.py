@@ -29,6 +29,8 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS, QuotaNeed, Ticket, demand_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
@@ -52,11 +54,15 @@ class StoreClient:
     Args:
         carrier: Brings operations to the store.
         timeout: Seconds that an agent waits for the store at most.
+        on_kill: Is called when an answer tells of a kill that no answer had told of.
     """
 
-    def __init__(self, carrier: Carrier, timeout: float) -> None:
+    def __init__(
+        self, carrier: Carrier, timeout: float, on_kill: Callable[[], None] = lambda: None
+    ) -> None:
         """Begin with nothing known of the store."""
         self._carrier = carrier
+        self._on_kill = on_kill
         self._timeout = timeout
         self._lease = LEASE_SECONDS
         self._start_afresh()
@@ -65,6 +71,7 @@ class StoreClient:
         # Until the store has answered, its clock is taken to show what ours does.
         self._clock_offset = time.time() - time.monotonic()
         self._worker = uuid.uuid4().hex
+        self._last_kill = 0.0
         self.fallback = Fallback(self.now, self._lease)
 
     @property
@@ -245,6 +252,9 @@ class StoreClient:
         self.fallback.hear(reply.now)
         # Monotonic time plus an offset: setting the clock of this machine moves no window.
         self._clock_offset = reply.now - time.monotonic()
+        if reply.last_kill > self._last_kill:
+            self._last_kill = reply.last_kill
+            self._on_kill()
         return reply
 
     def now(self) -> float:

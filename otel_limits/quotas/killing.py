@@ -54,12 +54,18 @@ class KillListener(StoreThread):
         self._free = free
         super().__init__(store)
 
+    def look_soon(self) -> None:
+        """Look within a second whether a kill was given that was not heard."""
+        # What is published reaches who is connected, and nobody says when it does not: a proxy in
+        # between can lose it.
+        self._has_missed = True
+
     def work(self, closing: threading.Event) -> None:
         """Listen, and connect again where the connection is lost."""
         # Here, as a child has heard nothing yet of what its parent has.
         self._began = time.monotonic()
         self._clock_offset = 0.0
-        self._is_deaf = False
+        self._is_deaf = self._has_missed = False
         # More than are sent in the hour for which kills are noted.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():
@@ -80,8 +86,11 @@ class KillListener(StoreThread):
                         return
                     if isinstance(message, Freed):
                         self._free(message.line)
-                    else:
+                    elif message is not None:
                         self._obey(message)
+                    if self._has_missed:
+                        self._has_missed = False
+                        self._look(since)
             except DeafError as error:
                 self._be_deaf(error)
 
@@ -92,7 +101,11 @@ class KillListener(StoreThread):
         asked = time.monotonic()
         return self._store.now() - asked
 
-    def _messages(self, since: float, closing: threading.Event) -> Iterable[Kill | Freed]:
+    def _look(self, since: float) -> None:
+        for kill in self._store.noted_kills(since):
+            self._obey(kill)
+
+    def _messages(self, since: float, closing: threading.Event) -> Iterable[Kill | Freed | None]:
         if self._is_deaf:
             # Nobody tells it what became free: the first in each line asks as often as it looks.
             return (*self._store.noted_kills(since), Freed())

@@ -25,8 +25,8 @@ LOST_SECONDS: Final = 7.0
 
 def messages(
     link: Link, names: KeyNames, closing: threading.Event, missed: Callable[[], Iterable[Kill]]
-) -> Iterator[Kill | Freed]:
-    """Wait for messages until `closing` is set.
+) -> Iterator[Kill | Freed | None]:
+    """Wait for messages until `closing` is set; `None` after a second without any.
 
     Args:
         link: Leads to the server; it is closed in the end.
@@ -48,6 +48,9 @@ def messages(
             yield from missed()
             yield Freed()
             for message in _heard(subscription, closing):
+                if message is None:
+                    yield None
+                    continue
                 is_kill = message["channel"] == names.kill_channel
                 read = scripts.kill_of if is_kill else scripts.freed_of
                 yield read(message["data"])
@@ -60,7 +63,9 @@ def messages(
 
 
 def _heard(subscription: Any, closing: threading.Event) -> Iterator[Any]:
-    """Yield what is told on the channels, until `closing` is set or the server is silent.
+    """Yield what is told on the channels, and `None` after a second without any.
+
+    Ends when `closing` is set.
 
     Raises:
         StoreError: It hangs. Its connections stay open, so that nothing else tells.
@@ -71,10 +76,9 @@ def _heard(subscription: Any, closing: threading.Event) -> Iterator[Any]:
         silent = time.monotonic() - heard
         if message is not None:
             heard, is_asked = time.monotonic(), False
-            if message["type"] != "pong":
-                yield message
         elif silent > LOST_SECONDS:
             raise StoreError(f"the server has been silent for {silent:.0f} s")
         elif silent > ASK_SECONDS and not is_asked:
             subscription.ping()
             is_asked = True
+        yield None if message is None or message["type"] == "pong" else message

@@ -158,7 +158,7 @@ class KeyNames:
     def _reservation(self, operation: Reserve) -> ScriptCall:
         # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
         done, place = self._done(operation.id)
-        keys = [done, self.expired]
+        keys = [done, self.expired, self.kills]
         arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000)]
         for demand in operation.demands:
             count, window = demand.count, demand.count.window
@@ -238,8 +238,9 @@ def block_member(identity: str, block: Block) -> str:
 
 def reply_of(text: str) -> Reply:
     """Read the reply to an operation."""
-    status, now, lacking, *numbers = text.split()
-    workers = int(numbers.pop(0)) if status == "looked" else 0
+    # The fourth is what each script means by it, and "0" where it means nothing.
+    status, now, lacking, more, *numbers = text.split()
+    is_look = status == "looked"
     standings, positions, ends = standings_of(numbers), list[int](), [math.inf]
     for position, sign, why in LACKING.findall(lacking):
         positions.append(int(position))
@@ -255,7 +256,8 @@ def reply_of(text: str) -> Reply:
         tuple(standings),
         tuple(positions),
         min(ends),
-        workers=workers,
+        workers=int(more) if is_look else 0,
+        last_kill=0.0 if is_look else int(more) / 1000,
     )
 
 

@@ -243,8 +243,8 @@ class RedisStore:
         arguments = [uuid.uuid4().hex, pattern, self._names.kill_channel, noted]
         return int(self._server.evaluate(ScriptCall("kill", [self._names.kills], arguments)))
 
-    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed]:
-        """Wait for what others tell, until `closing` is set.
+    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
+        """Wait for what others tell, until `closing` is set; `None` after a second without any.
 
         Args:
             since: Server time; a kill that was sent after it while nobody listened comes first.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.courier import Carrier, Courier, Direct
+from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.killing import KillListener
@@ -42,24 +42,22 @@ class Quotas:
         self.asked = (place.url, place.timeout, place.namespace)
         self._runs = runs
         self._threads: list[StoreThread] = []
-        carrier: Carrier
         lines = Lines(runs.deadlines)
         if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
             carrier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
-            self._threads = [
-                KillListener(
-                    open_shared_store(place),
-                    lambda agent, before: runs.kill(agent=agent, before=before),
-                    lines.free,
-                ),
-                Recovery(open_shared_store(place), find),
-            ]
+            listener = KillListener(
+                open_shared_store(place),
+                lambda agent, before: runs.kill(agent=agent, before=before),
+                lines.free,
+            )
+            self._threads = [listener, Recovery(open_shared_store(place), find)]
+            client = StoreClient(carrier, place.timeout, listener.look_soon)
         else:
-            carrier = Direct(open_store(place), lines.free)
+            client = StoreClient(Direct(open_store(place), lines.free), place.timeout)
         self._engine = Engine(
             quotas,
-            StoreClient(carrier, place.timeout),
+            client,
             publish=runs.observers.publish,
             price=runs.price_of_request,
             lines=lines,

@@ -213,6 +213,8 @@ class Reply:
     """Why it failed."""
     workers: int = 0
     """How many processes look at the store, in the reply to a worker's look."""
+    last_kill: float = 0.0
+    """When agents were last told to end, in the reply to a reservation; the store's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +361,8 @@ class SharedStore(QuotaStore, Protocol):
     def kill(self, pattern: str) -> int:
         """Tell every listening process to end agents; returns how many heard it."""
 
-    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed]:
-        """Wait for what others tell, until `closing` is set.
+    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
+        """Wait for what others tell, until `closing` is set; `None` after a second without any.
 
         Args:
             since: The store's time; a kill that was sent after it while nobody listened comes

@@ -22,6 +22,7 @@ from otel_limits import cli
 from otel_limits.core.facts import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import killing
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import Charge, Count, Demand, Operation, Reserve, Settle, SharedStore
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -581,6 +582,26 @@ def test_a_kill_that_is_heard_late_leaves_alone_what_began_after_it(
 
     assert asyncio.run(invoke()) == ["killed", "killed"]
     assert "told to end agents named 'research-*': 1 invocations end." in caplog.text
+
+
+def test_a_kill_that_nobody_was_told_is_found_when_a_call_asks(
+    hold: Hold, make_agent: MakeAgent, server: Server
+) -> None:
+    """What is published can be lost, as by a proxy; what is noted is read then."""
+    hold({"calls": {"model_calls": 10, "window": "P366D"}}, server.url)
+    eventually(listening(server))
+
+    async def invoke() -> str:
+        model = Endless()
+        task = asyncio.create_task(make_agent(model, name="research").invoke_async("go"))
+        await model.began.wait()
+        seconds, micros = server.client.time()
+        order = f"id@{seconds}{micros:06} research"
+        server.client.zadd(KeyNames().kills, {order: seconds * 1000 + micros // 1000})
+        await make_agent(ScriptedModel([says("done")]), name="other").invoke_async("go")
+        return (await task).stop_reason
+
+    assert asyncio.run(invoke()) == "killed"
 
 
 def test_a_process_that_may_not_listen_looks_for_kills(

@@ -12,4 +12,4 @@ for n = 1, #KEYS / 4 do
     redis.call('ZADD', count.leases, 'XX', whole(now + ARGV[2]), operation)
   end
 end
-return 'renewed ' .. whole(now) .. ' -'
+return 'renewed ' .. whole(now) .. ' - 0'

@@ -1,8 +1,9 @@
 -- Set aside what a call may take at most, of all counts or of none.
--- KEYS: done, expired, then for each demand: its two buckets, each with its leases; grants, index.
+-- KEYS: done, expired, kills, then for each demand: its two buckets, each with its leases; grants, index.
 -- ARGV: operation id, its place in done, how long to remember; then for each demand: its numbers, in one
 --       text as that is read fastest: amount, limit, start and end of the window, expiry of the bucket,
 --       enforced, certain, alone, known, how long the asker waits, lease; its unit; its index member.
+-- Told are status, time, what lacks, when the last kill was given, and how each count stands.
 -- What lacks is told as "POSITION", with "=UNTIL:REASON" where the key is blocked, or with "@TIME" at
 -- which the first reservation of that count ends by itself.
 
@@ -14,12 +15,12 @@ local now = now_ms()
 local earlier, already = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or '', '^(%a+) (.*)$')
 
 local demands = {}
-for n = 1, (#KEYS - 2) / 6 do
-  local key, arg = 6 * n - 4, 3 * n
+for n = 1, (#KEYS - 3) / 6 do
+  local key, arg = 6 * n - 3, 3 * n
   local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease =
     string.match(ARGV[arg + 1], NUMBERS)
   if not earlier and (now < tonumber(start) or now >= tonumber(finish)) then
-    return 'elsewhere ' .. whole(now) .. ' -'
+    return 'elsewhere ' .. whole(now) .. ' - 0'
   end
   demands[n] = {
     names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] },
@@ -61,7 +62,10 @@ for n, demand in ipairs(demands) do
 end
 
 local short = already or (#lacking > 0 and table.concat(lacking, ',') or '-')
-local reply = { earlier or (refused and 'refused' or 'admitted'), whole(now), short }
+-- For a process that does not hear what is published, although it may: it looks what was given.
+local kill = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+local status = earlier or (refused and 'refused' or 'admitted')
+local reply = { status, whole(now), short, kill and whole(kill) or '0' }
 for _, demand in ipairs(demands) do
   local count = demand.count
   if not earlier and not refused then

@@ -19,7 +19,7 @@ if not is_done and not is_reserved then
 end
 
 local now = now_ms()
-local reply = { 'settled', whole(now), '-' }
+local reply = { 'settled', whole(now), '-', '0' }
 for n, count in ipairs(counts) do
   if not is_done then
     local amount, expires, known = string.match(ARGV[3 * n + 2], '^(%S+) (%S+) (%S+)$')
