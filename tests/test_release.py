@@ -132,7 +132,7 @@ def test_the_readme_is_whole_in_the_source_distribution(packages: Path) -> None:
 
 
 def test_an_index_is_given_nothing_that_it_cannot_show(packages: Path) -> None:
-    """Its page has no files beside it: there, the README has the words of its pictures and links."""
+    """It has no files beside it: there, the README has the words of its pictures and links."""
     (wheel,) = packages.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
