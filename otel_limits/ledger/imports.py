@@ -50,15 +50,14 @@ from otel_limits.ledger.totals import sum_up
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
 from otel_limits.runs.responses import Responses
-from otel_limits.usage.normaliser import record_of_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.usage import UsageRecord
     from otel_limits.core.work import Work
     from otel_limits.ledger.database import Database
+    from otel_limits.ledger.rows import State
 
 PORTION: Final = 2_000
 SHOWN: Final = 20
@@ -94,8 +93,8 @@ class Imported:
             return (
                 f"There is no model call among the {self.spans:,} spans. A model call is known by "
                 f"gen_ai.operation.name, openinference.span.kind, llm.request.type or "
-                f"langfuse.observation.type, or by a model's name beside its usage; metrics and "
-                f"logs have none."
+                f"langfuse.observation.type, or by two of these: a model, usage, and a name like "
+                f"`chat`. Metrics and logs have none."
             )
         others = f"{self.invocations:,} invocations and {self.tools:,} tool calls."
         parts = [f"Imported {self.calls:,} model calls, {others}"]
@@ -389,8 +388,7 @@ def _text(value: object) -> str | None:
 
 
 def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
-    record = record_of_span(span.attributes, span.scope)
-    usage = record.usage
+    record, usage = span.record, span.usage
     model, provider = model_of(span.attributes), provider_of(span.attributes)
     tier = tier_of(span.attributes, record.tier)
     sale = sale_of(model, provider, usage, tier, DEFAULT_TERMS)
@@ -408,9 +406,8 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
         **tokens(usage),
         **tokens(record.reported, "reported_"),
         "reported_total_tokens": record.total,
-        "state": _state(span, record),
-        # Never estimated: nobody has the texts any more.
-        "estimated": False,
+        "state": _state(span),
+        "estimated": record.sure != "measured" and usage.total > 0,
         "price_pico": picodollars(quote.price),
         "cache_saved_pico": signed_picodollars(quote.cache_saved),
         "price_source": quote.source,
@@ -422,15 +419,19 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     }
 
 
-def _state(span: Span, record: UsageRecord) -> str:
-    if record.sure == "measured" and record.usage.total:
-        return "measured"
-    # A call that failed may have been billed, and says so by its tokens above.
-    return "failed" if span.is_error else "unmeasured"
+def _state(span: Span) -> State:
+    """How much is known of a call, in the words of a live one."""
+    # A call that failed may have been billed, and says so by its tokens.
+    if span.is_error and not span.record.usage.total:
+        return "failed"
+    if span.record.sure == "measured":
+        return "measured" if span.usage.total else "zero"
+    return "estimated" if span.usage.total else "unmeasured"
 
 
 def _tokens(span: Span) -> int:
-    return record_of_span(span.attributes, span.scope).usage.total
+    """Tokens that a span knows of."""
+    return span.record.usage.total
 
 
 def _tool_row(span: Span, around: Sequence[Span]) -> Row:

@@ -7,13 +7,16 @@ import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.otel import kinds, semconv
 from otel_limits.otel.kinds import BOUNDARIES, OPERATION, first_text, kind_of
 from otel_limits.usage.fields import is_usage
+from otel_limits.usage.normaliser import completed, record_of_span
+from otel_limits.usage.span_texts import estimates_of_span
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
@@ -71,6 +74,10 @@ class Span:
     is_error: bool
     attributes: Mapping[str, Any]
     finish_reason: str | None
+    record: UsageRecord = NOTHING_REPORTED
+    """What it says that a model call used."""
+    usage: Usage = NO_USAGE
+    """Tokens as they count, with estimates of what it does not say where it has the texts."""
 
     @property
     def key(self) -> Key:
@@ -129,7 +136,8 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
             for scope in resource.get("scopeSpans", ()):
                 name = str(scope.get("scope", {}).get("name", ""))
                 for span in scope.get("spans", ()):
-                    yield _span(span, wanted, name)
+                    found = _span(span, wanted, name)
+                    yield _with_usage(found, span) if found.is_model_call else found
     except (
         ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
     ) as error:  # fmt: skip
@@ -151,6 +159,28 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         attributes=_attributes(span.get("attributes", ()), wanted),
         finish_reason=_finish_reason(span.get("events", ())),
     )
+
+
+def _with_usage(span: Span, document: Mapping[str, Any]) -> Span:
+    """Add what a model call used."""
+    record = record_of_span(span.attributes, span.scope)
+    usage = record.usage
+    if record.sure != "measured":
+        # Here, and only as numbers: nothing that anybody has said is kept any longer.
+        sent, answer = estimates_of_span(
+            _all_attributes(document),
+            ((str(each.get("name")), _all_attributes(each)) for each in document.get("events", ())),
+            kinds.model_of(span.attributes),
+        )
+        # One that failed is billed where it has answered something.
+        if answer or not span.is_error:
+            usage = completed(record, sent, answer)
+    return replace(span, record=record, usage=usage)
+
+
+def _all_attributes(document: Mapping[str, Any]) -> dict[str, Any]:
+    listed = document.get("attributes", ())
+    return {each["key"]: _scalar(each.get("value") or {}) for each in listed}
 
 
 def _time(nanoseconds: Any) -> int:

@@ -82,10 +82,13 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> Kind:
     for mark, kinds in MARKS:
         if (said := attributes.get(mark)) is not None:
             return kinds.get(str(said), "other")
-    if name.startswith(semconv.MODEL_CALL_PREFIXES):
-        return "model call"
-    has_model = first_text(attributes, MODELS[:4]) is not None
-    return "model call" if has_model and any(map(fields.is_usage, attributes)) else "other"
+    # Two of three: anybody may call a span `chat`, or note the name of a model.
+    told = (
+        name.startswith(semconv.MODEL_CALL_PREFIXES),
+        first_text(attributes, MODELS[:4]) is not None,
+        any(map(fields.is_usage, attributes)),
+    )
+    return "model call" if sum(told) > 1 else "other"
 
 
 def first_text(attributes: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.sdk.trace import SpanProcessor
-from opentelemetry.trace import format_span_id
+from opentelemetry.trace import StatusCode, format_span_id
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.faults import note
@@ -22,8 +22,10 @@ from otel_limits.otel.kinds import (
 )
 from otel_limits.runs.calls import OpenCall, followed_call
 from otel_limits.runs.run import Run
+from otel_limits.runs.silent import SilentCall
 from otel_limits.runs.tree import CURRENT
 from otel_limits.usage.normaliser import record_of_span
+from otel_limits.usage.span_texts import estimates_of_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,6 +76,8 @@ class LimitsSpanProcessor(SpanProcessor):
             if place is not None and place.is_open:
                 is_boundary = place.is_foreign and self._show(span, place) in BOUNDARIES
                 self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
+                if place.run.finished:  # which nobody will judge any more
+                    place.run.calls.silent.settle()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             note("processor", error)
 
@@ -139,17 +143,32 @@ class LimitsSpanProcessor(SpanProcessor):
         scope = scope_of(span)
         record, response = record_of_span(attributes, scope), first_text(attributes, RESPONSE_IDS)
         tokens, span_id = record.usage.total, span.context.span_id
-        if not tokens or not self._runs.spans.book(span_id, response, scope, tokens):
+        if tokens and not self._runs.spans.book(span_id, response, scope, tokens):
             return kind
         if place.call is not None:
-            _complete(place.call, record, span)
-            return kind
-        # Never opened: when its span is seen the call is over, so that it is only counted.
-        call = OpenCall(model_of(attributes), provider=provider_of(attributes))
-        call.terms = Terms(tier=tier_of(attributes, record.tier))
-        call.span_id = format_span_id(span_id)
-        place.run.calls.settle(call, record)
+            if tokens:
+                _complete(place.call, record, span)
+        elif tokens:
+            place.run.calls.settle(_call_of(span, attributes, record), record)
+        else:
+            call, failed = _call_of(span, attributes, record), is_error(span)
+            place.silent = SilentCall(call, record, place, scope, response, failed)
+            place.run.calls.silent.add(place.silent)
         return kind
+
+
+def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord) -> OpenCall:
+    """Make a call of what a span says; never opened, as it is over when its span is seen."""
+    call = OpenCall(model_of(attributes), provider=provider_of(attributes))
+    call.terms = Terms(tier=tier_of(attributes, record.tier))
+    call.span_id = format_span_id(span.context.span_id)
+    if record.sure != "measured":
+        events = ((event.name, event.attributes or {}) for event in span.events)
+        estimates = estimates_of_span(attributes, events, call.model)
+        call.input_estimate, call.answer_estimate = estimates
+        # One that failed is billed where it has answered something.
+        call.answered = call.answer_estimate > 0
+    return call
 
 
 def _complete(call: OpenCall, record: UsageRecord, span: ReadableSpan) -> None:
@@ -162,6 +181,11 @@ def _complete(call: OpenCall, record: UsageRecord, span: ReadableSpan) -> None:
 def attributes_of(span: ReadableSpan) -> dict[str, Any]:
     """Copy the attributes of a span, which is faster to read than what the SDK gives."""
     return cast("MappingProxyType[str, Any]", span.attributes).copy()
+
+
+def is_error(span: ReadableSpan) -> bool:
+    """Tell whether what a span shows has failed."""
+    return span.status.status_code is StatusCode.ERROR
 
 
 def scope_of(span: ReadableSpan) -> str:

@@ -10,6 +10,7 @@ from otel_limits.core.facts import CallKind, ModelCall
 from otel_limits.core.terms import DEFAULT_TERMS, sale_of
 from otel_limits.core.usage import EXACT, NO_COST, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Reservation
+from otel_limits.runs.silent import SilentCalls
 from otel_limits.usage.normaliser import completed
 from otel_limits.usage.text import tokens_of_text
 
@@ -66,6 +67,8 @@ class OpenCall:
         self.output_cap = output_cap
         self.parts: list[str] = []
         """The texts, thoughts and arguments that it has answered by now."""
+        self.answer_estimate = 0
+        """Tokens of its answer, where only its span has told the text."""
 
     @property
     def is_side(self) -> bool:
@@ -75,7 +78,7 @@ class OpenCall:
     @property
     def output_estimate(self) -> int:
         """Tokens of what it has answered by now, about."""
-        return tokens_of_text("".join(self.parts))
+        return self.answer_estimate + tokens_of_text("".join(self.parts))
 
     def sale(self, usage: Usage) -> Sale:
         """Put together what its price depends on, if it used so much."""
@@ -99,6 +102,8 @@ class Calls:
         """The turn that the loop has reserved, until its response is taken or nobody asks again."""
         self._kept = NOTHING
         """The tokens of the loop's call that failed, until it is tried again."""
+        self.silent = SilentCalls(run)
+        """Those that only spans show, without their tokens."""
 
     def admit(
         self, call: OpenCall, *, turn: bool = False, forces_output: bool = False, last: bool = False
@@ -117,7 +122,8 @@ class Calls:
             last: It can be made a last answer without tools.
         """
         run = self._run
-        wanted = self._wanted(call)
+        self.silent.settle()
+        reservation = wanted(call, run)
         run.measure_time()
         with run.runs.lock:
             had_turn = self._turn is not NOTHING
@@ -126,7 +132,7 @@ class Calls:
             verdict = run.decide(with_reserved=True, forces_output=forces_output, side=not turn)
             if verdict is None or verdict.action == "observe" or (last and self._is_last()):
                 call.is_of_loop = turn
-                self._hold(call, wanted)
+                self._hold(call, reservation)
             elif not (had_turn and self.under_way):  # a call beside this one may need the turn
                 turn = False
             if turn:
@@ -135,9 +141,9 @@ class Calls:
 
     def take(self, call: OpenCall) -> None:
         """Reserve for a call that nobody can refuse."""
-        wanted = self._wanted(call)
+        reservation = wanted(call, self._run)
         with self._run.runs.lock:
-            self._hold(call, wanted)
+            self._hold(call, reservation)
 
     def open(self, call: OpenCall) -> OpenCall:
         """A call goes out now; one that was not admitted before is not refused any more."""
@@ -219,26 +225,13 @@ class Calls:
                 self.settle(call, failed=True, aborted=True)
             elif call.is_paused:
                 self._let_wait(call)
+        self.silent.settle()
         self.let_go()
 
-    # --- what is reserved; all of it under the lock, but for `_wanted` ----------------------------
+    # --- what is reserved; all of it under the lock -----------------------------------------------
 
-    def _wanted(self, call: OpenCall) -> Reservation:
-        """What a call may use: its projected input, and as much output as the model ever gave."""
-        run = self._run
-        output = run.budgets.outputs.get(call.model)
-        if output is None:
-            output = min(call.output_cap or ASSUMED_OUTPUT, ASSUMED_OUTPUT)
-        cost = None
-        if run.budgets.has_cost_limit:
-            expected = Usage(input=call.input_estimate, output=output)
-            cost = run.runs.quote(call.sale(expected)).price
-        return Reservation(
-            model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
-        )
-
-    def _hold(self, call: OpenCall, wanted: Reservation) -> None:
-        call.reservation = self._run.budgets.hold(wanted)
+    def _hold(self, call: OpenCall, reservation: Reservation) -> None:
+        call.reservation = self._run.budgets.hold(reservation)
         self.under_way.add(call)
 
     def _give_back(self, call: OpenCall, *, failed: bool = False) -> None:
@@ -330,6 +323,20 @@ class Calls:
                 side=call.is_side,
             )
         )
+
+
+def wanted(call: OpenCall, run: Run) -> Reservation:
+    """What a call may use: its projected input, and as much output as the model ever gave."""
+    output = run.budgets.outputs.get(call.model)
+    if output is None:
+        output = min(call.output_cap or ASSUMED_OUTPUT, ASSUMED_OUTPUT)
+    cost = None
+    if run.budgets.has_cost_limit:
+        expected = Usage(input=call.input_estimate, output=output)
+        cost = run.runs.quote(call.sale(expected)).price
+    return Reservation(
+        model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
+    )
 
 
 def add_call(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from otel_limits.runs.calls import OpenCall
     from otel_limits.runs.run import Run
+    from otel_limits.runs.silent import SilentCall
 
 MOST_ENDED: Final = 1_000
 """Spans of one invocation that are remembered when they have ended, the latest ones."""
@@ -65,6 +66,8 @@ class Place:
     """True when the model call that it shows was booked, or another span has shown it."""
     has_booked: bool = False
     """True when a model call was booked that it shows, or one that has ended within it."""
+    silent: SilentCall | None = None
+    """The model call that it shows without its tokens."""
 
     @property
     def run(self) -> Run:

@@ -157,6 +157,7 @@ class Run:
 
     def judge(self) -> Verdict | None:
         """Decide by what was used whether the agent may go on; `None` when it may."""
+        self.calls.silent.settle()
         self.measure_time()
         return self.with_subjects(self.decide())
 

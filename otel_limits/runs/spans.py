@@ -7,10 +7,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from otel_limits.runs.places import Place, Trail
+from otel_limits.runs.responses import Responses
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from otel_limits.runs.calls import OpenCall
     from otel_limits.runs.run import Run
+    from otel_limits.runs.silent import SilentCall
 
 
 class Spans:
@@ -108,6 +112,17 @@ class Spans:
             place.has_booked = True
             return not (is_counted or is_counted_within)
 
+    def untold(self, silent: Sequence[SilentCall]) -> tuple[list[SilentCall], list[SilentCall]]:
+        """Return those of some calls that no other span tells, and those that one still may."""
+        shown, untold, waiting = Responses(), [], []
+        with self._lock:
+            for each in silent:
+                if self._may_be_told(each.place):
+                    waiting.append(each)
+                elif not self._is_told(each, shown):
+                    untold.append(each)
+        return untold, waiting
+
     def end(self, span_id: int, *, is_boundary: bool = False) -> None:
         """A span ended.
 
@@ -171,6 +186,34 @@ class Spans:
         return any(
             each is not None and each.has_booked and place in each.around() for each in still_open
         )
+
+    def _may_be_told(self, place: Place) -> bool:
+        """Tell whether anything around a span, or within it, is open that may know its tokens."""
+        trail = place.trail
+        # What the framework shows is not a call of others, and may end with the invocation only.
+        around = (each for each in place.around() if each.is_foreign and each.trail is trail)
+        if any(each.is_open and not each.is_boundary for each in around):
+            return True
+        still_open = map(self._places.get, self._late if trail.is_over else trail.open)
+        return any(each is not None and place in each.around() for each in still_open)
+
+    def _is_told(self, silent: SilentCall, shown: Responses) -> bool:
+        """Tell whether another span shows the call of one that does not know its tokens."""
+        place = silent.place
+        outer = [each.silent for each in place.around() if each.silent is not None]
+        if outer:  # the outermost is the whole call
+            outer[-1].merge(silent)
+            return True
+        if place.has_booked or any(each.is_booked for each in place.around()):
+            return True
+        if silent.response_id is None:
+            return False
+        response = (silent.response_id, silent.scope, 0)
+        if shown.has(*response) or place.trail.responses.has(*response):
+            return True
+        # Not with those that were booked: whoever tells its tokens later is to be believed.
+        shown.add(*response)
+        return False
 
     def _keep_late(self, span_id: int) -> None:
         self._late[span_id] = None

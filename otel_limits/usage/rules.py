@@ -58,17 +58,21 @@ RULES: Final[Mapping[str, Rule]] = {
 UNKNOWN: Final = Rule("by total")
 
 SCOPES: Final[Mapping[str, Rule]] = {
-    # It passes on what Bedrock says.
+    # It passes on what Bedrock says, also that a prompt was blocked and used nothing.
     "opentelemetry.instrumentation.botocore": Rule("outside", total_omits_cache=True),
     # input_tokens are the "Sum of all input token types": UsageMetadata in
     # https://github.com/langchain-ai/langchain/blob/master/libs/core/langchain_core/messages/ai.py.
-    "langsmith": Rule("inside"),
+    "langsmith": Rule("inside", zeros_are_made_up=True),
 }
 """By the instrumentation scope of a span, or by what its name begins with."""
 
-BY_CONVENTION: Final = Rule("inside")
+# Strands' own spans have zeros where the vendor sent no usage: event_loop/streaming.py.
+BY_CONVENTION: Final = Rule("inside", zeros_are_made_up=True)
 """OpenTelemetry semantic conventions for generative AI: input_tokens "SHOULD include all types of
 input tokens, including cached tokens"; the conventions of OpenInference count so, too."""
+
+BY_NOTHING: Final = Rule("by total", zeros_are_made_up=True)
+"""Spans that say nothing of how they count."""
 
 CONVENTIONAL: Final = (
     "gen_ai.usage.cache_read.input_tokens",
@@ -89,4 +93,4 @@ def rule_of_span(scope: str, attributes: Mapping[str, object]) -> Rule:
     for name, rule in SCOPES.items():
         if scope == name or scope.startswith(f"{name}."):
             return rule
-    return BY_CONVENTION if any(name in attributes for name in CONVENTIONAL) else UNKNOWN
+    return BY_CONVENTION if any(name in attributes for name in CONVENTIONAL) else BY_NOTHING

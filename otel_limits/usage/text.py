@@ -12,6 +12,9 @@ from typing import Final
 
 from otel_limits.core.faults import note
 
+MESSAGE: Final = 4
+"""Tokens around a message: OpenAI's cookbook, "How to count tokens"."""
+
 CLASSES: Final = (
     (0x09, 0x0D, "n"),  # tabs and line ends
     (0x20, 0x20, " "),

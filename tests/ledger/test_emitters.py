@@ -164,7 +164,7 @@ def test_an_attribute_without_a_value_costs_nothing_else(
     file.write_text(json.dumps(document))
     assert main(["ledger", "import", str(file)]) == 0
     (call,) = ledger.calls()
-    assert (call["input_tokens"], call["output_tokens"], call["state"]) == (10, 0, "unmeasured")
+    assert (call["input_tokens"], call["output_tokens"], call["state"]) == (10, 0, "estimated")
 
 
 def test_a_share_of_cached_tokens_is_never_above_all(

@@ -45,7 +45,10 @@ def usage(sent: int, received: int) -> dict[str, int]:
 
 @pytest.fixture
 def exported(make_agent: MakeAgent, spans: InMemorySpanExporter, tmp_path: Path) -> Path:
-    """Spans of one agent, invoked three times, that nobody watched: 1,110 and 111 tokens."""
+    """Spans of one agent, invoked three times, that nobody watched: 1,110 and 111 tokens.
+
+    Those of a last call are unknown: Strands' span of it has zeros, and what was said.
+    """
     script = [
         uses("search", usage=usage(1000, 100)),
         says("a", usage=usage(100, 10)),
@@ -76,13 +79,10 @@ def test_imported_spend_is_the_scripted_truth(
     assert main(["ledger", "import", str(exported)]) == 0
     said = "Imported 4 model calls, 3 invocations and 1 tool calls."
     assert said in capsys.readouterr().out
-    calls = [(c["input_tokens"], c["output_tokens"], c["state"]) for c in ledger.calls()]
-    assert calls == [
-        (1000, 100, "measured"),
-        (100, 10, "measured"),
-        (10, 1, "measured"),
-        (0, 0, "unmeasured"),
-    ]
+    *calls, last = [(c["input_tokens"], c["output_tokens"], c["state"]) for c in ledger.calls()]
+    assert calls == [(1000, 100, "measured"), (100, 10, "measured"), (10, 1, "measured")]
+    assert last[0] == pytest.approx(70, rel=0.2)
+    assert last[1:] == (1, "estimated")
     found = [
         (r["agent"], r["reason"], r["turns"], r["model_calls"], r["tool_calls"], r["input_tokens"])
         for r in ledger.invocations()
@@ -90,7 +90,7 @@ def test_imported_spend_is_the_scripted_truth(
     assert found == [
         ("tester", "end_turn", 2, 2, 1, 1100),
         ("tester", "end_turn", 1, 1, 0, 10),
-        ("tester", "end_turn", 1, 1, 0, 0),
+        ("tester", "end_turn", 1, 1, 0, last[0]),
     ]
     assert [row["session_id"] for row in ledger.invocations()] == ["s"] * 3
     assert ledger.tools()[0]["tool"] == "search"
@@ -217,8 +217,9 @@ def test_other_ways_to_write_it(
     text = otlp.line(spans.get_finished_spans(), ids="hex" if form == "gzip" else "base64")
     path.write_bytes(gzip.compress(text.encode()))
     main(["ledger", "import", str(exported)])
+    before = ledger.tokens()
     main(["ledger", "import", str(path)])
-    assert ledger.tokens() == 1221
+    assert ledger.tokens() == before > 1221
 
 
 def test_lines_that_are_no_spans(exported: Path, ledger: LedgerFile, capsys: Output) -> None:

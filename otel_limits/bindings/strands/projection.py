@@ -16,13 +16,10 @@ from otel_limits.usage.media import (
     tokens_of_video,
 )
 from otel_limits.usage.normaliser import record_of_usage
-from otel_limits.usage.text import as_json, tokens_of_text
+from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 
 MAX_DEPTH: Final = 10
 """How deep contents may be within one another; the result of a tool in a message is seven deep."""
-
-MESSAGE: Final = 4
-"""Tokens around a message: OpenAI's cookbook, "How to count tokens"."""
 
 
 def projected_input(model: object, messages: object, beside: Sequence[object] = ()) -> int:
