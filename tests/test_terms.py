@@ -377,6 +377,45 @@ def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
     ]
 
 
+NOVA_TOOL = {"tools": [{"systemTool": {"name": "nova_grounding"}}]}
+SEARCHING: list[tuple[str, dict[str, Any]]] = [
+    ("openai_responses", {"params": {"tools": [{"type": "x_search"}]}}),
+    ("openai", {"params": {"tools": [{"type": "openrouter:web_search"}]}}),
+    ("openai", {"params": {"extra_body": {"plugins": [{"id": "web", "max_results": 3}]}}}),
+    ("openai", {"params": {"tools": [{"type": "builtin_function", "function": {"name": "$x"}}]}}),
+    ("litellm", {"params": {"extra_body": {"enable_search": True}}}),
+    ("bedrock", {"additional_args": {"toolConfig": NOVA_TOOL}}),
+]
+OFFLINE: list[tuple[str, dict[str, Any]]] = [
+    ("openai", {"params": {"extra_body": {"plugins": [{"id": "file-parser"}, "web"]}}}),
+    ("openai", {"params": {"tools": [{"type": "function", "function": {"name": "x_search"}}]}}),
+    ("litellm", {"params": {"extra_body": {"enable_search": False}}}),
+    ("bedrock", {"additional_args": {"toolConfig": {"tools": [{"systemTool": {"name": "x"}}]}}}),
+]
+
+
+@pytest.mark.parametrize(("module", "config"), [*SEARCHING, *OFFLINE])
+def test_every_vendors_search_is_seen_in_the_request(module: str, config: dict[str, Any]) -> None:
+    """xAI's, OpenRouter's, Kimi's, Alibaba's and Amazon's; none where it is switched off."""
+    assert terms_of(asked(module, **config)).searches == ((module, config) in SEARCHING)
+
+
+@pytest.mark.parametrize(
+    ("model", "seller"),
+    [
+        ("openrouter/openai/gpt-4o:online", None),
+        ("openai/gpt-oss-20b:free:online", "openrouter"),
+        ("openrouter/perplexity/sonar", None),
+        ("perplexity/sonar", "openrouter"),
+    ],
+)
+def test_a_model_of_openrouter_that_searches_has_no_price(model: str, seller: str | None) -> None:
+    """It costs a fee for each request or result, which no list has with it."""
+    sale = sale_of(model, "litellm", Usage(input=9), None, Terms(seller=seller))
+    assert sale.opens == ("it may have searched the web, and nobody says how often",)
+    assert not sale_of("perplexity/sonar", "litellm", Usage(input=9), None, Terms()).opens
+
+
 GOOGLE_TOOLS = ["google_search", "google_maps", "enterprise_web_search", "googleMaps", "retrieval"]
 
 
@@ -407,7 +446,7 @@ def test_a_model_that_searches_or_draws_by_itself_has_no_price(model: str, provi
 
 @pytest.mark.parametrize("tool", PAID_TOOLS)
 def test_a_tool_that_is_billed_apart_leaves_the_price_open(tool: str) -> None:
-    """OpenAI bills it beside tokens, and no answer's usage tells of it, whoever reads it."""
+    """OpenAI or xAI bills it beside tokens, and no usage that is handed on tells of it."""
     terms = terms_of(asked("openai_responses", params={"tools": [{"type": tool}]}))
     assert terms == Terms(paid_tools=frozenset({tool}))
     told = cost("gpt-5", "openai_responses", Usage(input=100), terms)

@@ -58,16 +58,22 @@ PAID_TOOLS: Final = {
     "file_search": "it may have searched files, and nobody says how often",
     "code_interpreter": "it may have run code in a container, and nobody says in how many",
     "shell": "it may have run commands in a container, and nobody says in how many",
+    "code_execution": "it may have run code, and nobody says how often",
+    "collections_search": "it may have searched files, and nobody says how often",
     "image_generation": "it may have made images, and nobody says what they cost",
 }
 """Tools of OpenAI's Responses API that are billed apart from tokens, by the type that a request has
 them under, and why a price is unknown with them: by the search, by the container and by the tokens
-of images, https://developers.openai.com/api/docs/pricing. No usage tells of any of these."""
+of images, https://developers.openai.com/api/docs/pricing; and those of xAI, by the call,
+https://docs.x.ai/developers/pricing. No usage that is handed on tells of any of these."""
 
 
-SEARCH_MODEL: Final = re.compile(r"(?:^|/)(?:gpt-[\w.-]+-search-|sonar-pro-search)")
+SEARCH_MODEL: Final = re.compile(
+    r"(?:^|/)(?:gpt-[\w.-]+-search-|sonar-pro-search)|:online$|^openrouter/perplexity/"
+)
 """Models that search by themselves, for a fee that lists do not have with them:
-https://developers.openai.com/api/docs/guides/tools-web-search, "Chat Completions"."""
+https://developers.openai.com/api/docs/guides/tools-web-search, "Chat Completions"; OpenRouter's
+https://openrouter.ai/docs/features/web-search and https://openrouter.ai/perplexity/sonar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +124,9 @@ def sale_of(
         opens.append("it has audio, and nobody says how much of it was cached or text")
     if terms.audio_out and usage.output_audio is None:
         opens.append("it may have answered with audio, and nobody says how much")
-    if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(model)):
+    # As LiteLLM calls it, where a client of OpenAI asks OpenRouter.
+    named = f"openrouter/{model}" if terms.seller == "openrouter" else model
+    if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
         opens.append("it may have searched the web, and nobody says how often")
     opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
     return Sale(

@@ -48,12 +48,23 @@ https://ai.google.dev/gemini-api/docs/pricing, https://cloud.google.com/vertex-a
 SEARCHES: Final = (
     "web_search_options",  # OpenAI Chat, Perplexity
     "search_parameters",  # xAI
+    "enable_search",  # https://www.alibabacloud.com/help/en/model-studio/web-search
     *GOOGLE_SEARCHES,
     *(re.sub("_(.)", lambda found: found[1].upper(), name) for name in GOOGLE_SEARCHES),
 )
 """Settings that let a vendor search for the model; LiteLLM writes Google's with capitals."""
-SEARCH_TOOL: Final = "web_search"
-"""What the type of a search tool begins with, at Anthropic and in OpenAI's Responses API."""
+SEARCH_TYPES: Final = (
+    "web_search",  # OpenAI's Responses API; Anthropic, with a date; OpenRouter, after its name
+    "x_search",  # https://docs.x.ai/developers/pricing
+    "builtin_function",  # Kimi's `$web_search`: https://platform.kimi.com/docs/pricing/tools
+)
+"""What is within the type of a search tool."""
+PLUGINS: Final = "plugins"
+WEB_PLUGIN: Final = {"id": "web"}
+"""OpenRouter's search: https://openrouter.ai/docs/features/web-search."""
+SYSTEM_TOOL: Final = "systemTool"
+NOVA_SEARCH: Final = {"name": "nova_grounding"}
+"""Bedrock's: https://docs.aws.amazon.com/nova/latest/userguide/grounding.html."""
 
 MODALITIES: Final = ("modalities", "response_modalities", "responseModalities")
 
@@ -68,7 +79,8 @@ TYPE: Final = "type"
 """What a tool is, among others."""
 
 READ: Final = frozenset(
-    (*TIERS, *REGIONS, *SEARCHES, *MODALITIES, *CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE)
+    {*TIERS, *REGIONS, *SEARCHES, PLUGINS, SYSTEM_TOOL, *MODALITIES}
+    | {*CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE}
 )
 """Settings that a price depends on. Few models have any; each call looks through all of them."""
 
@@ -208,9 +220,19 @@ def _has_audio(said: Said) -> bool:
 
 
 def _is_search(said: Said) -> bool:
-    if said.name == TYPE:
-        return isinstance(said.value, str) and said.value.startswith(SEARCH_TOOL)
-    return said.name in SEARCHES and said.value is not None
+    name, value = said
+    if name == TYPE:
+        return isinstance(value, str) and any(each in value for each in SEARCH_TYPES)
+    if name == PLUGINS:
+        return isinstance(value, (list, tuple)) and any(_has(each, WEB_PLUGIN) for each in value)
+    if name == SYSTEM_TOOL:
+        return _has(value, NOVA_SEARCH)
+    return name in SEARCHES and value is not None and value is not False
+
+
+def _has(value: object, wanted: Mapping[str, str]) -> bool:
+    """Tell whether a setting has what is wanted, beside anything else."""
+    return isinstance(value, Mapping) and wanted.items() <= value.items()
 
 
 def _addresses(model: Any) -> list[str]:
