@@ -16,10 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tests.drills import disasters, lines, power, server, store
+from tests.drills.deployments import DEPLOYMENTS
 
 Drill = Callable[[Path, int], str]
 
@@ -34,8 +36,8 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     "power-spill": (power.spill_file, 100, 3),
     "power-log": (power.log_of_the_database, 100, 1),
     "postgresql": (server.disasters, 40, 3),
-    "quota-store": (store.faults, 50, 1),
-    "quota-line": (lines.kills, 30, 2),
+    **{f"quota-store-{kind}": (partial(store.faults, kind=kind), 10, 1) for kind in DEPLOYMENTS},
+    **{f"quota-line-{kind}": (partial(lines.kills, kind=kind), 30, 2) for kind in DEPLOYMENTS},
 }
 """What is done, and how much of it (for a line: the seconds of a lease): in full, and in small."""
 

@@ -11,11 +11,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.quotas.conftest import Server
+from tests.drills.deployments import DEPLOYMENTS
 from tests.quotas.test_fleet import process, variables
 
 if TYPE_CHECKING:
     import subprocess
+
+    from tests.drills.deployments import Deployment
+    from tests.quotas.conftest import Server
 
 ONE_PLACE: Final = {"concurrency": 1, "on_exceeded": "wait", "max_wait": "5m"}
 FOR_EVER: Final = 1000.0
@@ -32,7 +35,7 @@ class Line:
         lease: Seconds for which a place is held of one that was killed.
     """
 
-    def __init__(self, server: Server, directory: Path, lease: float) -> None:
+    def __init__(self, server: Server | Deployment, directory: Path, lease: float) -> None:
         self._lease = lease
         self._settings = variables(server, directory / "ledger.db")
         self._stack = ExitStack()
@@ -55,7 +58,7 @@ class Line:
 
 
 @contextmanager
-def line(server: Server, directory: Path, lease: float) -> Iterator[Line]:
+def line(server: Server | Deployment, directory: Path, lease: float) -> Iterator[Line]:
     """Make a line, and end all that stand in it."""
     made = Line(server, directory, lease)
     try:
@@ -74,18 +77,9 @@ def read(one: subprocess.Popen[str], last: str = "in line") -> list[str]:
     return said
 
 
-def kills(directory: Path, lease: int) -> str:
+def kills(directory: Path, lease: int, kind: str = "alone") -> str:
     """Kill who holds the place and who is first in line: the next has it when the lease ends."""
-    server = Server(directory)
-    server.start()
-    try:
-        return _kills(server, directory, lease)
-    finally:
-        server.stop()
-
-
-def _kills(server: Server, directory: Path, lease: float) -> str:
-    with line(server, directory, lease) as queue:
+    with DEPLOYMENTS[kind](directory) as place, line(place, directory, lease) as queue:
         holder = queue.join(["holder"], FOR_EVER)
         first, second = queue.join(["a", "b"]), queue.join(["c", "d"])
         for each in (first, holder):

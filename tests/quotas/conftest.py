@@ -126,8 +126,9 @@ class Server:
 class Wire:
     """Stands between a client and a server: delays replies, or cuts instead of passing one on."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, spoiled: re.Pattern[bytes] = FROM_A_SCRIPT) -> None:
         self._target = port
+        self._spoiled = spoiled
         self._ends: list[socket.socket] = [socket.create_server(("127.0.0.1", 0))]
         self._threads: list[threading.Thread] = []
         self.port: int = self._ends[0].getsockname()[1]
@@ -171,8 +172,17 @@ class Wire:
             hang_up(client)
             return
         self._ends.append(server)
-        self._start(self._carry, client, server, lambda data: (data, True))
-        self._start(self._carry, server, client, self._spoil)
+        is_replica = threading.Event()
+
+        def look(data: bytes) -> tuple[bytes, bool]:
+            if b"PSYNC" in data:
+                is_replica.set()
+            return data, True
+
+        self._start(self._carry, client, server, look)
+        # What a replica is sent comes whole or not at all: TCP loses nothing in between.
+        spoil = lambda data: (data, True) if is_replica.is_set() else self._spoil(data)  # noqa: E731
+        self._start(self._carry, server, client, spoil)
 
     def _spoil(self, data: bytes) -> tuple[bytes, bool]:
         """Do something to a reply to a script; all others are let through.
@@ -180,7 +190,7 @@ class Wire:
         Returns:
             What is passed on, and whether the connection lasts.
         """
-        fault = self.faults.popleft() if self.faults and FROM_A_SCRIPT.search(data) else ""
+        fault = self.faults.popleft() if self.faults and self._spoiled.search(data) else ""
         if fault in ("cut", "truncate", "hang"):
             return data[: len(data) // 2] if fault == "truncate" else b"", fault == "hang"
         if fault == "delay":

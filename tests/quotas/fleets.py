@@ -43,12 +43,13 @@ class Worker:
         self.facts: list[Fact] = []
         place = StorePlace(url, 2.0)
         courier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
+        self.lines = Lines(Deadlines())
         self.engine = Engine(
             lambda: [held],
             StoreClient(courier, 2.0),
             publish=self.facts.append,
             price=lambda *_: Decimal(1),
-            lines=Lines(Deadlines()),
+            lines=self.lines,
             deadlines=Deadlines(),
         )
         self.engine.client.start()

@@ -1,4 +1,4 @@
-"""The drills for quotas, in small; in full: `python -m tests.drills quota-store quota-line`."""
+"""The drills for quotas, in small; in full: `python -m tests.drills`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_killed_processes_hold_up_nobody(tmp_path: Path) -> None:
     The lease is two seconds here, and in full that which ships.
     """
     assert "was free after" in kills(tmp_path, 2)
-    assert DRILLS["quota-line"][1] == PLACE_LEASE_SECONDS
+    assert DRILLS["quota-line-alone"][1] == PLACE_LEASE_SECONDS
 
 
 def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(

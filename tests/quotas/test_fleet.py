@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
     from otel_limits.testing import Answer
     from tests.conftest import MakeAgent
+    from tests.drills.deployments import Deployment
     from tests.quotas.conftest import Hold, Server
 
 EXPIRED_KEY = KeyNames().expired
@@ -104,7 +105,7 @@ def fleet(server: Server, ledger: Path, tmp_path: Path) -> Fleet:
     return run
 
 
-def variables(server: Server, ledger: Path) -> dict[str, str]:
+def variables(server: Server | Deployment, ledger: Path) -> dict[str, str]:
     """What everybody has in the environment."""
     return {
         "OTEL_LIMITS_POLICY": str(ledger.with_name("limits.yaml")),

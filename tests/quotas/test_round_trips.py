@@ -21,8 +21,6 @@ import otel_limits
 from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
 from otel_limits.core.facts import QuotaUse
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.redis_rights import needed
-from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
@@ -30,13 +28,17 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
-from tests.quotas.conftest import Server, Wire, eventually, free_port, require_program
+from tests.drills import deployments
+from tests.quotas.conftest import Server, Wire, eventually, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from strands import Agent
+
     from otel_limits.core.facts import Fact
     from tests.conftest import Call, MakeAgent
+    from tests.drills.deployments import Deployment
     from tests.quotas.conftest import Hold
 
 # Without grace, so that nothing is looked at in between.
@@ -78,6 +80,7 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
         "pexpireat",
         "pttl",
         "zadd",
+        "zrange",
         "zrem",
         "zrangebyscore",
         "zremrangebyscore",
@@ -314,13 +317,7 @@ def valkey(server: Server) -> str:
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate for this machine that vouches for itself; its key is beside it."""
-    path = tmp_path / "server.crt"
-    require_program("openssl")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-out", str(path), "-keyout", str(path.with_suffix(".key"))]
-    subprocess.run(command, check=True, capture_output=True)
-    return path
+    return deployments.certify(tmp_path)
 
 
 @pytest.fixture
@@ -392,76 +389,28 @@ def test_a_cluster_that_moves_our_keys_is_followed(
 
 
 @pytest.fixture
-def nodes(redis_installed: None, tmp_path: Path) -> Iterator[list[Server]]:
-    """A cluster of three masters, the first of which has our keys and a replica, the fourth."""
-    nodes = []
-    for number in range(4):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        options = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
-        nodes.append(Server(folder, *options, "--cluster-node-timeout", "1000"))
-        nodes[-1].start()
-    first, second, third, replica = nodes
-    for node, slots in ((first, (0, 16000)), (second, (16001, 16100)), (third, (16101, 16383))):
-        node.client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
-        node.client.execute_command("CONFIG SET cluster-announce-ip 127.0.0.1")
-    for node in (second, third, replica):
-        bus = int(node._options[3])
-        first.client.execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
-    eventually(lambda: all(len(node.client.cluster("NODES")) == 4 for node in nodes))
-    name = first.client.execute_command("CLUSTER MYID")
-    replica.client.execute_command("CLUSTER REPLICATE", name)
-    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
-    state = "cluster_state"
-    eventually(lambda: all(node.client.cluster("INFO")[state] == "ok" for node in nodes))
-    yield nodes
-    for node in nodes:
-        node.stop()
+def nodes(redis_installed: None, tmp_path: Path) -> Iterator[Deployment]:
+    """A cluster whose nodes can die."""
+    with deployments.cluster(tmp_path, has_wires=False) as place:
+        yield place
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_cluster_goes_on_when_a_node_hangs(
-    hold: Hold, make_agent: MakeAgent, nodes: list[Server]
+@pytest.mark.parametrize("how", ["stop", "freeze"])
+def test_a_cluster_goes_on_when_a_node_dies_or_hangs(
+    hold: Hold, make_agent: MakeAgent, nodes: Deployment, how: str
 ) -> None:
     """Also when it is the first that the URL names, and the one that has our keys."""
-    seeds = ",".join(f"127.0.0.1:{node.port}" for node in nodes[:2])
-    hold({"calls": CALLS}, f"redis+cluster://{seeds}")
+    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, nodes.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
-    assert agent("go").stop_reason == "end_turn"
-    nodes[0].freeze()
-    eventually(lambda: agent("go").stop_reason == "end_turn")
-    left = otel_limits.remaining("calls")
-    assert left.used >= 1
+    _lose(agent, nodes, how)
 
 
 @pytest.fixture
-def watched(redis_installed: None, tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
-    """A master, its replica, and a sentinel that promotes the replica; with users of an ACL."""
-    port, servers = free_port(), []
-    for name in ("master", "replica"):
-        (tmp_path / name).mkdir()
-        servers.append(Server(tmp_path / name))
-        servers[-1].start()
-        user = ("ACL", "SETUSER", "agents", "on", ">hunter2", *needed(KeyNames()).split())
-        servers[-1].client.execute_command(*user)
-    master, replica = servers
-    replica.client.replicaof("127.0.0.1", master.port)
-    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
-    settings = tmp_path / "sentinel.conf"
-    settings.write_text(
-        f"sentinel monitor fleet 127.0.0.1 {master.port} 1\n"
-        "sentinel down-after-milliseconds fleet 1000\nsentinel failover-timeout fleet 3000\n"
-    )
-    with ExitStack() as stack:
-        command = ["redis-server", str(settings), "--sentinel", "--port", str(port)]
-        watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        stack.callback(watcher.kill)
-        sentinel = Server(tmp_path, port=port)
-        sentinel.wait()
-        eventually(lambda: sentinel.client.sentinel_masters()["fleet"]["num-slaves"] == 1)
-        yield f"redis+sentinel://agents:hunter2@127.0.0.1:{port}/fleet", servers
-        for server in servers:
-            server.stop()
+def watched(redis_installed: None, tmp_path: Path) -> Iterator[Deployment]:
+    """A master that can die, and a Sentinel."""
+    with deployments.sentinel(tmp_path, has_wires=False) as place:
+        yield place
 
 
 @pytest.mark.usefixtures("faulty")
@@ -469,13 +418,19 @@ def watched(redis_installed: None, tmp_path: Path) -> Iterator[tuple[str, list[S
 def test_a_fleet_follows_the_master_that_its_sentinels_name(
     hold: Hold,
     make_agent: MakeAgent,
-    watched: tuple[str, list[Server]],
+    watched: Deployment,
     how: str,
 ) -> None:
     """No agent is ended meanwhile, nothing is lost, and kills are heard from the new master."""
-    url, (master, replica) = watched
-    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, url)
+    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, watched.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
+    _lose(agent, watched, how)
+    eventually(lambda: len(watched.servers[-1].client.pubsub_channels("*otel_limits*")) == 2)
+
+
+def _lose(agent: Agent, place: Deployment, how: str) -> None:
+    """Lose the server that has the keys; the agent goes on, and its replica counts all calls."""
+    master, replica = place.servers[0], place.servers[-1]
     assert agent("go").stop_reason == "end_turn"
     eventually(lambda: master.client.zcard("{otel_limits}:workers") == 1)
     getattr(master, how)()
@@ -496,7 +451,6 @@ def test_a_fleet_follows_the_master_that_its_sentinels_name(
 
     eventually(is_followed)
     eventually(is_all_counted)
-    eventually(lambda: len(replica.client.pubsub_channels("*otel_limits*")) == 2)
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster", "redis+sentinel"])

@@ -1,0 +1,237 @@
+"""Where a fleet counts: a server alone, behind TLS and an ACL, in a cluster, or with Sentinels.
+
+Between the fleet and each server stands a wire that can do harm.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from otel_limits.quotas.redis_rights import needed
+from otel_limits.quotas.redis_scripts import KeyNames
+from tests.quotas.conftest import Server, Wire, eventually, free_port, require_program
+
+USER: Final = "agents:hunter2"
+"""Who has the documented rights, where there is an ACL."""
+
+WATCH: Final = "watch"
+"""The password of a Sentinel, where it has one."""
+
+MASTERS: Final = 3
+"""As few as can agree that one of them is dead."""
+
+NODE_TIMEOUT: Final = "1000"
+"""Milliseconds after which a cluster, or Sentinels, take a silent server for dead."""
+
+
+@dataclass
+class Deployment:
+    """What a fleet is given."""
+
+    url: str
+    servers: list[Server]
+    """The first has the keys; the last is its replica, where there is one."""
+    has_replica: bool = False
+    faults: deque[str] = field(default_factory=deque)
+    """What is done to the next replies to scripts, whichever server sends them."""
+    has_wires: bool = True
+
+
+def certify(directory: Path) -> Path:
+    """Make a certificate for this machine that vouches for itself; its key is beside it."""
+    path = directory / "server.crt"
+    require_program("openssl")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-out", str(path), "-keyout", str(path.with_suffix(".key"))]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def encrypted(certificate: Path) -> list[str]:
+    """Return the options of a server that has this certificate."""
+    options = ["--tls-auth-clients", "no", "--tls-cert-file", str(certificate)]
+    options += ["--tls-key-file", str(certificate.with_suffix(".key"))]
+    return [*options, "--tls-ca-cert-file", str(certificate)]
+
+
+def admit_agents(server: Server) -> None:
+    """Add the user who has the rights that are documented, and no others."""
+    name, password = USER.split(":")
+    rights = ("reset", "on", f">{password}", *needed(KeyNames()).split())
+    server.client.execute_command("ACL", "SETUSER", name, *rights)
+    # What its client needs besides in a cluster.
+    server.client.execute_command("ACL", "SETUSER", name, "+cluster|slots", "+command")
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[Deployment]:
+    """One server."""
+    with ExitStack() as stack:
+        server = _started(stack, Server(directory))
+        deployment = Deployment("", [server])
+        wire = _wired(stack, deployment, server.port)
+        deployment.url = f"redis://127.0.0.1:{wire.port}/0"
+        yield deployment
+
+
+@contextmanager
+def guarded(directory: Path) -> Iterator[Deployment]:
+    """One server, by TLS, for a user with the documented rights."""
+    certificate, port = certify(directory), free_port()
+    with ExitStack() as stack:
+        options = [*encrypted(certificate), "--tls-port", str(port)]
+        server = _started(stack, Server(directory, *options))
+        admit_agents(server)
+        deployment = Deployment("", [server])
+        # Nobody can see what is a reply to a script.
+        wire = _wired(stack, deployment, port, re.compile(b""))
+        deployment.url = f"rediss://{USER}@127.0.0.1:{wire.port}/0?ssl_ca_certs={certificate}"
+        yield deployment
+
+
+@contextmanager
+def cluster(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]:
+    """Three masters, the first of which has our keys and a replica."""
+    with ExitStack() as stack:
+        deployment = Deployment("", [], has_replica=True, has_wires=has_wires)
+        seeds = []
+        for number in range(MASTERS + 1):
+            folder, port, bus = directory / f"node-{number}", free_port(), str(free_port())
+            folder.mkdir()
+            shown = _wired(stack, deployment, port).port if has_wires else port
+            options = ["--cluster-enabled", "yes", "--cluster-port", bus]
+            options += ["--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", str(shown)]
+            options += ["--cluster-announce-bus-port", bus, "--cluster-node-timeout", NODE_TIMEOUT]
+            node = _started(stack, Server(folder, *options, port=port))
+            admit_agents(node)
+            deployment.servers.append(node)
+            seeds.append(f"127.0.0.1:{shown}")
+            if number:
+                first = deployment.servers[0].client
+                first.execute_command("CLUSTER MEET", "127.0.0.1", port, bus)
+        _form(deployment.servers)
+        # Those that can die are not all of them.
+        deployment.url = f"redis+cluster://{USER}@{','.join(seeds[:2])}"
+        yield deployment
+
+
+def _form(nodes: list[Server]) -> None:
+    """Give each master its slots, nearly all to the first, and the first its replica."""
+    *masters, replica = nodes
+    for node, slots in zip(masters, ((0, 16000), (16001, 16100), (16101, 16383)), strict=True):
+        node.client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
+    eventually(lambda: all(len(node.client.cluster("NODES")) == len(nodes) for node in nodes))
+    name = nodes[0].client.execute_command("CLUSTER MYID")
+    replica.client.execute_command("CLUSTER REPLICATE", name)
+    _await_link(replica)
+    state = "cluster_state"
+    eventually(lambda: all(node.client.cluster("INFO")[state] == "ok" for node in nodes))
+
+
+@contextmanager
+def sentinel(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]:
+    """A master, its replica, and a Sentinel that promotes the replica; with users of an ACL."""
+    with ExitStack() as stack:
+        deployment = Deployment("", [], has_replica=True, has_wires=has_wires)
+        shown = []
+        for name in ("master", "replica"):
+            (directory / name).mkdir()
+            port = free_port()
+            shown.append(_wired(stack, deployment, port).port if has_wires else port)
+            announce = ["--replica-announce-ip", "127.0.0.1"]
+            announce += ["--replica-announce-port", str(shown[-1])]
+            deployment.servers.append(
+                _started(stack, Server(directory / name, *announce, port=port))
+            )
+            admit_agents(deployment.servers[-1])
+        master, replica = deployment.servers
+        replica.client.replicaof("127.0.0.1", master.port)
+        _await_link(replica)
+        port = _watch(stack, directory, shown[0])
+        deployment.url = f"redis+sentinel://{USER}@127.0.0.1:{port}/fleet"
+        yield deployment
+
+
+@contextmanager
+def guarded_sentinel(directory: Path) -> Iterator[Deployment]:
+    """The same by TLS alone, the Sentinel with a password of its own; without wires.
+
+    Replication takes the same way as the fleet, and what is encrypted cannot be told apart.
+    """
+    certificate, ports = certify(directory), (free_port(), free_port())
+    tls = [*encrypted(certificate), "--tls-replication", "yes"]
+    with ExitStack() as stack:
+        deployment = Deployment("", [], has_replica=True, has_wires=False)
+        for name, port in zip(("master", "replica"), ports, strict=True):
+            (directory / name).mkdir()
+            options = [*tls, "--tls-port", str(port)]
+            deployment.servers.append(_started(stack, Server(directory / name, *options)))
+            admit_agents(deployment.servers[-1])
+        replica = deployment.servers[1]
+        replica.client.replicaof("127.0.0.1", ports[0])
+        _await_link(replica)
+        watching = free_port()
+        _watch(stack, directory, ports[0], *tls, "--tls-port", str(watching), password=WATCH)
+        options_of_url = f"tls=true&sentinel_password={WATCH}&ssl_ca_certs={certificate}"
+        deployment.url = f"redis+sentinel://{USER}@127.0.0.1:{watching}/fleet?{options_of_url}"
+        yield deployment
+
+
+def _watch(
+    stack: ExitStack, directory: Path, master: int, *options: str, password: str = ""
+) -> int:
+    """Start a Sentinel; returns its port once it knows the replica."""
+    port, settings = free_port(), directory / "sentinel.conf"
+    settings.write_text(
+        f"sentinel monitor fleet 127.0.0.1 {master} 1\n"
+        f"sentinel down-after-milliseconds fleet {NODE_TIMEOUT}\n"
+        "sentinel failover-timeout fleet 3000\n"
+    )
+    if password:
+        settings.write_text(f"{settings.read_text()}requirepass {password}\n")
+    command = ["redis-server", str(settings), "--sentinel", "--port", str(port), *options]
+    watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    stack.callback(watcher.kill)
+    asked = Server(directory, port=port)
+    if password:
+        asked.client.connection_pool.connection_kwargs["password"] = password
+    asked.wait()
+    eventually(lambda: asked.client.sentinel_masters()["fleet"]["num-slaves"] == 1)
+    asked.client.close()
+    return port
+
+
+def _started(stack: ExitStack, server: Server) -> Server:
+    server.start()
+    stack.callback(server.stop)
+    return server
+
+
+def _wired(
+    stack: ExitStack, deployment: Deployment, port: int, spoiled: re.Pattern[bytes] | None = None
+) -> Wire:
+    wire = Wire(port) if spoiled is None else Wire(port, spoiled)
+    stack.callback(wire.close)
+    wire.faults = deployment.faults
+    return wire
+
+
+def _await_link(replica: Server) -> None:
+    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
+
+
+DEPLOYMENTS: Final[dict[str, Callable[[Path], AbstractContextManager[Deployment]]]] = {
+    "alone": alone,
+    "guarded": guarded,
+    "cluster": cluster,
+    "sentinel": sentinel,
+    "guarded-sentinel": guarded_sentinel,
+}
