@@ -33,7 +33,6 @@ SOURCES: Final = (
     "README.md",
     "LICENSE",
     "pyproject.toml",
-    "hatch_build.py",
     ".gitignore",
     ".github",
     ".ci",
