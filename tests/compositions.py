@@ -9,7 +9,7 @@ import random
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -17,6 +17,7 @@ from unittest.mock import patch
 from strands import Agent, ModelRetryStrategy, tool
 from strands.hooks import AfterInvocationEvent, AfterModelCallEvent
 from strands.multiagent import GraphBuilder, Swarm
+from strands.tools.executors import SequentialToolExecutor
 from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
@@ -74,6 +75,8 @@ class Scene:
     """Tools that run."""
     quiet: int = 0
     """How often nothing ran when it was looked for, one time after the other."""
+    left: list[Any] = field(default_factory=list)
+    """Streams that nobody reads to their ends."""
     models: list[Metered] = field(default_factory=list)
     """Those that tools ask by themselves."""
     facts: list[Fact] = field(default_factory=list)
@@ -106,6 +109,12 @@ class Scene:
         models = [*self.models, *(agent.model for agent in self.agents)]
         return sum(model.calls for model in models)  # type: ignore[attr-defined]
 
+    @property
+    def waiting(self) -> bool:
+        """True while tools in the background wait for a place, or to be told as ended."""
+        tasks = [agent.state.get("strands.background_tasks") or () for agent in self.agents]
+        return any(each["status"] in ("queued", "working") for some in tasks for each in some)
+
     @contextmanager
     def work(self) -> Iterator[None]:
         """A tool runs."""
@@ -126,7 +135,7 @@ class Scene:
         in_background: BackgroundTasksConfig = {
             "always": chance.sample(tools, 1),
             "wait_for_completion": chance.random() < 0.5,
-            "max_concurrency": 100,  # one that waits for a place is not limited, as the docs say
+            "max_concurrency": chance.choice((1, 100)),
         }
         agent = Agent(
             model=Metered(self.script([each.tool_name for each in tools]), per_message=PER_MESSAGE),
@@ -136,6 +145,7 @@ class Scene:
             plugins=self.plugins(),
             retry_strategy=ModelRetryStrategy(max_attempts=3, initial_delay=0, max_delay=0),
             background_tasks=in_background if chance.random() < 0.15 else None,
+            tool_executor=SequentialToolExecutor() if chance.random() < 0.2 else None,
         )
         self.agents.append(agent)
         if chance.random() < 0.2:
@@ -262,15 +272,17 @@ class Scene:
             return type(error).__name__
 
     def abandoned(self, depth: int) -> Iterator[Any]:
-        """A tool that reads an agent's stream for a while, asks another one, and closes it."""
+        """A tool that reads an agent's stream for a while, asks another one, and may close it."""
         first, second = self.agent(depth), self.agent(0)
-        number = self.chance.randint(1, 30)
+        number, is_left = self.chance.randint(1, 30), self.chance.random() < 0.3
 
         @tool
         async def abandon(input: str) -> str:  # noqa: A002
             """Read a little."""
-            read: Any = first.stream_async(input)
-            async with aclosing(read) as stream:
+            stream: Any = first.stream_async(input)
+            async with nullcontext() if is_left else aclosing(stream):
+                if is_left:
+                    self.left.append(stream)
                 with self.work(), suppress(Exception):
                     async for _ in first_of(stream, number):
                         pass
@@ -315,10 +327,13 @@ class Scene:
     async def play(self, top: Agent) -> None:
         """Ask the outermost agent, and wait for what it leaves behind."""
         await self.ask(top)
+        for stream in self.left:  # in another task than that of who has read it
+            with suppress(Exception):
+                await stream.aclose()
         # Tools in the background have a loop of Strands' own, which outlives this one. A stream
         # that was cancelled lives as long as the traceback of that, and does nothing any more.
         told = -1
-        while self.quiet < (ALL_STILL if len(LIVE) else ALL_OVER):
+        while self.quiet < (ALL_STILL if len(LIVE) or self.waiting else ALL_OVER):
             await asyncio.sleep(0.001)
             is_busy = self.working or told != len(self.facts)
             self.quiet, told = 0 if is_busy else self.quiet + 1, len(self.facts)

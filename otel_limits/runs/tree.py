@@ -38,17 +38,17 @@ class Group:
         self.finished = False
 
 
-class RunningTool:
-    """A tool call under way, as those see it who work for it: its task, and the threads of that."""
+class Activity:
+    """A tool call or a node under way, as those see it who work for it: a task, and its threads."""
 
-    __slots__ = ("ended", "outer", "run")
+    __slots__ = ("has_ended", "outer", "scope")
 
-    def __init__(self, run: Run, outer: RunningTool | None) -> None:
-        """Begin a call of `run`, within the call of another agent's tool if that asked."""
-        self.run = run
+    def __init__(self, scope: Run | Group, outer: Activity | None) -> None:
+        """Begin one of `scope`, within that of another agent's if that asked."""
+        self.scope = scope
         self.outer = outer
-        self.ended = False
-        """Stays false where a call is broken off: nobody sees the end of a thread left behind."""
+        self.has_ended = False
+        """Stays false where it is broken off: nobody sees the end of a thread left behind."""
 
 
 # Tasks and `asyncio.to_thread` inherit it, a plain `threading.Thread` does not. Never in
@@ -59,29 +59,30 @@ CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.Context
 """The invocation that the present task works for: what it starts belongs to it."""
 
 
-# Set in the task of the tool alone. Who reads the stream keeps the invocation as `CURRENT` where he
-# leaves the stream in the middle, and what he does afterwards is not the work of a tool.
-TOOL: Final[contextvars.ContextVar[RunningTool | None]] = contextvars.ContextVar(
-    "otel_limits_tool", default=None
+# Set only while the tool or the node runs. Who reads the stream keeps the invocation as `CURRENT`
+# where he leaves the stream in the middle, and what he does afterwards is not the work of a tool.
+ACTIVITY: Final[contextvars.ContextVar[Activity | None]] = contextvars.ContextVar(
+    "otel_limits_activity", default=None
 )
-"""The tool call that the present task works for."""
+"""The tool call or the node that the present task works for."""
 
 
 def current() -> Run | Group | None:
     """Whatever the present task works for: what is over leaves it to what began it.
 
-    A tool belongs to its invocation as long as it runs. A thread outlives an invocation that is
-    broken off, and the agents that it goes on to ask must not get the budget of a tree once more.
+    A tool or a node belongs to what began it as long as it runs. A thread outlives an invocation
+    that is broken off, and the agents that it goes on to ask must not get the budget of a tree once
+    more.
     """
     scope = CURRENT.get()
-    while scope is not None and scope.finished and not _has_running_tool(scope):
+    while scope is not None and scope.finished and not _is_active(scope):
         scope = scope.parent
     return scope
 
 
-def _has_running_tool(scope: Run | Group) -> bool:
-    """Tell whether the present task works for a tool of `scope` that has not ended."""
-    tool = TOOL.get()
-    while tool is not None and tool.run is not scope:
-        tool = tool.outer
-    return tool is not None and not tool.ended
+def _is_active(scope: Run | Group) -> bool:
+    """Tell whether the present task works for a tool or a node of `scope` that has not ended."""
+    activity = ACTIVITY.get()
+    while activity is not None and activity.scope is not scope:
+        activity = activity.outer
+    return activity is not None and not activity.has_ended

@@ -17,8 +17,9 @@ from strands.hooks import (
     BeforeToolsEvent,
     MessageAddedEvent,
 )
-from strands.middleware import InvokeModelStage
+from strands.middleware import ExecuteToolStage, InvokeModelStage
 
+from otel_limits.bindings.strands.activities import forget_request, tool_stage
 from otel_limits.bindings.strands.legs import (
     after_leg,
     ask_gate,
@@ -56,6 +57,8 @@ HOOKS: Final[Hooks] = (
     # First, so that the call is known also where a later hook raises; what such a hook changes in
     # the event is still seen, as it is read only when all tools of the turn have ended.
     (AfterToolCallEvent, after_tool, FIRST),
+    # Last, when no hook can have it tried again any more.
+    (AfterToolCallEvent, forget_request, LAST),
     # Last, as a hook that ends the turn by itself is a natural end, which wins over a halt.
     (AfterToolsEvent, after_tools, LAST),
     # Last, as a hook decides here whether the agent is resumed, and we may have to take that back.
@@ -144,6 +147,7 @@ def attach(agent: Agent) -> Attachment:
         if AgentStreamStage is not None:
             agent.add_middleware(AgentStreamStage, agent_stage)
         agent.add_middleware(InvokeModelStage, model_stage)
+        agent.add_middleware(ExecuteToolStage, tool_stage)
         attachment.is_staged = True
         if registry is not None:
             STAGED.add(registry)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.strands.waiting import current_task
-from otel_limits.runs.tree import TOOL, RunningTool
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from strands.hooks import AfterToolCallEvent
 
     from otel_limits.core.limits import Breach
-    from otel_limits.runs.run import Run
 
 
 class Batch:
@@ -33,15 +29,6 @@ class Batch:
         self._uses = list(requests)
         """The same objects, or what hooks have put in their places."""
         self._seen: set[int] = set()
-        self._task = current_task()
-
-    def begin_tool(self, run: Run) -> None:
-        """One of them begins, and the present task works for it where it is a task of its own.
-
-        Tools that run one after another do so in the task of who reads the stream.
-        """
-        if current_task() is not self._task:
-            TOOL.set(RunningTool(run, TOOL.get()))
 
     def position_of(self, use: Mapping[str, Any]) -> int | None:
         """Return which request an event is about.
@@ -74,11 +61,3 @@ class Batch:
     def _alike(self, use: Mapping[str, Any]) -> list[int]:
         identity = use.get("toolUseId")
         return [n for n, each in enumerate(self.requests) if each["toolUseId"] == identity]
-
-
-def end_tool(agent: object) -> None:
-    """A tool of an agent has ended, also one in the background whose invocation had before it."""
-    tool = TOOL.get()
-    if tool is not None and tool.run.state.agent() is agent:
-        tool.ended = True
-        TOOL.set(tool.outer)

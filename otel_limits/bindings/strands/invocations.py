@@ -25,6 +25,7 @@ from otel_limits.usage.text import as_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
     from strands.hooks import HookRegistry
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.strands.batch import Batch
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Run
+    from otel_limits.runs.tree import Activity
 
 
 @dataclass(slots=True)
@@ -109,6 +111,8 @@ class AgentState:
         """More than one where an agent is used re-entrantly; events go to the newest."""
         self.direct: list[Run] = []
         """Requests for structured output without the loop; a tool of the agent may make some."""
+        self.requested: dict[tuple[int, str], tuple[Activity, Context]] = {}
+        """For whom its tools run, and within which span, from their request to their end."""
         self.lock = threading.Lock()
         """Held while the newest one leaves: who cancels later would hit the next invocation."""
 

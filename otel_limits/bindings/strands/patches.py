@@ -234,14 +234,14 @@ class ClassPatcher:
 
     def _group_stream(self, original: Any) -> Any:
         """Let the nodes of a graph or swarm share one budget tree."""
+        from otel_limits.bindings.strands.activities import within
 
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             before = CURRENT.get()
             # A fault must not let its nodes go: without a scope each is limited by itself alone.
             scope = self._group_begun(group) or self._group_begun(group)
-            CURRENT.set(scope or before)
-            events = original(group, *args, **kwargs)
+            events = within(scope or before, original(group, *args, **kwargs))
             try:
                 async for event in events:
                     yield event
@@ -257,9 +257,12 @@ class ClassPatcher:
 
     @never_raises("binding")
     def _group_begun(self, group: Any) -> Group | None:
+        from otel_limits.bindings.strands.activities import watch_nodes
+
         host = self._host()
         assert host is not None  # it is what switched the patches on
         self._doors.watch_all()
+        watch_nodes(group)
         name = str(getattr(group, "id", "group"))
         # Last: nothing that fails afterwards may leave its trees with a member that never ends.
         return host.runs.group(name, host.policy(name))

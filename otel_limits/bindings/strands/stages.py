@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
 
+    from otel_limits.runs.run import Run
+    from otel_limits.runs.tree import Group
+
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
 
@@ -62,14 +65,18 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
 async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any) -> Events:
     """Put our stop reason in place of the framework's, and raise where that is the action."""
     followed.staged, halted = True, False
+    inside: Run | Group | None = followed.run
     events, wait = next_fn(context), Wait()
     wait.join(followed.waits, is_leg=True)
     try:
         while True:
+            if CURRENT.get() is not inside:  # one task may read several streams in turns
+                CURRENT.set(inside)
             try:
                 event = await wait.next_of(events)
             except StopAsyncIteration:
                 break
+            inside = CURRENT.get()
             # Two steps deep and not behind a decorator: this runs for each token of a stream, and
             # deep down in a runaway every frame of ours is one that the agent has less.
             if type(event) in MILESTONES:
@@ -81,9 +88,8 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
-            followed.run.runs.settle_end(
-                followed.run
-            )  # hooks may still be at work, and can change nothing
+            # Hooks may still be at work, and can change nothing.
+            followed.run.runs.settle_end(followed.run)
             raise
         if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))
@@ -94,11 +100,17 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
         wait.close()
         await events.aclose()
     # Only now, as what is left of the generator would otherwise end in another context.
+    if halted and (raised := _raised(agent)) is not None:
+        raise raised
+
+
+def _raised(agent: Agent) -> LimitReachedError | None:
+    """Return what the halt of a leg raises, if it does; a hook may have resumed it since."""
     live = live_of(agent)
     run = live and live.run
-    # `halted` is of this leg; the action may be of one that a hook has resumed since.
-    if halted and run and run.verdict and (run.action == "raised" or refused_to_loop(run)):
-        raise limit_reached(run.verdict, run.stop(run.verdict.reason))
+    if run and run.verdict and (run.action == "raised" or refused_to_loop(run)):
+        return limit_reached(run.verdict, run.stop(run.verdict.reason))
+    return None
 
 
 def _is_refused(live: Live, error: Exception) -> bool:

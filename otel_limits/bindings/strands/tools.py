@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from otel_limits.bindings.strands.batch import Batch, end_tool
+from otel_limits.bindings.strands.activities import note_request, requester_of
+from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.halting import ends_loop
 from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.notes import append_nudge
@@ -67,9 +68,9 @@ def before_tools(event: BeforeToolsEvent) -> None:
 @never_raises("binding")
 def before_tool(event: BeforeToolCallEvent) -> None:
     """Answer in the place of a tool that has no call left."""
+    note_request(event)
     live = live_of(event.agent)
     if live is not None and live.batch is not None:
-        live.batch.begin_tool(live.run)
         position = live.batch.position_of(event.tool_use)
         breach = None if position is None else live.batch.refusals.get(position)
         if breach is not None:
@@ -79,9 +80,8 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 @never_raises("binding")
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: a retry comes by here again."""
-    end_tool(event.agent)
     live = live_of(event.agent)
-    if live is not None and live.batch is not None:
+    if live is not None and live.batch is not None and requester_of(event) in (live.run, None):
         position = live.batch.position_of(event.tool_use)
         if position is not None:
             # The event and not its result, which a hook that runs after ours may still replace.

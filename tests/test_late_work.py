@@ -1,0 +1,301 @@
+"""Work that begins late or outlives its invocation is held by the trees of who asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from strands import Agent, tool
+from strands.multiagent import GraphBuilder
+from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
+
+from otel_limits import Fact, Limits, enable
+from otel_limits.testing import Answer, ScriptedModel, endless, says, tokens, uses
+from tests.test_group_calls import Asking, graph_of
+from tests.test_ways_out import calls, read, stops
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+PATIENCE_SECONDS = 60
+
+
+class Queue:
+    """An agent whose tools run in the background, one at a time, each as soon as it may."""
+
+    def __init__(self, script: Any, *work: Callable[[], Awaitable[Any]], tools: Any = ()) -> None:
+        """Make it; each call of its tool does the next thing of `work`."""
+        self.may_go = threading.Event()
+        self.has_ended = threading.Semaphore(0)
+        self.number = len(work)
+        to_do = iter(work)
+
+        @tool
+        async def think() -> str:
+            """Do the next thing."""
+            do = next(to_do)
+            await asyncio.to_thread(self.may_go.wait, PATIENCE_SECONDS)
+            try:
+                return str(await do())
+            finally:
+                self.has_ended.release()
+
+        self.agent = Agent(
+            model=ScriptedModel(script),
+            tools=[think, *tools],
+            callback_handler=None,
+            name="busy",
+            background_tasks={
+                "always": [think],
+                "wait_for_completion": False,
+                "max_concurrency": 1,
+            },
+        )
+
+    def go_on(self) -> None:
+        """Let all of it go on, and wait until it has ended."""
+        self.may_go.set()
+        for _ in range(self.number):
+            assert self.has_ended.acquire(timeout=PATIENCE_SECONDS)
+
+
+def children(number: int) -> list[Agent]:
+    """Agents that answer at once."""
+    return [
+        Agent(model=ScriptedModel([says("done")]), callback_handler=None, name=f"child{n}")
+        for n in range(number)
+    ]
+
+
+def called(agents: list[Agent]) -> int:
+    """Requests that reached their models."""
+    return sum(agent.model.calls for agent in agents)  # type: ignore[attr-defined]
+
+
+async def nothing() -> str:
+    """Do nothing."""
+    return "nothing"
+
+
+def test_a_tool_that_waited_for_a_place_counts_for_who_asked(
+    source: str, facts: list[Fact]
+) -> None:
+    """Not for the earlier invocation, whose tool had the place before."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
+    queue = Queue([uses("think"), says("done")] * 2, nothing, lambda: read(helper))
+
+    async def main() -> None:
+        await queue.agent.invoke_async("one")
+        first = stops(facts)["busy"].invocation_id
+        await queue.agent.invoke_async("two")
+        await asyncio.to_thread(queue.go_on)
+        second = stops(facts)["busy"].invocation_id
+        assert first != second
+        assert [each.invocation.id for each in calls(facts) if each.side] == [second]
+
+    asyncio.run(main())
+
+
+def test_a_tool_that_waited_for_a_place_is_held_by_the_budget_of_who_asked(source: str) -> None:
+    """As long as that goes on."""
+    enable(Limits(max_token_budget=200))
+    helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
+
+    async def often() -> str:
+        for _ in range(5):
+            await read(helper)
+        return "done"
+
+    @tool
+    def hold() -> str:
+        """Wait for the other tool."""
+        queue.go_on()
+        return "held"
+
+    script = [uses("think"), says("done"), uses("think"), uses("hold"), says("done")]
+    queue = Queue(script, nothing, often, tools=[hold])
+
+    async def main() -> None:
+        await queue.agent.invoke_async("one")
+        result = await queue.agent.invoke_async("two")
+        assert str(result.stop_reason) == "max_token_budget"
+
+    asyncio.run(main())
+    assert helper.calls == 1
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_agents_of_a_tool_that_waited_for_a_place_are_in_its_tree(
+    prompts: int, source: str
+) -> None:
+    """Also where its invocation has ended before it begins, and had the place before itself."""
+    enable(tree=Limits(max_turns=4))
+    asked = children(6)
+
+    async def ask() -> str:
+        return str([await child.invoke_async("go") for child in asked])
+
+    both = Answer(tools=(("think", {}), ("think", {})))
+    scripts = {1: [both, says("done")], 2: [uses("think"), says("done")] * 2}
+    queue = Queue(scripts[prompts], nothing, ask)
+
+    async def main() -> None:
+        for _ in range(prompts):
+            await queue.agent.invoke_async("go")
+        await asyncio.to_thread(queue.go_on)
+
+    asyncio.run(main())
+    assert called(asked) == 2
+
+
+def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(facts: list[Fact]) -> None:
+    """A plain thread has the span of its parent alone, which is that of the right invocation."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel(endless(says("hint")), model_id="helper")
+
+    async def ask() -> str:
+        span = trace.get_current_span()
+
+        def work() -> None:
+            with trace.use_span(span):
+                asyncio.run(read(helper))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        return "asked"
+
+    @tool
+    def hold() -> str:
+        """Wait for the other tool."""
+        queue.go_on()
+        return "held"
+
+    script = [uses("think"), says("done"), uses("think"), uses("hold"), *[says("done")] * 3]
+    queue = Queue(script, nothing, ask, tools=[hold])
+
+    async def main() -> None:
+        await queue.agent.invoke_async("one")
+        await queue.agent.invoke_async("two")
+
+    asyncio.run(main())
+    second = stops(facts)["busy"].invocation_id
+    assert [each.invocation.id for each in calls(facts) if each.side] == [second]
+
+
+@pytest.mark.parametrize("executor", [ConcurrentToolExecutor, SequentialToolExecutor])
+def test_a_thread_that_a_cancelled_agent_has_left_behind_stays_in_its_tree(
+    executor: Any, source: str
+) -> None:
+    """Whether its tools run at once, or one after another in the task of who reads the stream."""
+    enable(tree=Limits(max_turns=3))
+    asked, is_asking, has_ended = children(6), threading.Event(), threading.Event()
+
+    @tool
+    def ask() -> str:
+        """Ask one after another, in a thread."""
+        is_asking.set()
+        assert has_ended.wait(PATIENCE_SECONDS)
+        return str([child("go") for child in asked])
+
+    parent = Agent(
+        model=ScriptedModel(endless(uses("ask"))),
+        tools=[ask],
+        callback_handler=None,
+        tool_executor=executor(),
+    )
+
+    async def main() -> None:
+        task = asyncio.create_task(parent.invoke_async("go"))
+        await asyncio.to_thread(is_asking.wait, PATIENCE_SECONDS)
+        task.cancel()
+        await asyncio.wait([task])
+        has_ended.set()  # the thread is waited for at the end of the loop
+
+    asyncio.run(main())
+    assert called(asked) == 2
+
+
+def test_a_thread_that_a_node_has_left_behind_stays_in_the_tree_of_its_graph(source: str) -> None:
+    """A node need not be an agent, and another one may fail while a thread of it runs."""
+    enable(tree=Limits(max_turns=2))
+    asked, is_asking, has_ended = children(6), threading.Event(), threading.Event()
+
+    class Threaded(Asking):
+        async def invoke_async(self, *_: Any, **__: Any) -> Any:
+            await asyncio.to_thread(self.work)
+
+        def work(self) -> None:
+            is_asking.set()
+            assert has_ended.wait(PATIENCE_SECONDS)
+            for child in asked:
+                child("go")
+
+    class Failing(Asking):
+        async def invoke_async(self, *_: Any, **__: Any) -> Any:
+            await asyncio.to_thread(is_asking.wait, PATIENCE_SECONDS)
+            raise OSError("gone")
+
+    async def main() -> None:
+        none = ScriptedModel([])
+        with pytest.raises(OSError, match="gone"):
+            await graph_of(Threaded(none, 0), Failing(none, 0)).invoke_async("go")
+        has_ended.set()
+
+    asyncio.run(main())
+    assert called(asked) == 2
+
+
+def test_what_begins_after_a_node_has_ended_is_not_in_the_tree_of_its_graph(source: str) -> None:
+    """A task that a node has started for good, such as a server, is nobody's work any more."""
+    enable(tree=Limits(max_turns=2))
+    asked, has_ended = children(4), asyncio.Event()
+    served: list[asyncio.Task[Any]] = []
+
+    async def serve() -> None:
+        await has_ended.wait()
+        for child in asked:
+            await child.invoke_async("go")
+
+    class Serving(Asking):
+        async def invoke_async(self, *_: Any, **__: Any) -> Any:
+            served.append(asyncio.create_task(serve()))
+            return await super().invoke_async()
+
+    async def main() -> None:
+        await graph_of(Serving(ScriptedModel([]), 0)).invoke_async("go")
+        has_ended.set()
+        await served[0]
+
+    asyncio.run(main())
+    assert called(asked) == 4
+
+
+def test_graphs_whose_streams_are_read_in_turns_keep_their_trees(source: str) -> None:
+    """The nodes that come after the other graph has ended belong to the tree of their own one."""
+    enable(tree=Limits(max_turns=2))
+
+    def chain(number: int) -> tuple[Any, list[Agent]]:
+        builder, nodes = GraphBuilder(), children(number)
+        for before, node in zip([None, *nodes], nodes, strict=False):
+            builder.add_node(node, node.name)
+            if before is not None:
+                builder.add_edge(before.name, node.name)
+        return builder.set_max_node_executions(9).build(), nodes
+
+    (short, few), (long, many) = chain(1), chain(5)
+
+    async def main() -> None:
+        streams = [graph.stream_async("go") for graph in (long, short)]
+        await anext(streams[0])
+        for stream in streams[::-1]:
+            async for _ in stream:
+                pass
+
+    asyncio.run(main())
+    # The short one began while the long one was read, within its tree.
+    assert called(few) + called(many) == 2
