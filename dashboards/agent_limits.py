@@ -124,10 +124,14 @@ TIME_RANGE: Final = (
 """One number each, for the time range."""
 
 
-AUDIT: Final = """\
+WHEN: Final = "--since ${__from:date:iso} --until ${__to:date:iso}"
+SELECTED: Final = "--selected '${agent:queryparam}&${model:queryparam}&${reason:queryparam}'"
+"""As in an address every character of a name is harmless: of a shell, of Markdown, of `--where`."""
+
+AUDIT: Final = f"""\
 ```console
-otel-limits audit stops --since ${__from:date:iso} --until ${__to:date:iso} ${selection}
-otel-limits audit spend --since ${__from:date:iso} --until ${__to:date:iso} ${selection}
+otel-limits audit stops {WHEN} {SELECTED}
+otel-limits audit spend {WHEN} {SELECTED}
 ```
 """
 
@@ -174,7 +178,8 @@ STOPS: Final = (
     ),
     panels.note(
         "The ledger knows each of them: copy this where it is",
-        "The same time range, and the agents that are selected.",
+        "The same time range, and the agents, models and reasons that are selected. Which "
+        "processes it has is up to where they keep it.",
         AUDIT,
     ),
 )

@@ -63,7 +63,6 @@ QUOTA = panels.variable(
     queries.select("otel_limits_quota_limit"),
     "Quota of the policy file. Only what is about quotas follows it.",
 )
-SELECTION = panels.answer_variable("selection", queries.AUDITED, '/audited="(.*?)"}/')
 
 ANNOTATIONS: Final = (
     panels.annotation("Deployments", "blue", queries.DEPLOYMENTS, queries.DEPLOYED),
@@ -87,7 +86,6 @@ def dashboards() -> dict[str, Any]:
                 MODEL,
                 REASON,
                 QUOTA,
-                SELECTION,
             ),
             agent_limits.ROWS,
             halts_shown=False,  # they are what its panels draw

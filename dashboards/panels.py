@@ -389,18 +389,6 @@ VARIABLES: Final = {"deployment_environment": "environment"}
 """Variables that are called by a shorter name than their label."""
 
 
-def answer_variable(name: str, query: str, regex: str) -> Any:
-    """Have in a variable, which nobody sees, what a query says in one of its labels."""
-    return (
-        dashboard.QueryVariable(name)
-        .datasource(DATASOURCE)
-        .query({"query": f"query_result({query})", "refId": name, "qryType": 3})
-        .regex(regex)
-        .hide(models.VariableHide.HIDE_VARIABLE)
-        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-    )
-
-
 def annotation(name: str, colour: str, expr: str, title: str, *, shown: bool = True) -> Any:
     """Mark moments on every panel over time."""
     return (

@@ -290,11 +290,3 @@ POLICIES: Final = (
 # Not of the reason or the agent that is chosen alone: they may be why it looks as it does.
 KILLED: Final = per_bar(KILLS, "agent")
 HALTED: Final = per_bar(select("otel_limits_stops_total", AGENT, ENFORCED), "agent", "reason")
-
-AUDITED: Final = (
-    # In backticks everything stands for itself: a name can have quotes.
-    """label_replace(label_replace(vector(0), "audited", `--where 'agent=${agent:distributed}'`, """
-    """"", ""), "audited", "--top 10", "audited", ".*'agent=[.][+]'")"""
-)
-"""How `otel-limits audit` is told of the agents that are selected, `agent=a,agent=b`; of all of
-them it tells by itself."""

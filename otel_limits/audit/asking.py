@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
 
 from otel_limits.core.values import (
     DURATION,
@@ -103,6 +104,25 @@ def _condition(text: str) -> tuple[str, str]:
     return name.strip(), value
 
 
+SELECTABLE: Final = ("agent", "model", "reason")
+"""Variables of the dashboards that a ledger knows, under the same names."""
+
+ALL: Final = ("All", "$__all")
+"""What an address of Grafana has instead of a value, before version 11 and since."""
+
+
+def _selected(variables: list[tuple[str, str]]) -> Conditions:
+    named = [(name.removeprefix("var-"), value) for name, value in variables]
+    # What a ledger cannot know would otherwise be left out, and the answer be of too much.
+    if any(name not in SELECTABLE for name, _ in named):
+        raise UnfitError("A ledger knows agents, models and reasons alone.")
+    return tuple((name, value) for name, value in named if value not in ALL)
+
+
+def _variables(text: str) -> list[tuple[str, str]]:
+    return parse_qsl(text, keep_blank_values=True, strict_parsing=True)
+
+
 def _properties(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise UnfitError
@@ -161,6 +181,11 @@ def _prices(text: str) -> str:
 CONDITIONS: Final = CheckedKind[Conditions](
     phrase="a condition such as tenant.id=acme or agent=res*", check=_conditions, parse=str
 )
+SELECTED: Final = CheckedKind[Conditions](
+    phrase="variables of a dashboard such as var-agent=research&var-reason=max_turns",
+    check=_selected,
+    parse=_variables,
+)
 PROPERTIES: Final = CheckedKind[tuple[str, ...]](
     phrase="one or more properties to group by, such as agent,model",
     check=_properties,
@@ -188,6 +213,7 @@ AGAINST: Final = CheckedKind[Against](
 against = argument(AGAINST)
 duration = argument(DURATION)
 conditions = argument(CONDITIONS)
+selected = argument(SELECTED)
 properties = argument(PROPERTIES)
 cap = argument(WHOLE_NUMBER)
 usd = argument(MONEY)

@@ -76,6 +76,15 @@ AGENT: Final = Option(
     is_repeated=True,
     means="where",
 )
+SELECTED: Final = Option(
+    "--selected",
+    "VARIABLES",
+    asking.selected,
+    "only what is selected in a dashboard, as its address has it: var-agent=a&var-agent=b; of "
+    "agents, models and reasons",
+    is_repeated=True,
+    means="where",
+)
 WINDOW: Final = (SINCE, UNTIL)
 SELECTION: Final = (*WINDOW, WHERE)
 
@@ -89,7 +98,7 @@ class Question:
     answer: Callable[..., Answer]
     """Gets the `Inquiry`, and the value of each of `options` by its name."""
     options: Sequence[Option] = ()
-    selection: Sequence[Option] = SELECTION
+    selection: Sequence[Option] = (*SELECTION, SELECTED)
     """Options that choose which part of the ledger is asked."""
     tables: Mapping[str, Sequence[Column]] = field(default_factory=dict)
     """Columns of each table of the answer; those to group by come before them."""

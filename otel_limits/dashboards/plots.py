@@ -221,10 +221,13 @@ def text(plot: Plot) -> None:
     """Write a text panel, its variables filled in as Grafana does where everything is selected."""
     plot.axes.axis("off")
     start, end = (_utc(time).strftime("%Y-%m-%dT%H:%M:%S.000Z") for time in _span(plot.window))
-    values = {"__from:date:iso": start, "__to:date:iso": end, "selection": "--top 10"}
-    filled = re.sub(r"\$\{([\w:]+)\}", lambda found: values[found[1]], plot.panel.content)
+    times = {"__from:date:iso": start, "__to:date:iso": end}
+    known = re.sub(r"\$\{(__[\w:]+)\}", lambda found: times[found[1]], plot.panel.content)
+    filled = re.sub(r"\$\{(\w+):queryparam\}", r"var-\1=$__all", known)
     code = "\n".join(line for line in filled.splitlines() if not line.startswith("```"))
-    plot.axes.text(0, 0.85, code, va="top", family="monospace", fontsize=11, linespacing=1.7)
+    shown = plot.axes.text(0, 0.85, code, va="top", family="monospace", fontsize=11)
+    shown.set_linespacing(1.7)
+    shown.set_parse_math(False)
 
 
 Drawing: TypeAlias = Callable[[Plot], None]

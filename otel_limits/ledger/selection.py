@@ -93,6 +93,12 @@ class Source:
         for name, value in selection.where:
             if name in PERIODS:
                 condition = sa.and_(*self._within(*span(name, value, selection.zone)))
+            elif name in OF_CALLS and self._base is not MODEL_CALL_TABLE:
+                # Of an invocation, or a tool call of it: one of its model calls has it.
+                call = MODEL_CALL_TABLE.alias().c
+                condition = sa.exists().where(
+                    call.invocation_id == self._owner, matches(call[name], value)
+                )
             else:
                 condition = matches(self.column(name), value)
             wanted.setdefault(name, []).append(condition)
@@ -141,6 +147,8 @@ class Source:
             self._attributes[key] = sa.func.coalesce(*values)
         return self._attributes[key]
 
+
+OF_CALLS: Final = ("model", "provider")
 
 IDENTITIES: Final = ("invocation", "root", "trace")
 

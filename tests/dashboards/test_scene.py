@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 import time
 from pathlib import Path
@@ -142,31 +141,6 @@ def test_a_deployment_is_marked_when_its_version_is_first_seen(played: Scene) ->
 def test_what_did_not_happen_is_not_marked(played: Scene) -> None:
     """Nobody was killed, and the policy file that a process begins with is not news."""
     assert marks(played, "Kills") == marks(played, "Policy files") == set()
-
-
-@pytest.mark.parametrize(
-    ("agents", "told"),
-    [
-        ("research", "--where 'agent=research'"),
-        # As Grafana writes several values in the format `distributed`.
-        ("research,agent=a coder", "--where 'agent=research,agent=a coder'"),
-        (r"a \d named one", r"--where 'agent=a \d named one'"),
-        (".+", "--top 10"),
-    ],
-)
-def test_the_audit_command_is_of_the_agents_that_are_selected(
-    played: Scene, agents: str, told: str
-) -> None:
-    """What Grafana cuts out of the answer is what the text panel has behind the command."""
-    (variable,) = (each for each in BOARD["templating"]["list"] if each["name"] == "selection")
-    asked = variable["query"]["query"].removeprefix("query_result(").removesuffix(")")
-    (line,) = played.prometheus.query(
-        asked.replace("${agent:distributed}", agents), played.window.end
-    )
-    labels = ",".join(f'{name}="{text}"' for name, text in line.labels.items())
-    cut_out = re.search(variable["regex"].strip("/"), f"{{{labels}}} {line.last}")
-    assert cut_out is not None
-    assert cut_out[1] == told
 
 
 def test_the_forecast_goes_on_at_the_pace_of_the_scene(played: Scene) -> None:

@@ -83,8 +83,10 @@ def test_a_part_of_the_ledger_is_asked(ledger: LedgerFile, capsys: Output) -> No
     assert asked(capsys, "loops", "--where", "agent=other")["loops"] == []
     assert asked(capsys, "loops", "--where", "reason=loop*", "--top", "1")["loops"] != []
     assert asked(capsys, "loops", "--since", "2026-01-01")["loops"] == []
-    assert main(["audit", "loops", "--where", "model=m"]) == 2
-    assert "has no model" in capsys.readouterr().err
+    assert asked(capsys, "loops", "--where", "model=m")["loops"] != []
+    assert asked(capsys, "loops", "--where", "model=other")["loops"] == []
+    assert main(["audit", "loops", "--where", "state=zero"]) == 2
+    assert "has no state" in capsys.readouterr().err
 
 
 def test_calls_that_nobody_told_apart_repeat_nothing(ledger: LedgerFile, capsys: Output) -> None:

@@ -1,0 +1,132 @@
+"""The command that a dashboard has for its selection, run as Grafana writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+
+from otel_limits.cli import main
+from otel_limits.dashboards import panels
+from otel_limits.dashboards.files import directory
+from tests.ledger.book import NINE, Call, Entry, write
+
+if TYPE_CHECKING:
+    from tests.ledger.conftest import LedgerFile
+
+Output = pytest.CaptureFixture[str]
+
+(NOTE,) = (
+    panel
+    for board in panels.read_all(directory())
+    for panel in board.panels
+    if panel.kind == "text"
+)
+
+SHELL, MARKDOWN, LISTED = 'Bob\'s $(agent) "b" & 100%+*', "`a` </code> é", "a,agent=coder"
+"""Names of agents that a shell, Markdown or a condition could take for something else."""
+
+MAX_TURNS: dict[str, Any] = {"reason": "max_turns", "action": "halted"}
+ENDED: dict[str, Any] = {"reason": "end_turn", "action": "none"}
+
+ENTRIES = (
+    Entry(agent="coder", calls=[Call(model="small")], **MAX_TURNS),
+    Entry(agent="coder", calls=[Call(model="large")], **ENDED),
+    Entry(agent=SHELL, calls=[Call(model="small"), Call(model="large")], **MAX_TURNS),
+    Entry(agent=MARKDOWN, calls=[Call(model="large")], **ENDED),
+    Entry(agent=LISTED, calls=[Call(model="small")], **ENDED),
+)
+
+ALL = ("$__all",)
+
+
+def queryparam(name: str, values: Sequence[str]) -> str:
+    """Write a variable as Grafana does in that format (`toUrlParams` of @grafana/data)."""
+    return "&".join(f"var-{name}={quote(value, safe='@:$,;')}" for value in values)
+
+
+def commands(selected: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The lines that somebody copies, as a shell takes them apart."""
+    begin = datetime.fromtimestamp(NINE, timezone.utc)
+    times = {"__from": begin, "__to": begin + timedelta(days=1)}
+
+    def fill(found: re.Match[str]) -> str:
+        name, form = found[1], found[2]
+        if form == "date:iso":
+            return times[name].strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        assert form == "queryparam", found
+        return queryparam(name, selected.get(name, ALL))
+
+    lines = re.sub(r"\$\{(\w+):([\w:]+)\}", fill, NOTE.content).splitlines()
+    split = [shlex.split(line) for line in lines if not line.startswith("```")]
+    assert [words[:3] for words in split] == [
+        ["otel-limits", "audit", question] for question in ("stops", "spend")
+    ]
+    return [words[1:] for words in split]
+
+
+@pytest.mark.parametrize(
+    ("selected", "expected"),
+    [
+        ({}, {"coder": 2, SHELL: 1, MARKDOWN: 1, LISTED: 1}),
+        ({"agent": ["coder"]}, {"coder": 2}),
+        ({"agent": [SHELL, MARKDOWN, LISTED]}, {SHELL: 1, MARKDOWN: 1, LISTED: 1}),
+        ({"reason": ["max_turns"]}, {"coder": 1, SHELL: 1}),
+        ({"model": ["large"]}, {"coder": 1, SHELL: 1, MARKDOWN: 1}),
+        ({"agent": ["coder", SHELL], "model": ["small"], "reason": ["max_turns", "killed"]},
+         {"coder": 1, SHELL: 1}),
+        ({"agent": ["nobody"]}, {}),
+    ],
+)  # fmt: skip
+def test_it_asks_for_what_is_selected(
+    ledger: LedgerFile, capsys: Output, selected: dict[str, list[str]], expected: dict[str, int]
+) -> None:
+    """One agent, several, all; also of models and reasons, whatever characters a name has."""
+    write(ledger.address, *ENTRIES)
+    stops, spend = (asked(capsys, command) for command in commands(selected))
+
+    found: dict[str, int] = {}
+    for row in stops["stops"]:
+        found[row["agent"]] = found.get(row["agent"], 0) + row["invocations"]
+    assert found == expected
+    models = selected.get("model", ["small", "large"])
+    calls = [
+        call
+        for entry in ENTRIES
+        for call in entry.calls
+        if entry.agent in expected
+        and entry.reason in selected.get("reason", [entry.reason])
+        and call.model in models
+    ]
+    assert sum(row["calls"] for row in spend["spend"]) == len(calls)
+
+
+def asked(capsys: Output, command: Sequence[str]) -> Any:
+    """The answer as JSON."""
+    assert main([*command, "--format", "json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("address", ["var-agent=All", "agent=$__all", "var-reason=$__all"])
+def test_all_is_not_a_condition(ledger: LedgerFile, capsys: Output, address: str) -> None:
+    """As addresses of Grafana say it, up to version 10 and since."""
+    write(ledger.address, *ENTRIES)
+    answer = asked(capsys, ["audit", "stops", "--selected", address])
+    assert sum(row["invocations"] for row in answer["stops"]) == len(ENTRIES)
+
+
+@pytest.mark.parametrize("text", ["var-job=nightly&var-agent=a", "research"])
+def test_what_a_ledger_does_not_know_is_refused(
+    ledger: LedgerFile, capsys: Output, text: str
+) -> None:
+    """An answer about every job would look like one about the job that is selected."""
+    write(ledger.address, *ENTRIES)
+    with pytest.raises(SystemExit):
+        main(["audit", "stops", "--selected", text])
+    assert "must be variables of a dashboard" in " ".join(capsys.readouterr().err.split())
