@@ -119,6 +119,7 @@ def bars(title: str, description: str, unit: str, *targets: Target, **layout: An
     panel = (
         timeseries.Panel()
         .draw_style(common.GraphDrawStyle.BARS)
+        .bar_alignment(common.BarAlignment.BEFORE)  # each counts what came before its time
         .line_width(1.0)
         .fill_opacity(70.0)
         .stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))

@@ -94,11 +94,14 @@ class TimeRange:
         return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
 
     def for_panel(self, panel: Panel) -> TimeRange:
-        """Take steps as long as a panel wants them, at full multiples, the last one unfinished."""
-        # Grafana aligns steps like this, so that bars do not change as time goes on.
+        """Take steps as long as a panel wants them, those that count at full multiples."""
         step = max(self.step, panel.min_step)
-        end = math.ceil(self.end / step) * step
-        return replace(self, start=min(self.start // step * step, end - step), end=end, step=step)
+        # Grafana aligns steps, so that bars do not change as time goes on, and the last of them may
+        # be unfinished. A line has values of now: nobody knows those of the end of its step.
+        is_line = panel.kind == "timeseries" and not panel.stacked
+        end = self.end if is_line else math.ceil(self.end / step) * step
+        steps = max(1, math.ceil((end - self.start) / step))
+        return replace(self, start=end - steps * step, end=end, step=step)
 
     def fill(self, expr: str, variables: Mapping[str, str] | None = None) -> str:
         """Put values in the place of Grafana's variables; one that is not given matches all."""

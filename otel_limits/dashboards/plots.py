@@ -26,6 +26,9 @@ Named: TypeAlias = Sequence[tuple[str, Line]]
 """Series with the names that the legend gives them."""
 
 MAX_LEGEND: Final = 10
+LEGEND_LETTERS: Final = 29
+"""What a name and its value have room for beside a graph."""
+
 OVER_TIME: Final = ("timeseries", "heatmap")
 """Kinds of panels with a time axis."""
 
@@ -88,17 +91,16 @@ def _value_axis(plot: Plot) -> None:
 def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
     times = sorted({time for _, line in plot.lines for time in line.times})
     # Bars touch at the shortest step, so that a gap in the data shows as a gap.
-    width = 0.85 * min(
-        (after - before for before, after in itertools.pairwise(times)), default=60.0
-    )
+    step = min((after - before for before, after in itertools.pairwise(times)), default=60.0)
     below = dict.fromkeys(times, 0.0)
     for name, line in plot.lines:
         floor = [below[time] for time in line.times]
+        middles = [time - step / 2 for time in line.times]  # it counted what came before its time
         # The edge keeps two agents apart that were stopped for the same reason.
         plot.axes.bar(
-            line.times,
+            middles,
             line.values,
-            width,
+            0.85 * step,
             bottom=floor,
             label=name,
             color=colours[name],
@@ -112,7 +114,11 @@ def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
 def _legend(plot: Plot) -> None:
     handles, names = plot.axes.get_legend_handles_labels()
     peaks = {name: max(line.values) for name, line in plot.lines}
-    labels = [f"{_cut(name)}  {plot.write(peaks[name])}" for name in names]
+    values = [plot.write(peaks[name]) for name in names]
+    labels = [
+        f"{_cut(name, LEGEND_LETTERS - len(value))}  {value}"
+        for name, value in zip(names, values, strict=True)
+    ]
     shown = list(zip(handles, labels, names, strict=True))
     if not plot.panel.stacked:  # bars keep the order in which they lie on each other
         shown.sort(key=lambda each: -peaks[each[2]])
@@ -177,7 +183,7 @@ def heatmap(plot: Plot) -> None:
         for lower, upper in zip([{}, *counted], counted, strict=False)
     ]
     step = times[1] - times[0] if len(times) > 1 else 60.0
-    edges = [*(time - step / 2 for time in times), times[-1] + step / 2]
+    edges = [*(time - step for time in times), times[-1]]
     axes = plot.axes
     mesh = axes.pcolormesh(edges, range(len(cells) + 1), cells, cmap=plot.theme.scale, vmin=0)
     bar = axes.figure.colorbar(mesh, ax=axes, pad=0.01, fraction=0.04)
@@ -261,7 +267,7 @@ def _utc(time: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(time, dt.timezone.utc)
 
 
-def _cut(name: str, length: int = 25) -> str:
+def _cut(name: str, length: int) -> str:
     """Shorten a name in its middle: what tells two apart is often at their ends."""
     end = length // 2 - 1
     return name if len(name) <= length else f"{name[: length - end - 1]}…{name[-end:]}"

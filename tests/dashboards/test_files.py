@@ -345,3 +345,17 @@ def test_every_dashboard_can_be_read() -> None:
 
     kinds = {panel.kind for each in panels.read_all(DASHBOARDS) for panel in each.panels}
     assert kinds == set(DRAWINGS)
+
+
+@pytest.mark.parametrize(("is_bars", "asked"), [(False, (970, 1210)), (True, (960, 1320))])
+def test_a_line_ends_now_and_a_bar_with_its_step(is_bars: bool, asked: tuple[int, int]) -> None:  # noqa: FBT001  a parameter
+    """Nobody knows the values of the end of a step that is not over; bars stay where they are."""
+    window = panels.TimeRange(start=1000, end=1210, step=1, scrape_interval=1)
+    panel = next(
+        panel
+        for board in panels.read_all(files.directory())
+        for panel in board.panels
+        if panel.kind == "timeseries" and panel.stacked is is_bars
+    )
+    steps = window.for_panel(panel)
+    assert (steps.step, (steps.start, steps.end)) == (120, asked)
