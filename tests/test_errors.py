@@ -18,6 +18,7 @@ from otel_limits import (
     ConfigurationError,
     LimitReachedError,
     Limits,
+    LimitsPlugin,
     MaxIterationsReachedException,
     MaxTokenBudgetReachedException,
     MaxTurnsReachedException,
@@ -283,3 +284,17 @@ def test_a_task_group_of_agents_sees_each_exception(make_agent: MakeAgent) -> No
 
     errors = asyncio.run(run())
     assert [error.stop.agent for error in errors] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: otel_limits.enable({"max_turns": 3}),  # type: ignore[arg-type]
+        lambda: otel_limits.enable(30),  # type: ignore[arg-type]
+        lambda: LimitsPlugin({"max_turns": 3}),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_not_limits_is_refused_in_a_sentence(mistake: Callable[[], object]) -> None:
+    """A dictionary is what Strands' own `limits=` takes."""
+    with pytest.raises(ValueError, match=r"limits must be Limits, such as .*, got (\{|30)"):
+        mistake()

@@ -887,7 +887,7 @@ def test_check_tells_the_mistakes_of_the_file(
     """Each on a line of its own, and the status is 1."""
     path = write("defaults: {action: stop}\nextra: 1")
     assert main(["check"]) == 1
-    unlimited, *mistakes = capsys.readouterr().err.splitlines()
+    *mistakes, unlimited = capsys.readouterr().err.splitlines()
     assert [s.split(" ")[1] for s in mistakes] == [f"{path}:1:", f"{path}:2:"]
     assert "No limit" in unlimited
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_limits.audit.formatting import written
+from otel_limits.audit.formatting import many, written
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry
@@ -26,23 +26,28 @@ def completeness(inquiry: Inquiry, found: Balance | None = None) -> str:
     parts = [_verdict(found)]
     waiting = inquiry.waiting
     if waiting.rows:
-        seen = f"are not in it ({waiting.unseen})" if waiting.unseen else "are counted"
-        parts.append(f"{waiting.rows:,} rows wait in {len(waiting.files):,} spill files and {seen}")
+        rows = many(waiting.rows, "row waits", "rows wait")
+        files = many(len(waiting.files), "spill file", "spill files")
+        are = "is" if waiting.rows == 1 else "are"
+        seen = f"{are} not in it ({waiting.unseen})" if waiting.unseen else f"{are} counted"
+        parts.append(f"{rows} in {files} and {seen}")
     left = orphans(inquiry.address)
     if left:
-        parts.append(f"{len(left):,} spill files belong to no ledger that is there")
+        files = many(len(left), "spill file belongs", "spill files belong")
+        parts.append(f"{files} to no ledger that is there")
     if found.open_invocations:
-        parts.append(f"{found.open_invocations:,} invocations have no end")
+        parts.append(
+            many(found.open_invocations, "invocation has no end", "invocations have no end")
+        )
     parts += _unknown(found)
     return "; ".join(parts) + "."
 
 
 def _verdict(found: Balance) -> str:
     if found.is_even:
-        return (
-            f"Complete: the {found.calls.calls:,} calls of the ledger add up to the totals of its "
-            f"{found.invocations:,} invocations"
-        )
+        add = many(found.calls.calls, "call of the ledger adds", "calls of the ledger add")
+        invocations = many(found.invocations, "invocation", "invocations")
+        return f"Complete: the {add} up to the totals of its {invocations}"
     tokens = found.calls.tokens - found.ended.tokens - found.open.tokens
     return (
         f"NOT complete: calls and the totals of invocations differ by {tokens:,} tokens; "

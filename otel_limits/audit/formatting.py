@@ -34,6 +34,11 @@ def written(value: Any, kind: Kind) -> str:
     return f"{value:,}" if kind == "count" and value != "" else str(value)
 
 
+def many(number: int, one: str, several: str) -> str:
+    """Write a number of things in a sentence, such as `1 row waits` and `2 rows wait`."""
+    return f"{number:,} {one if number == 1 else several}"
+
+
 def money(amount: Decimal) -> str:
     """Write USD: cents, and down to a millionth below one dollar."""
     if amount < 0:

@@ -60,14 +60,7 @@ def check(options: Namespace) -> int:
     autoload = installed_autoload()
     if autoload is not None:
         rows.append(("autoload", "installed", str(autoload)))
-    if sys.stdout.isatty():
-        print_table(rows)
-    else:
-        sys.stdout.write(in_columns(rows))
-        sys.stdout.flush()  # where both go into one file, the mistakes stand below the settings
-    # A warning and not a mistake: metrics and a ledger are of use without any cap.
-    if not has_limit(reading, policy_file.document, options.agent):
-        refuse([UNLIMITED.format(who=f"agent {options.agent!r}" if options.agent else "agents")])
+    print_rows(rows)
     quotas = [entry.value for entry in policy_file.document.quotas.values()]
     refuse([sentence for quota in quotas if (sentence := too_small(quota)) is not None])
     guarded = probed(FRAMEWORKS)
@@ -82,7 +75,12 @@ def check(options: Namespace) -> int:
         warnings, wrong = store_rights(reading.settings)
         refuse(warnings)
         mistakes += wrong
-    return refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
+    status = refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
+    # A warning and not a mistake: metrics and a ledger are of use without any cap. Last, as one of
+    # the mistakes may be why there is none.
+    if not has_limit(reading, policy_file.document, options.agent):
+        refuse([UNLIMITED.format(who=f"agent {options.agent!r}" if options.agent else "agents")])
+    return status
 
 
 def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
@@ -130,6 +128,16 @@ def shown(value: object) -> str:
         value = ",".join(sorted(str(each) for each in value))
     text = str(value)
     return "unset" if value in (None, "") else masked(text)
+
+
+def print_rows(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print the settings: laid out for a terminal, in plain columns for a file."""
+    if sys.stdout.isatty():
+        print_table(rows)
+        return
+    sys.stdout.write(in_columns(rows))
+    # Where both go into one file, the mistakes stand below the settings.
+    sys.stdout.flush()
 
 
 def print_table(rows: Sequence[tuple[str, str, str]]) -> None:

@@ -419,12 +419,24 @@ def _limits_of(caps: Mapping[str, Any]) -> Limits:
 NO_LIMITS: Final = Limits()
 
 
-def require_tree(limits: Limits) -> Limits:
+def require_limits(name: str, limits: object) -> Limits:
+    """Return an argument that has to be `Limits`.
+
+    Raises:
+        ValueError: It is not: a dictionary, for example, as Strands' own `limits=` takes one.
+    """
+    if isinstance(limits, Limits):
+        return limits
+    raise ValueError(f"{name} must be Limits, such as Limits(max_turns=30), got {limits!r:.100}.")
+
+
+def require_tree(limits: object) -> Limits:
     """Return `limits`, if a whole budget tree can have them.
 
     Raises:
         ValueError: One of them makes no sense for a tree.
     """
+    limits = require_limits("tree", limits)
     foreign = [name for name, _ in limits.items() if name not in TREE_LIMITS]
     if foreign:
         raise ValueError(

@@ -188,7 +188,8 @@ class _Reading:
         values = {key: self._read(key, value) for key, value in self._entry.items()}
         given = [unit for unit in UNITS if unit in self._entry]
         if len(given) != 1:
-            self._refuse(f"must have exactly one of {', '.join(UNITS)}.")
+            got = " and ".join(given) or "none"
+            self._refuse(f"must have exactly one of {', '.join(UNITS)}, got {got}.")
         windowless = given == ["concurrency"]
         if not windowless and "window" not in self._entry:
             self._refuse("must have a window, such as day.")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
 from otel_limits.core.origins import calling_line
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.core.secrets import masked
@@ -53,15 +53,16 @@ def enable(
         ConfigurationError: A setting of the environment or an argument is invalid; nothing was
             changed. It is a `ValueError`.
     """
-    limits, tree = limits or NO_LIMITS, tree or NO_LIMITS
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
         ACTION.of_value("action", "halt" if action is None else action)
-        require_tree(tree)
+        limits = require_limits("limits", NO_LIMITS if limits is None else limits)
+        tree = require_tree(NO_LIMITS if tree is None else tree)
     except ValueError as error:
-        mistakes.append(str(error))
+        # At once, as what follows reads all of them.
+        raise ConfigurationError([*mistakes, str(error)]) from None
     policy = reading.settings.policy.under(limits, action, tree, calling_line("enable"))
     mistakes += price_mistakes([policy.limits, policy.tree], policy_file.document)
     if mistakes:

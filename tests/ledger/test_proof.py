@@ -210,7 +210,7 @@ def test_waiting_rows_are_in_the_answer_and_stay_where_they_are(
     assert states(answer)["Rows that wait in spill files"] == (6, "waiting")
     _, spend = ask(capsys, "spend", "--by", "agent")
     assert spend["totals"]["spend"]["tokens"] == 720
-    assert "6 rows wait in 1 spill files and are counted" in spend["complete"]
+    assert "6 rows wait in 1 spill file and are counted" in spend["complete"]
     _, stops = ask(capsys, "stops")
     assert stops["totals"]["stops"]["invocations"] == 3
     after = {path: path.read_bytes() for path in ledger.path.parent.iterdir() if path.is_file()}

@@ -113,7 +113,7 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ({"window": "day"}, "one of tokens, usd, model_calls, invocations, concurrency."),
+        ({"window": "day"}, "one of tokens, usd, model_calls, invocations, concurrency, got none."),
         ({"tokens": 1, "usd": 1, "window": "day"}, "must have exactly one of tokens, usd"),
         ({"tokens": 1}, "must have a window, such as day."),
         ({"tokens": 0, "window": "day"}, "tokens must be a whole number from 1 to"),

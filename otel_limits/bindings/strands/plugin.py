@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from strands.plugins import Plugin
 
 from otel_limits.bindings.strands.framework import STRANDS
-from otel_limits.core.limits import NO_LIMITS, Limits, require_tree
+from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
 from otel_limits.core.origins import calling_line
 from otel_limits.core.policy import ACTION, Action
 
@@ -28,7 +28,8 @@ class LimitsPlugin(Plugin):
         tree: Caps for an invocation of this agent together with everything that it starts.
 
     Raises:
-        ValueError: `action` is none of these, or a limit makes no sense for a tree.
+        ValueError: `limits` or `tree` are not `Limits`, `action` is not one of these, or a limit
+            makes no sense for a tree.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class LimitsPlugin(Plugin):
         super().__init__()
         if action is not None:
             ACTION.of_value("action", action)
-        self._limits = limits
+        self._limits = require_limits("limits", limits)
         self._action = action
         self._tree = require_tree(tree)
         self._origin = calling_line("LimitsPlugin")
