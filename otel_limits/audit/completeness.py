@@ -8,7 +8,21 @@ from otel_limits.audit.formatting import many, written
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.sums import Sums
     from otel_limits.ledger.proof import Balance
+
+
+def of_everything(inquiry: Inquiry, total: Sums) -> str:
+    """Say how complete the ledger is, where `total` may be all of its calls; otherwise nothing."""
+    from otel_limits.ledger.proof import balance
+
+    selection = inquiry.selection
+    if selection.where or (selection.since_us, selection.until_us) != (None, None):
+        return ""
+    calls = (total.calls, total.tokens, total.pico, total.unpriced_tokens)
+    found = balance(inquiry.connection, calls)
+    # Halves of a sum are asked on two connections: between the two a call may have been recorded.
+    return completeness(inquiry, found) if found.is_even else ""
 
 
 def completeness(inquiry: Inquiry, found: Balance | None = None) -> str:

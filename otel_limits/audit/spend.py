@@ -11,6 +11,7 @@ from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.by_tool import NOTE, TOOL, TOOL_FIGURES, ToolUse, shared, uses_of
 from otel_limits.audit.charts import overview
 from otel_limits.audit.compare import CHANGES, changes_table, pair_of
+from otel_limits.audit.completeness import of_everything
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import Inquiry, Option, Question
@@ -76,6 +77,7 @@ def spend(
         charts=[] if is_former else overview(inquiry),
         totals=_totals(total, ended),
         forecast=None if is_former else forecast(inquiry),
+        complete="" if is_former else of_everything(inquiry, total),
     )
 
 

@@ -59,9 +59,10 @@ def verify(
     """
     from otel_limits.ledger import proof
 
-    balance = proof.balance(inquiry.connection)
+    calls, suspects = proof.looked_through(inquiry.connection)
+    balance = proof.balance(inquiry.connection, calls)
     troubles = Troubles()
-    _look(inquiry, balance, troubles)
+    _look(inquiry, balance, suspects, troubles)
     oldest = (time.time() - stale.total_seconds()) * MICROSECONDS
     checks = [
         _totals(balance, troubles.found[DIFFERS]),
@@ -116,12 +117,12 @@ class Troubles:
             self.named[kind].append((kind, name, describe(*of)))
 
 
-def _look(inquiry: Inquiry, balance: Balance, troubles: Troubles) -> None:
-    """Look for what does not agree, row by row."""
+def _look(inquiry: Inquiry, balance: Balance, suspects: int, troubles: Troubles) -> None:
+    """Look for what does not agree, row by row; `suspects` is how many invocations do not."""
     from otel_limits.ledger import proof
 
     connection = inquiry.connection
-    for row in proof.suspects(connection):
+    for row in proof.suspects(connection) if suspects else ():
         _suspect(connection, row, troubles)
     # Only then: to look for invocations without any call goes through all of them.
     if troubles.found[DIFFERS] or not balance.is_even:

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.rows import Row, Rows
 
 MAGIC: Final = b"SQLite format 3\x00"
-SET_UP: Final = (
-    "PRAGMA case_sensitive_like = ON",
-    "PRAGMA temp_store = MEMORY",
-    # 16 MiB: most invocations of a million calls stay in memory while each is looked up.
-    "PRAGMA cache_size = -16384",
-)
+SET_UP: Final = ("PRAGMA case_sensitive_like = ON", "PRAGMA temp_store = MEMORY")
 OVERLAID: Final = "otel_limits_overlaid"
 """Mark of a connection that sees more than is in the database: another one would not."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import multiprocessing
 import os
 import sqlite3
 import subprocess
@@ -109,7 +110,10 @@ def main() -> None:
     compileall.compile_dir(Path(otel_limits.__file__).parent, quiet=1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.db"
-        write(path, calls)
+        # In a process of its own: what a child used at most begins with what its parent uses.
+        writer = multiprocessing.get_context("spawn").Process(target=write, args=(path, calls))
+        writer.start()
+        writer.join()
         found = bytes_by_table(path)
         pair = sum(found.get(f"otel_limits_{name}", 0) for name in ("model_calls", "tool_calls"))
         sys.stdout.write(f"a model call with one tool call: {pair / calls:.0f} bytes\n")

@@ -11,12 +11,17 @@ import stat
 import time
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.audit.completeness import completeness, of_everything
+from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
 from otel_limits.core.facts import Stop
+from otel_limits.ledger.reading import asking
+from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
 from tests.ledger.book import Book, Call, Entry, write
@@ -46,6 +51,19 @@ def ask(capsys: pytest.CaptureFixture[str], *question: str) -> tuple[int, Any]:
 def states(answer: Any) -> dict[str, tuple[int, str]]:
     """What was found, and what it means."""
     return {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
+
+
+def test_sums_of_another_moment_are_not_taken_for_the_ledger(ledger: LedgerFile) -> None:
+    """`spend` adds up halves on two connections, and a call may be recorded between the two."""
+    write(ledger.address, entry())
+    with asking(ledger.address) as (connection, waiting):
+        inquiry: Any = SimpleNamespace(
+            connection=connection, address=ledger.address, waiting=waiting, selection=Selection()
+        )
+        whole = Sums(calls=2, input=200, output=40, pico=20_000_000_000)
+        later = replace(whole, calls=3, input=300, output=60)
+        assert of_everything(inquiry, whole) == completeness(inquiry)
+        assert not of_everything(inquiry, later)
 
 
 def change(ledger: LedgerFile, statement: str) -> None:
