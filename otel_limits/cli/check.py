@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
@@ -17,6 +17,9 @@ from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
 from otel_limits.settings.table import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import SharedStore
 
 HELP: Final = """\
 Print every setting, its value and where it came from.
@@ -97,14 +100,29 @@ def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     except StoreError as error:
         sentence = f"The quota store does not answer ({error}): what its user may do was not tried."
         return [sentence], []
+    else:
+        if not missing:
+            return cannot_write(store), []
     finally:
         store.close()
     rule = f"Add it with ACL SETUSER and the name of the user: {' '.join(missing)}"
     # Without these quotas are counted all the same.
     if all(each == "+subscribe" or each.startswith("&") for each in missing):
         sentence = "hear no kills and nothing that becomes free, and look for them once a second"
-        return [f"OTEL_LIMITS_QUOTA_STORE: processes {sentence}. {rule}"] if missing else [], []
+        return [f"OTEL_LIMITS_QUOTA_STORE: processes {sentence}. {rule}"], []
     return [], [f"OTEL_LIMITS_QUOTA_STORE: its user may not do all that quotas need. {rule}"]
+
+
+def cannot_write(store: SharedStore) -> list[str]:
+    """Say that a store takes nothing: it is a replica, or full."""
+    from otel_limits.quotas.store import StoreError
+
+    try:
+        store.check()
+    except StoreError as error:
+        sentence = "until it can, every quota does what its on_backend_error says"
+        return [f"The quota store cannot be written to ({error}): {sentence}."]
+    return []
 
 
 def has_limit(reading: config.Reading, document: Document, agent: str | None) -> bool:

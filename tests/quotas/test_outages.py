@@ -64,6 +64,10 @@ class Place:
         """It has become a replica of something that is not there."""
         self.server.client.replicaof("127.0.0.1", 1)
 
+    def be_full(self) -> None:
+        """Its memory is used up, and it evicts nothing."""
+        self.server.client.config_set("maxmemory", 1)
+
     def be_slow(self) -> None:
         """Every answer takes twice as long as anybody waits."""
         self.wire.delay = 2 * TIMEOUT
@@ -75,6 +79,7 @@ class Place:
         if not self.server.is_running:
             self.server.start()
         self.server.client.replicaof("NO", "ONE")
+        self.server.client.config_set("maxmemory", 0)
 
     def standing(self) -> Standing:
         """How quota `calls` stands."""
@@ -102,7 +107,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LOOK_INTERVAL_SECONDS", 0.02)
 
 
-@pytest.fixture(params=["refuse", "hang", "be_read_only", "be_slow"])
+@pytest.fixture(params=["refuse", "hang", "be_read_only", "be_full", "be_slow"])
 def fail(request: pytest.FixtureRequest, place: Place) -> Callable[[], None]:
     """One way in which a store fails."""
     way: Callable[[], None] = getattr(place, request.param)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import re
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -118,6 +119,20 @@ def test_check_warns_of_a_user_that_may_not_listen(own_server: Server, run: Run)
     assert status == 0
     assert "look for them once a second" in said
     assert "ACL SETUSER and the name of the user: &{otel_limits}*" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [("maxmemory", "1", "used memory"), ("min-replicas-to-write", "1", "NOREPLICAS|Not enough")],
+)
+def test_check_says_that_nothing_can_be_written(
+    own_server: Server, run: Run, setting: str, value: str, reason: str
+) -> None:
+    """Its memory is used up, or it has lost its replicas: agents could reserve nothing."""
+    own_server.client.config_set(setting, value)
+    status, said = run(own_server.url, "check")
+    assert status == 0
+    assert re.search(rf"The quota store cannot be written to \(.*({reason})", said)
 
 
 def test_check_says_that_a_store_does_not_answer(run: Run) -> None:
