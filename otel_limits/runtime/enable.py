@@ -57,9 +57,7 @@ def enable(
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
-        ACTION.of_value("action", "halt" if action is None else action)
-        limits = require_limits("limits", NO_LIMITS if limits is None else limits)
-        tree = require_tree(NO_LIMITS if tree is None else tree)
+        limits, tree = _checked(limits, tree, action)
     except ValueError as error:
         # At once, as what follows reads all of them.
         raise ConfigurationError([*mistakes, str(error)]) from None
@@ -70,6 +68,19 @@ def enable(
     settings = replace(reading.settings, policy=policy)
     RUNTIME.start(settings, observers, policy_file)
     _warn(reading)
+
+
+def _checked(
+    limits: Limits | None, tree: Limits | None, action: Action | None
+) -> tuple[Limits, Limits]:
+    """Return the caps that were given, which may be none at all.
+
+    Raises:
+        ValueError: An argument is invalid.
+    """
+    ACTION.of_value("action", "halt" if action is None else action)
+    limits = require_limits("limits", NO_LIMITS if limits is None else limits)
+    return limits, require_tree(NO_LIMITS if tree is None else tree)
 
 
 def disable() -> None:
