@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import threading
@@ -19,9 +20,11 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 import otel_limits
 from otel_limits import Limits, ModelCall, enable, kill
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from tests.clock import Clock
+from tests.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable
+    from collections.abc import AsyncIterable, Callable, Iterator
 
     from strands.types.streaming import StreamEvent
 
@@ -75,9 +78,12 @@ def warm(make_agent: MakeAgent) -> None:
     otel_limits.disable()
 
 
-def late(begun: float) -> float:
-    """How much later than its deadline an invocation has ended."""
-    return time.monotonic() - begun - CAP_SECONDS
+@contextlib.contextmanager
+def in_time(cap: float = CAP_SECONDS, aim: float = AIM_SECONDS) -> Iterator[None]:
+    """Have an invocation that is to end by its deadline, or not much later."""
+    with Clock() as clock:
+        yield
+        assert clock() < cap + aim
 
 
 def is_valid(messages: Any) -> bool:
@@ -100,9 +106,8 @@ def test_the_deadline_ends_a_provider_that_hangs(
     """The invocation ends in time, its history is valid and its spans end; the next one works."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     agent = make_agent(Stuck(sent))
-    begun = time.monotonic()
-    result = call(agent)
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        result = call(agent)
     assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_duration", True)
     assert is_valid(agent.messages)
     assert open_spans() == []
@@ -122,9 +127,8 @@ def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, facts: li
 def test_an_answer_that_is_complete_is_kept(make_agent: MakeAgent, source: str) -> None:
     """A provider that hangs after the end of its answer costs the usage, and not the answer."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
-    begun = time.monotonic()
-    result = make_agent(Stuck(5))("go")
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        result = make_agent(Stuck(5))("go")
     assert str(result).strip() == "Once upon"
 
 
@@ -138,11 +142,10 @@ def test_kill_ends_a_provider_that_hangs(
     ended: list[Any] = []
     thread = threading.Thread(target=lambda: ended.append(call(make_agent(model))))
     thread.start()
-    assert model.waits.wait(10)
-    begun = time.monotonic()
-    assert kill(all=True) == 1
-    thread.join(10)
-    assert time.monotonic() - begun < AIM_SECONDS
+    assert model.waits.wait(PATIENCE_SECONDS)
+    with in_time(cap=0):
+        assert kill(all=True) == 1
+        thread.join(PATIENCE_SECONDS)
     assert ended[0].stop_reason == "killed"
 
 
@@ -151,8 +154,9 @@ def test_a_kill_in_the_same_loop_ends_it(make_agent: MakeAgent) -> None:
     enable(Limits(max_turns=50))
 
     async def serve() -> list[str]:
-        task = asyncio.ensure_future(make_agent(Stuck(0)).invoke_async("go"))
-        await asyncio.sleep(0.05)
+        model = Stuck(0)
+        task = asyncio.ensure_future(make_agent(model).invoke_async("go"))
+        await asyncio.to_thread(model.waits.wait, PATIENCE_SECONDS)
         kill(all=True)
         result = await task
         return [result.stop_reason, str(getattr(task, "cancelling", int)())]
@@ -163,10 +167,8 @@ def test_a_kill_in_the_same_loop_ends_it(make_agent: MakeAgent) -> None:
 def test_raise_raises_in_time(make_agent: MakeAgent, source: str) -> None:
     """The action is taken as after any other halt."""
     enable(Limits(max_duration_seconds=CAP_SECONDS), action="raise")
-    begun = time.monotonic()
-    with pytest.raises(otel_limits.MaxDurationReachedError):
+    with in_time(), pytest.raises(otel_limits.MaxDurationReachedError):
         make_agent(Stuck(0))("go")
-    assert late(begun) < AIM_SECONDS
 
 
 def test_agents_that_hang_together_all_end(make_agent: MakeAgent) -> None:
@@ -178,9 +180,8 @@ def test_agents_that_hang_together_all_end(make_agent: MakeAgent) -> None:
         results = await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
         return [result.stop_reason for result in results]
 
-    begun = time.monotonic()
-    assert asyncio.run(gather()) == ["max_duration"] * 20
-    assert late(begun) < 2 * AIM_SECONDS
+    with in_time(aim=2 * AIM_SECONDS):
+        assert asyncio.run(gather()) == ["max_duration"] * 20
 
 
 # --- who cancels ----------------------------------------------------------------------------------
@@ -191,8 +192,9 @@ def test_the_callers_own_cancellation_is_a_cancellation(make_agent: MakeAgent) -
     enable(Limits(max_turns=5))
 
     async def both(*, kills: bool) -> str:
-        task = asyncio.ensure_future(make_agent(Stuck(0)).invoke_async("go"))
-        await asyncio.sleep(0.05)
+        model = Stuck(0)
+        task = asyncio.ensure_future(make_agent(model).invoke_async("go"))
+        await asyncio.to_thread(model.waits.wait, PATIENCE_SECONDS)
         task.cancel()
         if kills:
             kill(all=True)
@@ -216,7 +218,7 @@ def test_a_timeout_around_the_agent_still_works(make_agent: MakeAgent) -> None:
             return "timeout"
         return result.stop_reason
 
-    assert [asyncio.run(within(0.1)), asyncio.run(within(10))] == ["timeout", "max_duration"]
+    assert [asyncio.run(within(0.1)), asyncio.run(within(60))] == ["timeout", "max_duration"]
 
 
 class Stubborn(Stuck):
@@ -267,9 +269,8 @@ def test_a_provider_that_does_not_let_itself_be_cancelled(
         result = await make_agent(model(sent)).invoke_async("go")
         return result.stop_reason, getattr(asyncio.current_task(), "cancelling", int)()
 
-    begun = time.monotonic()
-    assert asyncio.run(run()) == ("max_duration", 0)
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        assert asyncio.run(run()) == ("max_duration", 0)
     assert open_spans() == []
 
 
@@ -293,17 +294,14 @@ def test_a_thread_that_blocks_is_left_to_itself(
     """The coroutine ends in time; the thread lives on until its call returns."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
-    async def run() -> tuple[str, float]:
-        begun = time.monotonic()
-        result = await make_agent(InThread(0)).invoke_async("go")
-        seconds = late(begun)
+    async def run() -> str:
+        with in_time():
+            result = await make_agent(InThread(0)).invoke_async("go")
         InThread.release.set()
-        return result.stop_reason, seconds
+        return str(result.stop_reason)
 
-    reason, seconds = asyncio.run(run())
+    assert asyncio.run(run()) == "max_duration"
     gc.collect()
-    assert reason == "max_duration"
-    assert seconds < AIM_SECONDS
     assert "destroyed" not in caplog.text
 
 
@@ -312,9 +310,10 @@ def test_a_synchronous_call_waits_for_the_thread_as_python_does(make_agent: Make
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     InThread.release.clear()
     begun = time.monotonic()
-    threading.Timer(4 * CAP_SECONDS, InThread.release.set).start()
-    assert make_agent(InThread(0))("go").stop_reason == "max_duration"
-    assert 4 * CAP_SECONDS <= time.monotonic() - begun < 4 * CAP_SECONDS + AIM_SECONDS
+    with in_time(cap=4 * CAP_SECONDS):
+        threading.Timer(4 * CAP_SECONDS, InThread.release.set).start()
+        assert make_agent(InThread(0))("go").stop_reason == "max_duration"
+    assert time.monotonic() - begun >= 4 * CAP_SECONDS
 
 
 # --- elsewhere on the way to a response -----------------------------------------------------------
@@ -326,9 +325,8 @@ def test_a_pause_between_attempts_is_ended(
     """Strands waits four seconds and more before it asks a provider again that was busy."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     agent = make_agent(ScriptedModel([fails(ModelThrottledException("busy")), says("late")]))
-    begun = time.monotonic()
-    result = call(agent)
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        result = call(agent)
     assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_duration", True)
     assert is_valid(agent.messages)
     assert open_spans() == []
@@ -351,9 +349,8 @@ def test_a_middleware_that_holds_a_call_back_is_ended(
     model = ScriptedModel([says("late")])
     agent = make_agent(model)
     agent.add_middleware(InvokeModelStage, waits_in_line)
-    begun = time.monotonic()
-    result = agent("go")
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        result = agent("go")
     assert (result.stop_reason, model.calls, open_spans()) == ("max_duration", 0, [])
 
 
@@ -372,9 +369,8 @@ def test_a_model_that_a_tool_asks_is_ended_with_the_error_of_the_limit(
     enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[facts.append])
     model = ScriptedModel(endless(uses("consults")))
     agent = make_agent(model, tools=[consults])
-    begun = time.monotonic()
-    result = agent("go")
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        result = agent("go")
     assert (result.stop_reason, model.calls) == ("max_duration", 1)
     assert is_valid(agent.messages)
     assert len([fact for fact in facts if isinstance(fact, ModelCall)]) == 2
@@ -401,9 +397,8 @@ def test_a_summary_that_hangs_is_ended(
     ]
     model = Overflowing([too_long, says("summary")])
     agent = make_agent(model, messages=talk, conversation_manager=SummarizingConversationManager())
-    begun = time.monotonic()
-    assert agent("go").stop_reason == "max_duration"
-    assert late(begun) < AIM_SECONDS
+    with in_time():
+        assert agent("go").stop_reason == "max_duration"
     assert (model.calls, len(agent.messages), is_valid(agent.messages)) == (2, 22, True)
     assert open_spans() == []
 

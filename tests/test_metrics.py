@@ -426,10 +426,10 @@ def test_connections_that_send_nothing_are_closed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     enable(Limits(max_turns=2))
     before = threading.active_count()
+    began = time.monotonic()
     silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(40)]
     for connection in silent[:20]:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
-    began = time.monotonic()
     ends = [connection.recv(1) for connection in silent]
     for connection in silent:
         connection.close()

@@ -284,7 +284,7 @@ def wire(server: Server) -> Iterator[Wire]:
 @pytest.fixture
 def store(server: Server) -> Iterator[SharedStore]:
     """Look at what is counted on the shared server, as the command line does."""
-    store = open_shared_store(StorePlace(server.url, 1.0))
+    store = open_shared_store(StorePlace(server.url, PATIENCE))
     yield store
     store.close()
 
@@ -320,7 +320,7 @@ def timed_store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tim
 
     monkeypatch.setattr(redis_scripts, "source_of", with_clock)
     monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
-    store = open_shared_store(StorePlace(server.url, 1.0))
+    store = open_shared_store(StorePlace(server.url, PATIENCE))
     yield Timed(store, lambda now: server.client.set(key, int(now)))
     store.close()
 

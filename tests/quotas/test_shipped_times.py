@@ -14,8 +14,8 @@ from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
 from otel_limits.testing import ScriptedModel, endless, says
+from tests.clock import Clock
 from tests.quotas.conftest import eventually
-from tests.quotas.waiters import SOON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,10 +101,10 @@ def test_agents_go_on_within_seconds_when_a_store_is_back(
     own_server.stop()
     assert agent("go").stop_reason == "quota_unavailable"
     own_server.start()
-    began = time.monotonic()
-    eventually(lambda: agent("go").stop_reason == "end_turn")
-    # It is looked for once a second; the rest is for a machine that is busy.
-    assert time.monotonic() - began < 1.0 + SOON
+    with Clock() as clock:
+        eventually(lambda: agent("go").stop_reason == "end_turn")
+        # It is looked for once a second; the rest is for a machine that is slow.
+        assert clock() < 1.0 + 5.0
 
 
 def test_ten_thousand_settlements_wait_and_no_more(store: LostStore, courier: Courier) -> None:
@@ -142,10 +142,10 @@ def test_a_policy_file_that_changes_is_read_within_a_second(
     path = tmp_path / "limits.yaml"
     path.write_text("defaults: {limits: {max_turns: 5}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    began = time.monotonic()
     enable()
     agent = make_agent(ScriptedModel(endless(says("done"))))
     path.write_text("quotas: {calls: {model_calls: 1, window: month}}")
-    began = time.monotonic()
     assert agent("go").stop_reason == "end_turn"
     eventually(lambda: agent("go").stop_reason == "quota_exceeded")
     assert time.monotonic() - began >= 0.5

@@ -339,7 +339,7 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
     hold: Hold, make_agent: MakeAgent, url: str, way: str, told: Told
 ) -> None:
     """At once; the next in line goes out when it is its turn."""
-    seconds = 0.3 if way == "deadline" else 60
+    seconds = 1.0 if way == "deadline" else 60.0
     agents = {"ended": {"limits": {"max_duration_seconds": seconds}}}
     hold({"q": TOKENS}, url, [told], agents=agents)
 
@@ -349,10 +349,10 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
         await until(lambda: model.asked == ["first"])
         agent = make_agent(model, name="ended")
         ended = start(agent, "ended")
-        await until(lambda: told.waiting == 1)
+        await until(lambda: told.waits == 1)
         begun = time.monotonic()
         last = start(make_agent(model), "last")
-        await until(lambda: told.waiting == 2)
+        await until(lambda: told.waits == 2)
         if way == "cancel":
             ended.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -364,7 +364,7 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
             elif way == "agent.cancel":
                 agent.cancel()
             assert (await ended).stop_reason == reasons[way]
-        assert time.monotonic() - begun < SOON + 0.3
+        assert time.monotonic() - begun < SOON + seconds
         assert told.waiting == 1
         model.may_answer.set()
         assert [(await each).stop_reason for each in (first, last)] == ["end_turn"] * 2
@@ -482,7 +482,10 @@ def test_a_thousand_agents_that_wait_ask_the_server_nothing(
 
     async def run() -> None:
         model = ScriptedModel(endless(says("done")))
-        tasks = [start(make_agent(model)) for _ in range(1_000)]
+        tasks = [start(make_agent(model))]
+        # Who waits when the process begins to listen asks again: it may have missed something.
+        await until(lambda: bool(server.client.pubsub_channels("*freed*")) and told.waiting == 1)
+        tasks += [start(make_agent(model)) for _ in range(999)]
         await until(lambda: told.waiting == 1_000)
         await asyncio.sleep(0.1)
         before = server.calls()
