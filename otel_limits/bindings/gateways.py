@@ -30,6 +30,12 @@ be any number that the vendor has put into its words: openai, _exceptions.py."""
 LITELLM_STREAM: Final = "MidStreamFallbackError"
 HTTPX_REFUSAL: Final = "HTTPStatusError"
 
+UNREADABLE: Final = frozenset(
+    {"ChecksumMismatch", "InvalidHeadersLength", "InvalidPayloadLength", "UnknownApiResponseError"}
+)
+"""How botocore (eventstream.py) and google-genai (errors.py) call it that an answer came after the
+status 200 which cannot be read. What other clients say of it has that status."""
+
 CUT: Final = re.compile(
     r"without sending complete message body|incomplete (chunked )?read|IncompleteRead"
     r"|payload is not completed",
@@ -121,7 +127,11 @@ def http_status(error: BaseException) -> int | None:
 
 def is_answer(error: BaseException) -> bool:
     """Tell whether an error is what a vendor sent, or what nobody could read, after it agreed."""
-    return any(_status_in(each, OF_RESPONSE) in (AGREED, OLLAMA_STREAM) for each in chain_of(error))
+    return any(
+        type(each).__name__ in UNREADABLE
+        or _status_in(each, OF_RESPONSE) in (AGREED, OLLAMA_STREAM)
+        for each in chain_of(error)
+    )
 
 
 def is_filtered(error: BaseException) -> bool:

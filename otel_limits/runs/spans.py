@@ -112,6 +112,14 @@ class Spans:
             place.has_booked = True
             return not (is_counted or is_counted_within)
 
+    def note_counted_within(self, span_id: int) -> None:
+        """A call that is counted without any span goes out within a span, which may show it."""
+        with self._lock:
+            place = self._places.get(span_id)
+            if place is not None and place.is_foreign and not place.is_boundary:
+                place.has_booked = True
+                place.pass_up()
+
     def untold(self, silent: Sequence[SilentCall]) -> tuple[list[SilentCall], list[SilentCall]]:
         """Return those of some calls that no other span tells, and those that one still may."""
         shown, untold, waiting = Responses(), [], []

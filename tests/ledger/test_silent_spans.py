@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections import Counter
@@ -15,7 +16,7 @@ from opentelemetry import trace
 from otel_limits import Limits, disable, enable
 from otel_limits.cli.parser import main
 from otel_limits.core.facts import Fact, ModelCall
-from otel_limits.testing import ScriptedModel, endless, uses
+from otel_limits.testing import ScriptedModel, endless, says, uses
 from otel_limits.usage.text import tokens_of_text
 from tests.ledger.otlp import line
 from tests.ledger.test_foreign_spans import (
@@ -200,6 +201,26 @@ def test_one_that_ends_after_the_agent_is_counted(
     kind = "unmeasured" if inner == "silent" else "measured"
     assert [each.kind for each in side_calls(facts)] == [kind]
     assert len(ledger.calls("side")) == 1
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("shown", KNOWN)
+def test_a_span_around_a_call_that_is_counted_anyway_shows_that_call(
+    shown: str, facts: list[Fact]
+) -> None:
+    """Such as Langfuse's around one of Strands' models; what is beside it counts."""
+    enable(observers=[facts.append])
+    helper = ScriptedModel([says("x"), says("y")], model_id="helper")
+
+    async def drain() -> None:
+        with trace.get_tracer("foreign").start_as_current_span("call", attributes=KNOWN[shown]):
+            async for _ in helper.stream([]):
+                pass
+        grow(oi())
+
+    agent_with(lambda: asyncio.run(drain()))("go")
+    counted = [(each.model, each.usage.total) for each in side_calls(facts)]
+    assert counted == [("helper", 15), ("m", 1_000)]
 
 
 MESSAGES: Any = [{"role": "user", "parts": [{"type": "text", "content": ENGLISH}]}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from strands import Agent
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
 from tests.wire.providers import BY_NAME
+from tests.wire.server import Reply
 from tests.wire.usages import Bill
 
 if TYPE_CHECKING:
@@ -157,3 +159,16 @@ def test_a_vendor_that_is_not_reached(name: str, facts: list[Fact], vendor: Vend
         Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
     (call,) = (fact for fact in facts if isinstance(fact, ModelCall))
     assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
+
+
+@pytest.mark.parametrize("name", ["Anthropic", "Bedrock", "Gemini", "OpenAI Chat", "SageMaker"])
+def test_an_answer_that_cannot_be_read(name: str, facts: list[Fact], vendor: Vendor) -> None:
+    """What comes after the status 200 was billed, be it the page of a proxy."""
+    enable(observers=[facts.append])
+    vendor.replies[:] = [Reply([b"<html>what is no answer of a vendor</html>"], "text/html")]
+    model = BY_NAME[name].make(vendor.url)
+    with contextlib.suppress(Exception):
+        Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
+    (call,) = [fact for fact in facts if isinstance(fact, ModelCall)]
+    assert call.kind in ("failed", "unmeasured")
+    assert (call.estimated, call.usage.input > 5, call.usage.output) == (True, True, 0)

@@ -240,6 +240,9 @@ class Passage:
             # What is current around a call beside the loop is the span of a tool, or of what asks.
             call.span_id = span_of_call(self.run)
             self.model_pass.calls.append(call)
+        else:
+            context = trace.get_current_span().get_span_context()
+            self.run.runs.spans.note_counted_within(context.span_id)
         return call
 
     @never_raises("binding")
