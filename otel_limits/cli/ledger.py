@@ -147,6 +147,10 @@ def adopt(arguments: Namespace) -> int:
     if not is_spill_file(path):
         raise LedgerError(f"{path} is not a spill file. otel-limits audit verify lists them.")
     with opened(arguments) as database, working("Adopting") as work:
+        # Opening a ledger takes in its own files; only those of others have to be adopted.
+        if not path.exists():
+            sys.stdout.write(f"{path} was of {database.address}, which has its rows now.\n")
+            return 0
         moved = sum(work.through(taking(database, path)))
         # It is deleted with its last row, unless somebody holds it and may still append to it.
         if path.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,8 @@ from otel_limits.ledger.files import temporary_directory
 
 SQLITE: Final = "sqlite:///"
 POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
+IN_MEMORY: Final = re.compile(r"^:memory:$|^file:(:memory:|.*[?&]mode=memory)")
+"""What SQLite takes for a database in memory, and not for the name of a file."""
 NAMING: Final = ("user=", "host=", "hostaddr=", "port=", "dbname=", "service=")
 """Parameters of a PostgreSQL address that name the database; the others say how to talk to it."""
 
@@ -105,14 +108,30 @@ def _require_readable(name: str, url: str) -> None:
 
 def _file(name: str, text: str, data_directory: Path | None) -> Address:
     path = text.removeprefix(SQLITE)
-    if not path or path.startswith("sqlite:") or ":memory:" in path or "?" in path:
+    shown = masked(text)
+    if not path or IN_MEMORY.search(path):
+        raise ValueError(f"{name} must name a file, got {shown!r}. A ledger in memory is lost.")
+    if path.startswith("sqlite:"):
         raise ValueError(
-            f"{name} must name a file, got {masked(text)!r}. A ledger in memory would be lost."
+            f"{name} must be a path or sqlite:///PATH, with three slashes and the path, got "
+            f"{shown!r}."
+        )
+    # An address could have parameters there, which would change what this one does not know of.
+    if text.startswith(SQLITE) and "?" in path:
+        raise ValueError(
+            f"{name} must be sqlite:///PATH without parameters, got {shown!r}. Leave out the ? and "
+            "what follows it, or, if it belongs to the name of the file, write the path alone."
         )
     try:
         file = Path(path).expanduser().absolute()
     except (RuntimeError, OSError) as error:  # no such user, or a directory that is gone
-        raise ValueError(f"{name} is {masked(text)!r}: {error} Give the whole path.") from None
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{name} is {shown!r}: {reason}. Give the whole path.") from None
+    if os.path.isdir(file):  # noqa: PTH112  that of a path fails where it may not look
+        raise ValueError(
+            f"{name} must name a file, and {shown!r} is a directory. Name a file in it: "
+            f"{file / 'ledger.db'}"
+        )
     full = os.path.realpath(file)
     places = (file, *_places(full, data_directory))
     return Address(url=f"{SQLITE}{file}", file=file, name=full, spills=places)
@@ -139,4 +158,5 @@ def _places(full: str, data_directory: Path | None) -> tuple[Path, ...]:
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+    # As the file system has it: a path may hold bytes that are not text.
+    return hashlib.blake2s(os.fsencode(text), digest_size=6).hexdigest()

@@ -25,12 +25,10 @@ from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
 from tests.ledger.book import Book, Call, Entry, write
-from tests.ledger.conftest import eventually
+from tests.ledger.conftest import LedgerFile, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.ledger.conftest import LedgerFile
 
 NOW = time.time() - 60
 
@@ -64,6 +62,66 @@ def test_sums_of_another_moment_are_not_taken_for_the_ledger(ledger: LedgerFile)
         later = replace(whole, calls=3, input=300, output=60)
         assert of_everything(inquiry, whole) == completeness(inquiry)
         assert not of_everything(inquiry, later)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a?b.db",
+        "a?mode=ro&cache=shared.db",
+        "a#b.db",
+        "a%2Fb %20.db",
+        "ünïあ.db",
+        "C:\\x\\l.db",
+        "file:x.db",
+        "x:memory:y.db",
+        "-x'\"[*].db",
+        "two\nlines.db",
+        os.fsdecode(b"\xff.db"),
+    ],
+)
+@pytest.mark.usefixtures("faulty")
+def test_a_ledger_has_any_name_that_a_file_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It is recorded in, has rows that wait, is asked, and takes them in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    ledger = LedgerFile(tmp_path / name)
+    write(ledger.address, entry())
+    (waiting,) = spill(ledger, entry()).files()
+    for address in (f"--ledger={name}", f"--ledger={tmp_path / name}"):
+        answer = ask(capsys, "spend", address)[1]
+        assert "4 calls of the ledger" in answer["complete"], address
+        assert "are counted" in answer["complete"]
+    assert main(["ledger", "adopt", str(waiting), f"--into={name}"]) == 0
+    assert "which has its rows now." in capsys.readouterr().out
+    assert not waiting.exists()
+    assert len(ledger.calls()) == 4
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("sqlite:///x.db?mode=ro", "Leave out the ? and what follows it"),
+        ("sqlite://x.db", "with three slashes and the path, got 'sqlite://x.db'"),
+        ("sqlite:x.db", "with three slashes and the path, got 'sqlite:x.db'"),
+        ("sqlite:///", "must name a file, got 'sqlite:///'. A ledger in memory is lost."),
+        (":memory:", "must name a file, got ':memory:'. A ledger in memory is lost."),
+        ("file:x?mode=memory&cache=shared", "A ledger in memory is lost."),
+        ("~nobody-9/x.db", "Give the whole path."),
+        ("/", "'/' is a directory. Name a file in it: /ledger.db"),
+    ],
+)
+def test_what_does_not_name_a_file_is_refused_with_what_to_write(
+    capsys: pytest.CaptureFixture[str], address: str, sentence: str
+) -> None:
+    """The sentence has the value."""
+    status, said = ask(capsys, "spend", "--ledger", address)
+    assert status == 2
+    assert said.startswith("otel-limits: --ledger ")
+    assert sentence in said
+    assert address in said
 
 
 def change(ledger: LedgerFile, statement: str) -> None:
