@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.tree import Activity
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Live:
     """A live invocation of an agent, and how far its leg has got; each leg has a new one."""
 
@@ -108,20 +108,31 @@ class AgentState:
         self.own: Callable[[str], Policy] | None = None
         """What applies to it by a plugin of its own, by its name."""
         self.live: list[Live] = []
-        """More than one where an agent is used re-entrantly; events go to the newest."""
+        """More than one where an agent is used re-entrantly."""
         self.direct: list[Run] = []
         """Requests for structured output without the loop; a tool of the agent may make some."""
         self.requested: dict[tuple[int, str], tuple[Activity, Context]] = {}
         """For whom its tools run, and within which span, from their request to their end."""
         self.lock = threading.Lock()
-        """Held while the newest one leaves: who cancels later would hit the next invocation."""
+        """Held while one leaves: who cancels later would hit the next invocation."""
+
+    def current(self) -> Live | None:
+        """Return the invocation that the present task works for, or else the newest."""
+        several, scope = tuple(self.live), CURRENT.get()
+        while len(several) > 1 and scope is not None:
+            for live in several:
+                if live.run is scope:
+                    return live
+            scope = scope.parent
+        return several[-1] if several else None
 
     def leave(self) -> Run | None:
-        """Take the newest invocation away."""
+        """Take the present invocation away."""
         with self.lock:
-            live = self.live.pop() if self.live else None
-        if live is None:
-            return None
+            live = self.current()
+            if live is None:
+                return None
+            self.live.remove(live)
         CURRENT.set(live.run.parent)
         return live.run
 
@@ -175,9 +186,9 @@ STATES = AgentStates()
 
 
 def live_of(agent: object) -> Live | None:
-    """Return the newest live invocation of an agent, if it has one that is followed."""
+    """Return the present live invocation of an agent, if it has one that is followed."""
     state = STATES.get(agent)
-    return state.live[-1] if state is not None and state.live else None
+    return state.current() if state is not None else None
 
 
 @never_raises("binding")
@@ -248,20 +259,20 @@ def _canceller(
     def cancel(verdict: Verdict) -> None:
         agent, run = agent_ref(), run_ref()
         state = STATES.get(agent)
-        if agent is None or state is None:
+        if agent is None or run is None or state is None:
             return
         # Under the lock, as `agent.cancel` would otherwise hit the invocation that begins next.
         with state.lock:
-            live = state.live[-1] if state.live else None
-            # The halt that came first stands, and where an inner invocation of the same agent is
-            # the newest, `agent.cancel` would end that one.
-            if live is None or live.run is not run or live.ending is not None:
+            live = next((each for each in state.live if each.run is run), None)
+            # The halt that came first stands.
+            if live is None or live.ending is not None or live.verdict is not None:
                 return  # what its hooks still do is theirs; a leg that one resumes is refused
-            if live.verdict is None:
-                live.verdict = verdict
-                agent.cancel(message=halt_text(verdict, run.invocation.agent))
-                # Strands looks at that between chunks only, and there may never be another one.
-                live.waits.cut()
+            live.verdict = verdict
+            if len(state.live) > 1:  # `agent.cancel` would end the others: the next call is refused
+                return
+            agent.cancel(message=halt_text(verdict, run.invocation.agent))
+            # Strands looks at that between chunks only, and there may never be another one.
+            live.waits.cut()
 
     return cancel
 
@@ -273,7 +284,7 @@ def end(
     error: Exception | None,
     cancellation: BaseException | None,
 ) -> None:
-    """The newest invocation is over, with a result, an exception, or nobody waiting for it."""
+    """The present invocation is over, with a result, an exception, or nobody waiting for it."""
     state = STATES.get(agent)
     # It leaves before anybody is told, as what an observer does then (even calling the agent) comes
     # later than this invocation.

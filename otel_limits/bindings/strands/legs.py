@@ -56,7 +56,8 @@ def before_leg(event: BeforeInvocationEvent) -> None:
             live.run.extend(more)
     take(agent, answer)
     # All anew: a halt, a batch or an output of the leg before must not end this one.
-    STATES.of(agent).live[-1] = live.run.state = Live(
+    lives = STATES.of(agent).live
+    lives[lives.index(live)] = live.run.state = Live(
         live.run,
         weakref.ref(agent),
         agent.hooks,

@@ -88,14 +88,14 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
-            # Hooks may still be at work, and can change nothing.
-            followed.run.runs.settle_end(followed.run)
+            followed.run.runs.settle_end(followed.run)  # what hooks still do changes nothing
             raise
         if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))
         halted = True
         yield await _answer(agent, live, context)
     finally:
+        CURRENT.set(inside)  # whoever closes it, and in whichever task
         followed.staged = followed.waits.is_asking = False  # a hook may resume before anything runs
         wait.close()
         await events.aclose()
