@@ -26,11 +26,18 @@ from otel_limits.quotas.store import (
     Standing,
     StoreError,
 )
-from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS, QuotaNeed, Ticket, demand_of
+from otel_limits.quotas.tickets import (
+    PLACE_LEASE_SECONDS,
+    QuotaNeed,
+    Ticket,
+    demand_of,
+    without_price,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_limits.core.limits import Breach
     from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
@@ -112,6 +119,12 @@ class StoreClient:
         ticket.demands = tuple(
             demand_of(need, now, self.fallback.known, forced=forced) for need in ticket.needs
         )
+
+    def without_price(self, need: QuotaNeed) -> Breach:
+        """Say that a call costs what nobody knows, and how the count stood when last heard."""
+        now = self.now()
+        demand = demand_of(need, now, self.fallback.known, forced=False)
+        return without_price(need, demand, self.fallback.known(demand.count), now)
 
     async def settle(self, ticket: Ticket) -> Reply:
         """Settle a ticket. What the store does not answer to, the carrier keeps.

@@ -31,7 +31,6 @@ from otel_limits.quotas.tickets import (
     unanswered,
     use_of,
     verdict_of,
-    without_price,
 )
 from otel_limits.quotas.waiting import Admission, LetGoError, Queue
 
@@ -157,7 +156,9 @@ class Engine:
         ticket.leave_out(unpriced)
         if ticket.request.unpriced != "halt":
             return None
-        verdict = verdict_of([(need, without_price(need)) for need in unpriced if need.is_enforced])
+        verdict = verdict_of(
+            [(need, self._client.without_price(need)) for need in unpriced if need.is_enforced]
+        )
         if verdict is not None:
             self._tickets.drop(ticket)
         return verdict

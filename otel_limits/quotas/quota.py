@@ -112,10 +112,11 @@ class Quota:
             yield f"action {self.action}"
         if self.reserve != "worst_case":
             yield f"reserve {self.reserve}"
-        if self.on_exceeded == "wait":
-            yield f"calls wait up to {self.max_wait:g} s"
+        # What is only observed keeps nobody waiting.
+        if self.on_exceeded == "wait" and self.action != "observe":
+            yield f"calls wait up to {self.max_wait:.15g} s"
         if self.grace != GRACE_SECONDS:
-            yield f"grace {self.grace:g} s"
+            yield f"grace {self.grace:.15g} s"
         if self.on_backend_error != "deny":
             yield f"on_backend_error {self.on_backend_error}"
 

@@ -233,9 +233,9 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     figures = quota.figures(standing)
     if standing.block is not None:
         return _blocked(need, standing, standing.block, window.end, reply.now)
-    whose = f" for {need.key.shown}" if quota.key.text else ""
+    whose = _whose(need)
     if quota.unit == "concurrency":
-        return _no_place(need, standing, total, whose, reply.now)
+        return _no_place(need, standing, total, reply.now)
     wait = max(0, math.ceil(window.end - reply.now))
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
@@ -247,14 +247,19 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
     return _breach(need, standing.limit, total, note, refusal)
 
 
-def _no_place(need: QuotaNeed, standing: Standing, total: int, whose: str, now: float) -> Breach:
+def _whose(need: QuotaNeed) -> str:
+    """Say whose share it is, where each has one."""
+    return f" for {need.key.shown}" if need.quota.key.text else ""
+
+
+def _no_place(need: QuotaNeed, standing: Standing, total: int, now: float) -> Breach:
     """Say that as many calls as may be are under way."""
-    quota = need.quota
+    quota, retry = need.quota, PLACE_RETRY_SECONDS
     note = (
-        f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose}, and with this "
-        f"call it would be {total}; there is a place as soon as one of them ends"
+        f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{_whose(need)}, and "
+        f"with this call it would be {total}; {standing.reserved} are under way, and there is a "
+        f"place as soon as one of them ends; ask again in {retry:g} s"
     )
-    retry = PLACE_RETRY_SECONDS
     refusal = _refusal(need, standing, resets_at=now + retry, retry_after=retry)
     return _breach(need, standing.limit, total, note, refusal)
 
@@ -273,7 +278,10 @@ def _blocked(
     """Say that an operator has blocked the key."""
     until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
     reason = f": {block.reason}" if block.reason else ""
-    note = f"quota {need.quota.name} is blocked for {need.key.shown} until {until}{reason}"
+    note = (
+        f"quota {need.quota.name} is blocked for {need.key.shown} until {until}{reason}; "
+        f"{_state(need, standing, resets_at)}"
+    )
     wait = math.ceil(block.until - now)
     refusal = _refusal(need, standing, resets_at=resets_at, retry_after=wait)
     return _breach(need, standing.limit, standing.used, note, refusal)
@@ -289,24 +297,43 @@ def unanswered(need: QuotaNeed, demand: Demand, known: Standing | None, retry: f
         retry: Seconds after which the store is looked for again.
     """
     quota = need.quota
+    resets_at = demand.count.window.end
+    heard = "nothing was heard of it yet"
+    if known is not None:
+        heard = f"when it was last heard: {_state(need, known, resets_at)}"
     note = (
-        f"quota {quota.name} could not be checked, because its store does not answer; "
-        f"it is asked again in {retry:g} s"
+        f"quota {quota.name} could not be checked{_whose(need)}, because its store does not "
+        f"answer; {heard}; it is asked again in {retry:g} s"
     )
     refusal = _refusal(
         need,
         known or Standing(0, 0, quota.amount),
-        resets_at=demand.count.window.end,
+        resets_at=resets_at,
         retry_after=retry,
     )
     breach = _breach(need, quota.amount, 0, note, refusal)
     return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
-def without_price(need: QuotaNeed) -> Breach:
+def _state(need: QuotaNeed, standing: Standing, resets_at: float) -> str:
+    """Say how a count stands."""
+    quota, figures = need.quota, need.quota.figures(standing)
+    permitted = in_words(quota.unit, standing.limit)
+    again = "" if quota.unit == "concurrency" else f", begins again at {shown_time(resets_at)}"
+    return f"used {figures.used} of {permitted}, reserved {figures.reserved}{again}"
+
+
+def without_price(need: QuotaNeed, demand: Demand, known: Standing | None, now: float) -> Breach:
     """Say that nobody knows what the call costs."""
-    note = f"quota {need.quota.name} is in USD and the price of the model is unknown"
-    return _breach(need, need.quota.amount, 0, note)
+    note = f"quota {need.quota.name} is in USD{_whose(need)} and the price of the model is unknown"
+    ends = demand.count.window.end
+    refusal = _refusal(
+        need,
+        known or Standing(0, 0, need.quota.amount),
+        resets_at=ends,
+        retry_after=max(0, math.ceil(ends - now)),
+    )
+    return _breach(need, need.quota.amount, 0, note, refusal)
 
 
 def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:

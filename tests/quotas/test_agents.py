@@ -340,9 +340,12 @@ def test_a_call_of_unknown_price_does_what_the_policy_says(
         defaults={"unpriced": unpriced},
     )
     model = capped([says("done")])
-    assert make_agent(model)("go").stop_reason == reason
-    assert model.calls == calls
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == (reason, calls)
     assert decisions(facts) == ["unpriced"]
+    stop = otel_limits.stop_of(result)
+    told = None if stop is None or stop.quota is None else (stop.quota.quota, stop.quota.limit)
+    assert told == (None if calls else ("money", 5))
 
 
 def test_an_invocation_is_counted_once_whatever_it_calls(

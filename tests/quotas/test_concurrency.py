@@ -69,8 +69,8 @@ def test_no_more_calls_are_under_way_at_once_than_a_quota_permits(
         assert (stop.quota.reserved, stop.quota.retry_after_seconds) == (2, 1.0)
         assert stop.breach is not None
         assert stop.breach.note == (
-            "quota q permits 2 model calls at once, and with this call it would be 3; "
-            "there is a place as soon as one of them ends"
+            "quota q permits 2 model calls at once, and with this call it would be 3; 2 are under "
+            "way, and there is a place as soon as one of them ends; ask again in 1 s"
         )
         model.may_answer.set()
         await asyncio.gather(*tasks)

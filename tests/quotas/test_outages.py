@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -157,7 +158,9 @@ def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Fact]) -> No
     model: Any = agent.model
     result = agent("go")
     assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
-    assert "could not be checked, because its store does not answer" in str(result)
+    said = str(result)
+    assert "could not be checked, because its store does not answer; when it was last" in said
+    assert re.search(r"used 1 of 5 model calls, reserved 0, begins again at \S+; it is asked", said)
     assert decisions(facts) == ["degraded_denied"]
 
 
