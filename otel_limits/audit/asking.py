@@ -50,6 +50,7 @@ def argument(kind: Kind[T]) -> Callable[[str], T]:
 
 def to_microseconds(when: datetime) -> int:
     """Whole microseconds since the epoch."""
+    # Rounded, as a float can lie a little below the microsecond that was meant.
     return round(when.timestamp() * MICROSECONDS)
 
 
@@ -75,6 +76,7 @@ def instant(text: str) -> Instant:
         ArgumentTypeError: It is not one.
     """
     when = argument(TIME)(text)
+    # `fromisoformat` reads a Z only from Python 3.11 on.
     written = text.strip().replace("Z", "+00:00")
     is_age = DURATION_TEXT.fullmatch(written) is not None
     return Instant(when, is_local=not is_age and datetime.fromisoformat(written).tzinfo is None)
@@ -130,6 +132,7 @@ def _properties(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _identity(text: str) -> str:
+    # Fewer than eight digits would often be the beginning of several ids.
     if not re.fullmatch(r"[0-9a-f]{8,32}", text):
         raise UnfitError
     return text

@@ -71,6 +71,7 @@ def pair_of(selection: Selection, against: Against, by: Sequence[str]) -> Pair:
     named = [each for each in selection.where if each[0] in PERIODS]
     if len(named) > 1:
         raise LedgerError(f"--compare is about one period, got {len(named)} in --where.")
+    # Asked once, so that both periods end at the same point of time.
     now_us = round(time.time() * MICROSECONDS)
     kept = tuple(each for each in selection.where if each[0] not in PERIODS)
     part = replace(selection, where=kept)

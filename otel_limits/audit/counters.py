@@ -131,6 +131,7 @@ class Counters:
                 elif sample[1]:
                     missing[key] = sample  # it began at 0, or was there long ago
                 last[key] = sample
+        # One more question only where it is needed: it reads a week of samples.
         known = self._long_ago(metric) if missing else {}
         for key, sample in missing.items():
             labels, grown = every[key]
@@ -169,6 +170,7 @@ class Counters:
 
     def _long_ago(self, metric: str) -> dict[str, tuple[float, float]]:
         """Time and value of the last samples before the window, of all series."""
+        # Two questions, as no function of PromQL has both a value and its time.
         at, window = self.since - STALE_SECONDS, f"{LONG_AGO_SECONDS}s"
         # A step below what Prometheus takes for a gap meets every last sample.
         times = self._ask(f"max_over_time(timestamp({metric})[{window}:{STALE_SECONDS}s])", at)
@@ -216,6 +218,7 @@ def counters_of(url: str, authorization: str | None) -> Ask:
 
     def ask(expression: str, at: float) -> list[dict[str, Any]]:
         try:
+            # In milliseconds, which is how exactly Prometheus keeps times.
             return prometheus.series("query", query=expression, time=f"{at:.3f}")
         except PrometheusError as error:
             raise LedgerError(str(error)) from None

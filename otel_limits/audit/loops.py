@@ -110,6 +110,7 @@ def loops(inquiry: Inquiry, top: int) -> Answer:
     from otel_limits.ledger import tooling
 
     inquiry.require_known()
+    # Of all calls, also those that repeat nothing: the share of repeated ones needs both.
     uses = tooling.tool_uses(inquiry.connection, ("agent", "tool"), inquiry.selection)
     counts = {(keys["agent"], keys["tool"]): calls for keys, calls, _, _ in uses or ()}
     by_tool: dict[tuple[str, str], Repeating] = {}
@@ -139,6 +140,7 @@ def found(inquiry: Inquiry) -> Iterator[Loop]:
     from otel_limits.ledger import queries, tooling
 
     connection = inquiry.connection
+    # By portions, as the tool calls of a ledger of years have no room in memory.
     for ids in portions(tooling.repeating(connection, inquiry.selection), PORTION):
         turns: dict[str, dict[int, Any]] = {}
         for row in tooling.turns_of(connection, ids):
@@ -157,6 +159,7 @@ def found(inquiry: Inquiry) -> Iterator[Loop]:
 
 
 def _worst(loops: Sequence[Loop], top: int) -> list[Loop]:
+    # With the id, so that equal ones stand in the same order every time.
     order = operator.attrgetter("pico", "tokens", "calls.repeats", "run.id")
     return sorted(loops, key=order, reverse=True)[:top]
 
@@ -167,6 +170,7 @@ def loops_table(
     counts: Mapping[tuple[str, str], int],
 ) -> Table:
     """One row per agent and tool, what cost most first."""
+    # Repeats decide where no price is known, and names where those are equal.
     in_order = sorted(by_tool.items(), key=lambda item: (-item[1].pico, -item[1].repeats, item[0]))
     return Table(
         name="loops",

@@ -47,6 +47,7 @@ class Outcomes:
     @property
     def figures(self) -> tuple[Any, ...]:
         """The values of `OUTCOMES`."""
+        # Whole picodollars: money is never a float.
         per_success = self.success_pico // self.successful if self.successful else None
         return (
             self.invocations,
@@ -58,6 +59,7 @@ class Outcomes:
         )
 
     def _usd(self, pico: int | None) -> Decimal | None:
+        # Where nothing has a price, 0 would look as if it was free.
         return None if self.unpriced and not self.pico else dollars(pico)
 
 

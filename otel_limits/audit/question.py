@@ -133,6 +133,7 @@ class Inquiry:
         if self.selection.until_us is not None:
             parts.append(f"until {written(self.selection.until_us, 'time')} UTC")
         parts += [f"{name} = {value}" for name, value in self.selection.where]
+        # Times are written in UTC anyway, so that only another zone is worth a word.
         if str(self.selection.zone) != "UTC":
             parts.append(f"days of {self.selection.zone}")
         return ", ".join(parts)
@@ -156,6 +157,7 @@ class Inquiry:
         keys = audit_keys(self.connection)
         known = (*OWN_NAMES, *keys)
         names = (*by, *(name for name, _ in self.selection.where))
+        # With the prefix, too: an audit key may be called like one of our own names.
         prefixed = {KEY_PREFIX + key for key in keys}
         unknown = [name for name in names if name not in known and name not in prefixed]
         # Refused and not answered with nothing: a misspelt name would look like a quiet month.

@@ -87,6 +87,7 @@ def reconcile(
         LedgerError: Prometheus cannot be asked.
     """
     window = window_of(inquiry.selection)
+    # One note for all three tables: they are counted by the same rule.
     tables = [
         Table(name=name, title=title, columns=columns, rows=rows, note=NOTE if n == 0 else "")
         for n, (name, title, columns, rows) in enumerate(
@@ -111,6 +112,7 @@ def window_of(selection: Selection) -> Selection:
     """
     until_us, since_us = selection.until_us, selection.since_us
     if until_us is None:
+        # Our own clock and not that of Prometheus: the rows of the ledger go by it, too.
         until_us = round(time.time() * MICROSECONDS)
     if since_us is None:
         since_us = until_us - DAY_SECONDS * MICROSECONDS
@@ -204,12 +206,14 @@ def comparison(
         counted: What Prometheus counted, by labels.
         tolerance: Difference that is accepted, as a share of the ledger.
     """
+    # Growth has its labels as a tuple of any length; here there are always two.
     series = {(pair[0], pair[1]): grown for pair, grown in counted.items()}
     ours = as_labels(ledger, measure.of, series)
     unseen = as_labels(late, measure.of, series)
     scale = PICODOLLARS if measure is COST else 1
     for pair in {**ours, **series}:
         grown, have = series.get(pair, Growth()), ours.get(pair, 0)
+        # By way of decimals: a float times a million millions has lost its last digits.
         least = round(Decimal(grown.least) * scale)
         most = round(Decimal(grown.most) * scale) + unseen.get(pair, 0)
         if not have and not most:

@@ -149,6 +149,7 @@ def walk(branch: Branch, level: int = 0) -> Iterator[tuple[int, Branch]]:
 
 def halt_of(row: Any) -> str | None:
     """Where and how an invocation was halted, in words."""
+    # It ended by itself, or by an action that only a later version knows.
     taken = HALTS.get(row.action or "")
     if taken is None:
         return None
@@ -187,6 +188,7 @@ def _sentence(row: Any) -> str:
 
 def _unhalted(branch: Branch) -> str:
     row = branch.row
+    # A process that was killed never told how its invocations ended.
     if row.ended_us is None:
         return f"{row.agent} has no recorded end; it has used {_spent(branch)} so far."
     ended = f"{row.agent} ended with {row.reason} after {_turns(row)}"
@@ -226,6 +228,7 @@ def _row(branch: Branch) -> tuple[Any, ...]:
         branch.whole.cost,
         branch.whole.unpriced_tokens,
         branch.tools,
+        # Without an end there is no duration, and not one of 0 seconds.
         (row.ended_us - row.started_us) / MICROSECONDS if ended else None,
         row.started_us,
         row.id,

@@ -65,6 +65,7 @@ def spend(
     total = fold(rows, ()).get((), Sums())
     uses = uses_of(inquiry, by) if TOOL in by else None
     outcomes = None if is_former else outcomes_table(inquiry, by)
+    # Without groups there is no row of totals: the only row is that.
     ended = outcomes.total or outcomes.rows[0] if outcomes is not None else ()
     return Answer(
         question="spend",
@@ -118,6 +119,7 @@ def _changes(
     """Answer how spend changed against another period."""
     zone = inquiry.selection.zone
     pair = pair_of(inquiry.selection, against, by)
+    # Both are folded in the same zone, so that the groups of one are those of the other.
     before, now = (
         fold(rows_of(replace(inquiry, selection=each), by, is_former=is_former), by, zone)
         for each in (pair.before, pair.now)
@@ -191,6 +193,7 @@ def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> 
 
 
 def _rank(key: tuple[Any, ...], sums: Sums, by: Sequence[str]) -> tuple[Any, ...]:
+    # As text, since a property may be missing in some rows and would not compare.
     dates = tuple(str(value) for name, value in zip(by, key, strict=False) if name in DATES)
     return (dates, -sums.pico, -sums.tokens, tuple(str(value) for value in key))
 

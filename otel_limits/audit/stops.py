@@ -59,6 +59,7 @@ COSTLIEST: Final = (
 
 def stops(inquiry: Inquiry, top: int) -> Answer:
     """Answer how invocations ended."""
+    # Not above, as the parser reads every question: SQLAlchemy is imported to ask one.
     from otel_limits.ledger import queries
 
     inquiry.require_known()
@@ -97,6 +98,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
             ended.zero_calls += row.calls
         else:
             ended.unmeasured_calls += row.calls
+    # Names decide between equal counts, so that the same question has the same answer.
     in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
     rows = [(*key, *_figures(ended)) for key, ended in in_order]
     # Of the rows and not by another query, so that the total is that of what is shown above it.
@@ -117,6 +119,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
 
 
 def _key(row: Any) -> tuple[str, str, str]:
+    # What is still running is a group of its own, and not one without a reason.
     return (row.reason or UNFINISHED, row.agent, row.action or "")
 
 
@@ -140,6 +143,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
         columns=COSTLIEST,
         rows=[
             (
+                # Its own id where nothing traced it: `show` takes either.
                 row.trace_id or row.id,
                 row.agent,
                 row.started_us,

@@ -76,8 +76,8 @@ def policy_file(
     """Write a policy file with limits for each agent that succeeded often enough."""
     lines = [
         f"# Suggested by otel-limits from {about}:",
-        f"# {100 * share:g}% of an agent's invocations need no more than these, less the",
-        f"# {head_room:.0%} of head-room. A halted invocation needed at least what it had.",
+        f"# what {100 * share:g}% of an agent's invocations need at most, plus {head_room:.0%}.",
+        "# A halted invocation needed at least what it had used.",
     ]
     lines += [
         f"# {json.dumps(agent)}: {len(each.turns)} successful invocations are too few, {enough} "
@@ -98,6 +98,7 @@ def policy_file(
 
 
 def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator[str]:
+    # Each by itself: the invocation with most turns is seldom that with most tokens.
     turns = percentile(needs.turns, needs.halted_turns, share)
     tokens = percentile(needs.tokens, needs.halted_tokens, share)
     if turns.value is None or tokens.value is None:
@@ -120,10 +121,10 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
 def _unknown(agent: str, needs: Needs, share: float) -> Iterator[str]:
     """Why there is no limit: a cap that was too low says nothing about one that is enough."""
     halted, all_ = len(needs.halted_turns), len(needs.turns) + len(needs.halted_turns)
-    yield f"  # {json.dumps(agent)}: {halted:,} of {all_:,} invocations were halted, so that nobody"
+    yield f"  # {json.dumps(agent)}: {halted:,} of {all_:,} invocations were halted. So it"
     yield (
-        f"  # knows what {100 * share:g}% need: more than {max(needs.halted_turns):,} turns or "
-        f"{max(needs.halted_tokens):,} tokens."
+        f"  # is not known what {100 * share:g}% need: more than {max(needs.halted_turns):,} turns "
+        f"or {max(needs.halted_tokens):,} tokens."
     )
     yield "  # Let them go on for a while with a higher cap, or with the action observe."
 

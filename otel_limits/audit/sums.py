@@ -68,6 +68,7 @@ class Sums:
     @property
     def row(self) -> tuple[int | None, ...]:
         """What `add` takes."""
+        # No price is not 0: a group without any has to stay unknown in a larger one.
         pico = self.pico if self.has_price else None
         saved = self.saved if self.has_saved else None
         counted = (self.calls, self.input, self.output, self.cached, self.written)

@@ -84,6 +84,7 @@ def turns_table(inquiry: Inquiry, runs: Iterable[Any], tools: Tools) -> Table:
 
 def in_words(rows: Iterable[Any]) -> str:
     """Tool calls, such as `2 search, fetch error`."""
+    # In the order in which they were first asked for, which a dictionary keeps.
     counts: dict[tuple[str, str], int] = {}
     for row in rows:
         key = (row.tool, "" if row.status == "success" else f" {row.status}")
@@ -97,6 +98,7 @@ def in_words(rows: Iterable[Any]) -> str:
 def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
     """One row per call that is not equal to another of its invocation, the most repeated first."""
     rows = [(run, each) for run in runs for each in alike(tools.get(run.id, ()))]
+    # A sort is stable: equal ones stay in the order of the tree.
     rows.sort(key=lambda pair: -pair[1].repeats)
     return Table(
         name="tools",

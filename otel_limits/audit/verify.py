@@ -122,6 +122,7 @@ def _look(inquiry: Inquiry, balance: Balance, suspects: int, troubles: Troubles)
     from otel_limits.ledger import proof
 
     connection = inquiry.connection
+    # Only where the sums say that there are some: to name them reads every call.
     for row in proof.suspects(connection) if suspects else ():
         _suspect(connection, row, troubles)
     # Only then: to look for invocations without any call goes through all of them.
@@ -222,6 +223,7 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
     is_stale = waiting.rows > 0 and (waiting.oldest_us or oldest) < oldest
     where = ", ".join(str(path) for path in waiting.files[:FACES])
     why = f"{waiting.unseen or 'they are in every answer'}: {where}" if waiting.rows else ""
+    # Waiting is not a failure for an hour: a live process takes its rows back by itself.
     state = FAILED if is_stale else WAITING if waiting.rows else OK
     yield ("Rows that wait in spill files", waiting.rows, state, why)
     if waiting.damaged:
@@ -251,6 +253,7 @@ def _open(balance: Balance, oldest: float) -> Check:
 def _unknown(balance: Balance) -> Iterator[Check]:
     calls, tokens = balance.calls.calls, balance.calls.tokens
     share = f"{balance.unmeasured_calls / calls:.1%} of all" if calls else ""
+    # Never a failure: the ledger has everything, and it is the provider who said nothing.
     yield ("Unmeasured calls", balance.unmeasured_calls, OK, share)
     share = f"{balance.unpriced_tokens / tokens:.1%} of all" if tokens else ""
     yield ("Unpriced tokens", balance.unpriced_tokens, OK, share)
@@ -268,6 +271,7 @@ def _checks_table(checks: list[Check]) -> Table:
 
 def _troubles_table(troubles: Troubles) -> Table:
     named = [each for kind in KINDS for each in troubles.named[kind]]
+    # Said in numbers: who mends the twenty that are named would take it for done.
     left_out = sum(troubles.found.values()) - len(named)
     return Table(
         name="rows",

@@ -160,6 +160,7 @@ class Page:
             time_axis(plot)
 
     def _say_nothing(self, axes: Axes, panel: Panel) -> None:
+        # In words, as Grafana does it: an empty frame would look like a fault.
         axes.axis("off")
         faint = self.theme.faint
         axes.text(0.5, 0.45, panel.nothing, ha="center", va="center", fontsize=16, color=faint)

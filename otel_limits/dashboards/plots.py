@@ -157,7 +157,9 @@ def bargauge(plot: Plot) -> None:
     axes, panel = plot.axes, plot.panel
     axes.axis("off")
     ordered = sorted(plot.lines, key=lambda each: -each[1].last)
+    # A share is measured against 100 %, and not against the largest one.
     longest = max(ordered[0][1].last, 1.0 if panel.unit == "percentunit" else 0.0)
+    # A single bar would otherwise fill the panel.
     rows = max(len(ordered), 5)
     is_beside = axes.bbox.height / axes.figure.dpi / rows < ROW_INCHES
     left, right, above = (-0.55, 1.25, 0.0) if is_beside else (0.0, 1.0, 0.27)
@@ -182,6 +184,7 @@ def heatmap(plot: Plot) -> None:
         [max(0.0, upper.get(time, 0) - lower.get(time, 0)) for time in times]
         for lower, upper in zip([{}, *counted], counted, strict=False)
     ]
+    # A single column has no neighbour that says how wide it is.
     step = times[1] - times[0] if len(times) > 1 else 60.0
     edges = [*(time - step for time in times), times[-1]]
     axes = plot.axes
@@ -233,6 +236,7 @@ def text(plot: Plot) -> None:
     code = "\n".join(line for line in filled.splitlines() if not line.startswith("```"))
     shown = plot.axes.text(0, 0.85, code, va="top", family="monospace", fontsize=11)
     shown.set_linespacing(1.7)
+    # The dollar sign of a variable does not begin a formula.
     shown.set_parse_math(False)
 
 

@@ -22,6 +22,7 @@ class Theme:
     """Colour map of a heatmap, from nothing to most."""
 
 
+# The colours of Grafana itself, so that a picture is known again on the screen.
 LIGHT: Final = Theme(
     suffix="",
     page="#f4f5f5",

@@ -1,4 +1,4 @@
-"""Five agents that do not exist, and what they are said to have done in four weeks: as facts.
+"""Six agents that do not exist, and what they are said to have done in four weeks: as facts.
 
 Everything is drawn from a seed of its own for each agent, week and weekday. So two records differ
 in their dates alone, and what all four weeks add up to is the same on every day.
@@ -170,6 +170,7 @@ def history(today: date) -> Iterator[Fact]:
 def day_of(agent: Agent, day: date, week: int) -> Iterator[Fact]:
     """Tell what one agent did on a day."""
     weekday = day.weekday()
+    # A text, which is the same seed in every process and in every version of Python.
     chance = Random(f"{agent.name} {week} {weekday}")  # noqa: S311  an example, not a secret
     trouble = TROUBLES.get((agent.name, week, weekday))
     opens = midnight(day) + 3_600 * agent.opens
@@ -184,6 +185,7 @@ def story_of(
 ) -> Story:
     """Draw one invocation of an agent, with those that it starts."""
     low, high = agent.turns
+    # By `random()`, whose numbers are promised for ever: what `randint` draws may change.
     turns = low + int((high - low + 1) * chance.random())
     readers = turns - 1 if agent is RESEARCH else 0
     is_dearer = agent is REVIEWER and when >= DEARER_FROM

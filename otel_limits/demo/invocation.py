@@ -124,6 +124,7 @@ def run(story: Story, chance: Random, parent: Invocation | None = None) -> Itera
 
 def named(story: Story, chance: Random, parent: Invocation | None) -> Invocation:
     """Give an invocation its ids."""
+    # By the same chance as everything else: a page can name a trace of the example ledger.
     identity = f"{chance.getrandbits(128):032x}"
     return Invocation(
         agent=story.agent,
@@ -144,6 +145,7 @@ def call_of(
     prompt = story.prompt if turn == 1 else prompt
     usage = Usage(input=prompt, output=output, **cached(story.model.price, done.prompt, prompt))
     is_reported = chance.random() >= UNREPORTED
+    # 0.4 s to the first token, and then 80 tokens a second.
     seconds = round(0.4 + output / 80, 3)
     done.at += seconds
     call = ModelCall(
@@ -187,6 +189,7 @@ def tools_of(
 ) -> Iterator[ToolCall]:
     """Tell the tool call of a turn."""
     is_stuck = story.trouble is not None and story.trouble.is_stuck
+    # The last of its tools is the one with which an agent is stuck.
     tool = story.tools[-1 if is_stuck else int(len(story.tools) * chance.random())]
     status: ToolStatus = "error" if chance.random() < FAILING and not is_stuck else "success"
     is_again = is_stuck or (chance.random() < REPEATING and status == "success")

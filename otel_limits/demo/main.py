@@ -74,6 +74,7 @@ def main(
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return FAILED
     except KeyboardInterrupt:
+        # As a shell reports a program that Ctrl-C has ended: 128 + SIGINT.
         return INTERRUPTED
 
 
@@ -157,6 +158,7 @@ def play(setup: Setup, *, as_json: bool) -> int:
         if not as_json:
             show_setup(screen, setup, servers)
             watch(screen, running)
+        # A program that failed is told here, when all that there was to see has been shown.
         outcomes = [future.result() for future in running.futures]
     seconds = time.monotonic() - started
     if as_json:

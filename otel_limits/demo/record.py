@@ -38,6 +38,7 @@ def record(directory: str) -> int:
     """
     path = Path(directory).expanduser() / FILE
     if path.exists():
+        # Never written over: it may be the ledger of somebody who chose the wrong directory.
         return _refuse(f"{path} is there already. Delete it, or name another directory.")
     today = datetime.fromtimestamp(time.time(), timezone.utc).date()
     try:
@@ -47,6 +48,7 @@ def record(directory: str) -> int:
         return _refuse(f"{path} cannot be written: {error.strerror or error}.")
     sys.stdout.write(
         f"Recorded four weeks of an example fleet in {path}: {seen['agents']} agents, "
+        # An invocation is told twice: when it begins, and when it has ended.
         f"{seen[rows.INVOCATIONS] // 2} invocations,\n"
         f"{seen[rows.MODEL_CALLS]:,} model calls, {seen[rows.TOOL_CALLS]:,} tool calls. "
         "All of it is made up; the prices are those of the vendors.\n\n"

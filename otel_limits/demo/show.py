@@ -64,9 +64,11 @@ def show_setup(screen: Console, setup: Setup, servers: Servers) -> None:
 def watch(screen: Console, running: Play) -> None:
     """Show every scenario until all have ended: live on a terminal, once anywhere else."""
     if not screen.is_terminal:
+        # A file has no use for what is overwritten twelve times a second.
         wait(running.futures)
         screen.print(progress(running, screen.width))
         return
+    # Drawn here alone: a thread that refreshes would draw the same numbers again.
     with Live(progress(running, screen.width), console=screen, auto_refresh=False) as live:
         while wait(running.futures, timeout=1 / FRAMES_PER_SECOND).not_done:
             live.update(progress(running, screen.width), refresh=True)
@@ -89,6 +91,7 @@ def progress(running: Play, width: int) -> Table:
     for scenario, future in zip(running.setup.scenarios, running.futures, strict=True):
         outcome = result_of(future)
         seen = running.servers.seen(scenario.name)
+        # Requests to the model of somebody else are not seen, but how often its agent looked is.
         calls = outcome.model_calls if outcome else max(seen.requests, seen.looks)
         bar = ProgressBar(total=most, completed=calls, width=BAR_WIDTH)
         end = ending(future, outcome)
@@ -141,6 +144,7 @@ def show_outcomes(
     heading(screen, "What the log says, once per limit that was reached")
     for outcome in outcomes:
         for line in outcome.warnings:
+            # Not folded, so that it can be copied and searched for.
             screen.print(line, soft_wrap=True)
     for outcome in outcomes:
         if outcome.cached is not None:

@@ -210,6 +210,7 @@ def _attributes(listed: Sequence[Mapping[str, Any]], wanted: frozenset[str]) -> 
 
 
 def _scalar(value: Mapping[str, Any]) -> Any:
+    # The JSON of protobuf has integers of 64 bits as text.
     if "intValue" in value:
         return int(value["intValue"])
     return next((value[kind] for kind in SCALARS if kind in value), None)

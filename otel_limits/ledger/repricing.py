@@ -100,6 +100,7 @@ def _portions(database: Database, selection: Selection, *, every: bool) -> Itera
     wanted = CALLS.input_tokens + CALLS.output_tokens > 0
     if not every:
         wanted &= CALLS.price_pico.is_(None)
+    # From id to id: an OFFSET would read again each time what it leaves out.
     last = -1
     while True:
         statement = Source(MODEL_CALL_TABLE).select(selection, *NEEDED)

@@ -57,6 +57,7 @@ def salvage(damaged: Path, database: Database) -> Salvaged:
     # The write-ahead log beside it, if there is one, is read as well; it is not written to.
     connection = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
     connection.row_factory = sqlite3.Row
+    # A damaged text gets replacement characters: one name must not end the search.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     # It writes nothing. With it the first statement fails on a damaged schema, and those after it
     # see whatever can be read of that: otherwise one damaged name would hide every table.
@@ -119,6 +120,7 @@ def _row(table: str, found: sqlite3.Row) -> Row | None:
         column = columns[name]
         if value is None and not column.nullable:
             return None
+        # SQLite keeps any type in any column, so that a damaged page can have the wrong one.
         is_text = isinstance(value, str)
         if value is not None and is_text != (column.type.python_type is str):
             return None

@@ -26,6 +26,8 @@ DAY_MICROSECONDS: Final = 24 * 60 * 60 * 1_000_000
 
 VERSIONS: Final = sa.Table("otel_limits_schema", METADATA, sa.Column("version", BIG))
 
+# Without foreign keys: rows of several processes arrive in any order, and retention takes the old
+# ones away portion by portion.
 INVOCATION_TABLE: Final = sa.Table(
     INVOCATIONS,
     METADATA,
@@ -44,6 +46,7 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("reason", TEXT),
     sa.Column("action", TEXT),
     sa.Column("breach_limit", TEXT),
+    # As text, since a limit is in turns, tokens, seconds or exact USD.
     sa.Column("breach_cap", TEXT),
     sa.Column("breach_observed", TEXT),
     sa.Column("turns", BIG),
@@ -64,6 +67,7 @@ MODEL_CALL_TABLE: Final = sa.Table(
     METADATA,
     sa.Column("id", KEY, primary_key=True),
     sa.Column("at_us", BIG, nullable=False),
+    # Stored and not calculated by each question, so that an index has it.
     sa.Column("day", BIG, sa.Computed(f"at_us / {DAY_MICROSECONDS}", persisted=True)),
     sa.Column("duration_us", BIG),
     sa.Column("trace_id", TEXT),

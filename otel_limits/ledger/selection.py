@@ -168,6 +168,7 @@ def matches(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[bool]
     """Compare with a value in which `*` stands for any characters."""
     if "*" not in value:
         return column == value
+    # Only the star is a wildcard here: those of SQL are meant as they stand.
     pattern = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return column.like(pattern.replace("*", "%"), escape="\\")
 

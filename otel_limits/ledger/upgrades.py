@@ -65,6 +65,7 @@ def _keep_sentences(connection: sa.Connection) -> None:
 
 def _rebuild(connection: sa.Connection, table: str, statement: str, columns: str) -> None:
     """Make a table anew: SQLite cannot take a constraint from one."""
+    # Empty where the invocation is the root itself, as this version writes it.
     kept = columns.replace("root_id", "nullif(root_id, invocation_id)")
     _run(
         connection,
@@ -86,6 +87,7 @@ DROPPED_4: Final = (
     "ix_otel_limits_model_calls_quota_operation",
 )
 
+# Written out, and not taken from the schema, which goes on to later versions.
 MODEL_CALLS_4: Final = """
 CREATE TABLE otel_limits_model_calls (
     id INTEGER NOT NULL,
