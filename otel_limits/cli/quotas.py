@@ -452,9 +452,11 @@ def _number(number: Any) -> str:
 
 
 def _state(row: KeyUse) -> tuple[str, str]:
-    """Say how near a key is to its end, in words and in a colour."""
+    """Say what a key permits, or how near it is to its end, in words and in a colour."""
     from otel_limits.top.fleet import NEAR_END
 
+    if row.blocked is not None:
+        return "blocked", "bold red"
     share = 1 - float(row.remaining) / float(row.limit)
     if share >= 1:
         return "used up", "bold red"

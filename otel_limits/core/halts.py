@@ -37,7 +37,7 @@ OBSERVED_NEXT: Final = "It goes on, because the action is observe."
 NEXT: Final[Mapping[str, str]] = {
     LOOP_DETECTED_STOP_REASON: "Look at what it repeats before you raise the limit; "
     "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll.",
-    QUOTA_EXCEEDED_STOP_REASON: "Wait for the next window, or have an operator look at "
+    QUOTA_EXCEEDED_STOP_REASON: "Wait until there is room again, or have an operator look at "
     "`otel-limits quotas`, which can grant more or unblock a key.",
     QUOTA_UNAVAILABLE_STOP_REASON: "Bring its store back; on_backend_error in the policy file says "
     "what is done without it.",

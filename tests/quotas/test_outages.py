@@ -15,8 +15,15 @@ from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
 from otel_limits.core.faults import FAULTS
 from otel_limits.quotas import client, courier, engine, fast_path
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.redis_scripts import EVERY_CALL, sha_of
-from otel_limits.quotas.store import Count, SharedStore, Standing, StorePlace
+from otel_limits.quotas.redis_scripts import EVERY_CALL, KeyNames, sha_of
+from otel_limits.quotas.store import (
+    Count,
+    Demand,
+    Reserve,
+    SharedStore,
+    Standing,
+    StorePlace,
+)
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -84,10 +91,13 @@ class Place:
 
     def standing(self) -> Standing:
         """How quota `calls` stands."""
-        key = Template("").key("calls", dict[str, object]().get)
-        count = Count("calls", key.id, Windows("month").at(time.time()))
-        (found,) = self.store.look([(count, AMOUNT)])
+        (found,) = self.store.look([(self.count(), AMOUNT)])
         return found
+
+    def count(self) -> Count:
+        """What quota `calls` counts now."""
+        key = Template("").key("calls", dict[str, object]().get)
+        return Count("calls", key.id, Windows("month").at(time.time()))
 
 
 @pytest.fixture
@@ -497,6 +507,22 @@ def test_a_key_of_a_wrong_type_refuses_nobody_else(
     place.server.client.set(bucket, "not ours")
     assert joe("go").stop_reason == "quota_unavailable"
     assert [jane("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
+
+
+def test_what_all_counts_share_may_be_of_a_wrong_type(
+    hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """What was noted there, of kills and dead workers, is lost; calls go on and are counted."""
+    for name in (KeyNames().kills, KeyNames().expired):
+        place.server.client.set(name, "not ours")
+    hold({"calls": CALLS}, place.server.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    demand = Demand(count=place.count(), amount=3, limit=AMOUNT)
+    place.store.run([Reserve("dead-0", (demand,), 0.01)])
+    eventually(lambda: place.standing().reserved == 0)
+    assert [agent("go").stop_reason for _ in range(4)] == ["end_turn"] * 4
+    assert place.standing() == Standing(5, 0, AMOUNT)
 
 
 def test_a_settlement_that_can_never_be_done_holds_up_no_other(

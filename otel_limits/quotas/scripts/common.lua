@@ -90,15 +90,16 @@ local function void(count, expired, now)
       release(count, lease)
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
     end
-    -- Of a place among the calls at once nothing is left to be counted.
+    -- Of a place among the calls at once nothing is left to be counted. All counts share this key:
+    -- what is not ours under its name must not hold them up.
     if count.unit ~= 'concurrency' then
-      redis.call('ZADD', expired, whole(now), operation)
+      redis.pcall('ZADD', expired, whole(now), operation)
     end
   end
   redis.call('ZREM', count.leases, unpack(dead))
-  redis.call('ZREMRANGEBYSCORE', expired, '-inf', whole(now - EXPIRED_MS))
-  redis.call('PEXPIRE', expired, EXPIRED_MS)
   save(count)
+  redis.pcall('ZREMRANGEBYSCORE', expired, '-inf', whole(now - EXPIRED_MS))
+  redis.call('PEXPIRE', expired, EXPIRED_MS)
 end
 
 -- A lease from before a backward step of the clock lasts no longer than a new one.

@@ -62,8 +62,9 @@ for n, demand in ipairs(demands) do
 end
 
 local short = already or (#lacking > 0 and table.concat(lacking, ',') or '-')
--- For a process that does not hear what is published, although it may: it looks what was given.
-local kill = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+-- For a process that does not hear what is published, although it may: it looks what was given. What
+-- is not ours under this name must not keep anybody from being admitted.
+local kill = redis.pcall('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
 local status = earlier or (refused and 'refused' or 'admitted')
 local reply = { status, whole(now), short, kill and whole(kill) or '0' }
 for _, demand in ipairs(demands) do

@@ -30,7 +30,7 @@ for n, count in ipairs(counts) do
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
       redis.call('ZREM', count.leases, operation)
     else
-      redis.call('ZREM', KEYS[2], operation)
+      redis.pcall('ZREM', KEYS[2], operation)
     end
     count.used = count.used + amount
     save(count, expires)
