@@ -77,7 +77,6 @@ def test_sums_of_another_moment_are_not_taken_for_the_ledger(ledger: LedgerFile)
         "x:memory:y.db",
         "-x'\"[*].db",
         "two\nlines.db",
-        os.fsdecode(b"\xff.db"),
     ],
 )
 @pytest.mark.usefixtures("faulty")
@@ -98,6 +97,16 @@ def test_a_ledger_has_any_name_that_a_file_can_have(
     assert "which has its rows now." in capsys.readouterr().out
     assert not waiting.exists()
     assert len(ledger.calls()) == 4
+
+
+def test_a_ledger_can_have_a_name_that_is_not_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """File systems know bytes."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    ledger = LedgerFile(tmp_path / os.fsdecode(b"\xff.db"))
+    write(ledger.address, entry())
+    assert "2 calls of the ledger" in ask(capsys, "spend", f"--ledger={ledger.path}")[1]["complete"]
 
 
 @pytest.mark.parametrize(
