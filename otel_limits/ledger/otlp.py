@@ -16,7 +16,7 @@ from otel_limits.otel import kinds, semconv
 from otel_limits.otel.kinds import BOUNDARIES, OPERATION, first_text, kind_of
 from otel_limits.usage.fields import is_usage
 from otel_limits.usage.normaliser import completed, record_of_span
-from otel_limits.usage.span_texts import estimates_of_span
+from otel_limits.usage.span_texts import MAX_DEPTH, estimates_of_span
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
@@ -180,7 +180,19 @@ def _with_usage(span: Span, document: Mapping[str, Any]) -> Span:
 
 def _all_attributes(document: Mapping[str, Any]) -> dict[str, Any]:
     listed = document.get("attributes", ())
-    return {each["key"]: _scalar(each.get("value") or {}) for each in listed}
+    return {str(each["key"]): _held(each.get("value") or {}, MAX_DEPTH) for each in listed}
+
+
+def _held(value: Mapping[str, Any], depth: int) -> Any:
+    """What an attribute holds, be it structured: the conventions allow that for messages."""
+    if depth == 0:  # before whoever nests for ever comes to an end of the stack
+        return None
+    if "arrayValue" in value:
+        return [_held(each, depth - 1) for each in value["arrayValue"].get("values", ())]
+    if "kvlistValue" in value:
+        listed = value["kvlistValue"].get("values", ())
+        return {str(each["key"]): _held(each.get("value") or {}, depth - 1) for each in listed}
+    return _scalar(value)
 
 
 def _time(nanoseconds: Any) -> int:

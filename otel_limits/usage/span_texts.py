@@ -57,7 +57,10 @@ PASSED_OVER: Final = frozenset(
 MIME_TYPES: Final = ("mime_type", "media_type", "mimeType", "mediaType")
 DATA: Final = ("data", "content", "bytes")
 """How vendors call the kind and the bytes of a medium."""
-DATA_URL: Final = re.compile(r"data:([\w.+/-]*)[^,]{0,80};base64,([\w+/=\s-]*)")
+# Bounded in every part but the data, so that no text takes long.
+DATA_URL: Final = re.compile(
+    r"data:([\w.+-]{1,40}/[\w.+-]{1,80})(?:;[\w.=-]{1,80}){0,4};base64,([\w+/=\s-]*)"
+)
 
 
 def estimates_of_span(

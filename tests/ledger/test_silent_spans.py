@@ -362,3 +362,28 @@ def test_many_of_them_within_one_that_is_open_are_counted(facts: list[Fact]) -> 
     enable(observers=[facts.append])
     agent_with(lambda: grow(other("CHAIN", *[silent()] * 1_200)))("go")
     assert Counter(each.kind for each in side_calls(facts)) == {"unmeasured": 1_200}
+
+
+def test_an_import_reads_messages_that_are_structured(ledger: LedgerFile, tmp_path: Path) -> None:
+    """As the conventions allow it instead of JSON; what is nested for ever is passed over."""
+    said: Any = {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": ENGLISH}}]}}
+    nested: Any = {}
+    for _ in range(100):
+        nested = {"arrayValue": {"values": [nested]}}
+    messages = {"arrayValue": {"values": [said, nested]}}
+    span = {
+        "traceId": "1" * 32,
+        "spanId": "2" * 16,
+        "name": "chat m",
+        "startTimeUnixNano": "1700000000000000000",
+        "endTimeUnixNano": "1700000001000000000",
+        "attributes": [
+            {"key": "gen_ai.request.model", "value": {"stringValue": "m"}},
+            {"key": "gen_ai.input.messages", "value": messages},
+        ],
+    }
+    file = tmp_path / "spans.jsonl"
+    file.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}))
+    assert main(["ledger", "import", str(file)]) == 0
+    (call,) = ledger.calls()
+    assert (call["state"], call["input_tokens"]) == ("estimated", tokens_of_text(ENGLISH))

@@ -225,8 +225,21 @@ def unreadable(provider: Provider) -> Ask | None:
 
 def picture(provider: Provider) -> Ask | None:
     """Answer `agent.structured_output` for a picture of 1000 by 800 pixels."""
+    return _output(provider, with_picture(), PICTURED)
+
+
+def pictured(provider: Provider) -> Ask | None:
+    """Show the same picture to the agent, and say nothing of usage."""
+    if provider.always_has_usage:
+        return None
+    bill = Bill(input=PICTURED.input, output=ASKED.output)
+    return Ask(replies=[provider.reply()], bill=bill, prompt=with_picture(), is_known=False)
+
+
+def with_picture() -> list[dict[str, Any]]:
+    """Ask of a picture of 1000 by 800 pixels."""
     image = {"image": {"format": "png", "source": {"bytes": png(1_000, 800)}}}
-    return _output(provider, [{"text": PROMPT}, image], PICTURED)
+    return [{"text": PROMPT}, image]
 
 
 BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
@@ -294,5 +307,6 @@ CASES: Final[Mapping[str, Case]] = {
     "`structured_output`, picture": picture,
     "`structured_output`, unreadable": unreadable,
     "`structured_output_model`": output_model,
+    "no usage, picture": pictured,
 }
 """By their names in the table of the page."""

@@ -42,11 +42,14 @@ BILLED = {
 every_vendor = pytest.mark.parametrize("vendor_name", BY_NAME)
 
 LITELLM = tuple(each.name for each in PROVIDERS if each.name.startswith("LiteLLM"))
+UNSEEN = tuple((name, "no usage, picture") for name in LITELLM)
+"""LiteLLM counts 85 tokens for any picture where it makes up the usage."""
 OTHERWISE = {
     ("Mistral", "read from a cache"): "no cached tokens",
     ("Writer", "read from a cache"): "no cached tokens",
     **{(name, case): BY_CLIENT for name in LITELLM for case in ("usage is null", "no usage")},
     ("LiteLLM, Vertex", "usage is null"): ESTIMATED,  # LiteLLM itself fails
+    **dict.fromkeys(UNSEEN, BY_CLIENT),
 }
 """What Strands' classes and LiteLLM lose of a bill, or make up."""
 
@@ -89,7 +92,8 @@ def test_all_modes_count_alike(run: Results, vendor_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor_name", "case"), [names for names, ask in BILLED.items() if not ask.is_known]
+    ("vendor_name", "case"),
+    [names for names, ask in BILLED.items() if not ask.is_known and names not in UNSEEN],
 )
 def test_an_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str) -> None:
     """What nobody tells is between a half and two times what the vendor must have counted."""
