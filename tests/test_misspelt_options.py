@@ -244,3 +244,16 @@ def test_nothing_is_in_colour_where_none_is_wanted(
     plain = {colours: re.sub(r"\x1b\[[\d;]*m", "", text) for colours, text in shown.items()}
     assert plain[True].split() == plain[False].split()
     assert not re.search(r"\x1b\[[\d;]*3\d", shown[False])
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_no_help_cuts_a_name_at_its_hyphen(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands at the end of a line can be copied as well, and be found by a search."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cut = {
+        line
+        for _, parser in commands_below(make_parser())
+        for line in parser.format_help().splitlines()
+        if re.search(r"\w-$", line)
+    }
+    assert cut == set()

@@ -78,7 +78,7 @@ def add_command(
         name,
         help=text.split("\n", 1)[0],
         description=laid_out(text),
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     command.epilog = example_of(command.prog)
@@ -86,12 +86,23 @@ def add_command(
     return command
 
 
+class HelpFormatter(RawDescriptionHelpFormatter):
+    """Leaves commands and options whole, which have hyphens: to be found, and to be copied."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        # argparse has no public name for it; where it is gone, names are cut again, and no more.
+        words = " ".join(text.split())
+        return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
+
+
 def laid_out(text: str) -> str:
     """Wrap the paragraphs of a help for the terminal; indented lines stay, to be copied."""
     # As wide as argparse makes the options below, which is its own rule and not to be asked for.
     width = min(shutil.get_terminal_size().columns, WIDEST) - 2
     return "\n\n".join(
-        paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, width)
+        paragraph
+        if paragraph.startswith(" ")
+        else textwrap.fill(paragraph, width, break_on_hyphens=False)
         for paragraph in text.strip().split("\n\n")
     )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from typing import Final
 
-from otel_limits.cli.command import USAGE_ERROR, Parser
+from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser
 from otel_limits.cli.examples import example_of
 
 COMMANDS: Final = {
@@ -86,7 +86,7 @@ def make_parser(first: str | None = None) -> ArgumentParser:
         prog="otel-limits",
         description="Stops LLM agents that go over budget, and tells exactly what happened.",
         epilog=example_of("otel-limits"),
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         # An option added later must not change what an abbreviation means today.
         allow_abbrev=False,
     )
