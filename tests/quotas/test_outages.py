@@ -512,8 +512,8 @@ def test_a_key_of_a_wrong_type_refuses_nobody_else(
 def test_what_all_counts_share_may_be_of_a_wrong_type(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """What was noted there, of kills and dead workers, is lost; calls go on and are counted."""
-    for name in (KeyNames().kills, KeyNames().expired):
+    """What was noted there, of kills, dead workers and keys, is lost; calls go on and count."""
+    for name in (KeyNames().kills, KeyNames().expired, KeyNames().index("calls")):
         place.server.client.set(name, "not ours")
     hold({"calls": CALLS}, place.server.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))

@@ -83,10 +83,11 @@ for _, demand in ipairs(demands) do
     if demand.is_endless then
       redis.call('PEXPIREAT', count.bucket, demand.expires)
     end
-    -- The index is told once in a window.
+    -- The index is told once in a window. It is for people, and of all keys of a quota: what is not
+    -- ours under its name must keep none of them from being admitted.
     if not count.at or demand.is_endless then
-      redis.call('ZADD', demand.index, 'GT', demand.finish, demand.member)
-      redis.call('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
+      redis.pcall('ZADD', demand.index, 'GT', demand.finish, demand.member)
+      redis.pcall('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
       keep(demand.index, demand.expires, now)
     end
   elseif not earlier and not count.exists and count.used > 0 then
