@@ -663,20 +663,30 @@ def test_why_a_price_is_unknown_is_said_once(
 
 
 class BadRequestError(Exception):
-    """As the client of Anthropic raises it."""
+    """As the clients of Anthropic and OpenAI raise it."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
-        self.status_code = 400
+        self.status_code = status
 
 
 @pytest.mark.parametrize(
-    ("message", "is_spent"),
+    ("message", "status"),
     [
-        ("Your credit balance is too low to access the Anthropic API. Please go to Plans", True),
-        ("messages: the budget was exceeded, wrote a user", False),
+        ("Your credit balance is too low to access the Anthropic API. Please go to Plans", 400),
+        ("You have reached your specified API usage limits. You will regain access on", 400),
+        ("Billing hard limit has been reached", 400),
+        ("Key limit exceeded (total limit). Manage it using https://openrouter.ai/keys", 403),
+        ("Your team x has either used all available credits or reached its", 403),
     ],
 )
-def test_credit_that_is_used_up_is_a_quota(message: str, is_spent: bool) -> None:  # noqa: FBT001
-    """Anthropic says so with the status of a bad request, which is that of much else."""
-    assert (budget_refusal(BadRequestError(message)) is not None) == is_spent
+def test_credit_that_is_used_up_is_a_quota(message: str, status: int) -> None:
+    """Vendors say so with the status of a bad request, or of what is forbidden."""
+    assert budget_refusal(BadRequestError(message, status)) is not None
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_bad_request_is_not_a_quota(status: int) -> None:
+    """These statuses are those of much else, also of what a user has written."""
+    error = BadRequestError("messages: the budget was exceeded, wrote a user", status)
+    assert budget_refusal(error) is None

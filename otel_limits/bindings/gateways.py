@@ -18,6 +18,7 @@ STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)
 
 REFUSED: Final = 400
 """The lowest status of a refusal."""
+FORBIDDEN: Final = 403
 
 AGREED: Final = 200
 OLLAMA_STREAM: Final = -1
@@ -61,9 +62,18 @@ BUDGET_SPENT: Final = re.compile(
 )
 """How LiteLLM, OpenAI, OpenRouter and others word it. A plain rate limit does not match."""
 
-CREDIT_SPENT: Final = re.compile(r"credit balance is too low", re.IGNORECASE)
-"""What Anthropic says, with the status of a bad request: "Your credit balance is too low to access
-the Anthropic API." (https://github.com/anthropics/claude-code/issues/66314)"""
+CREDIT_SPENT: Final = re.compile(
+    # Anthropic, as a bad request: https://github.com/anthropics/claude-code/issues/66314 and /38035.
+    r"credit balance is too low|reached your specified API usage limits"
+    # OpenAI, as a bad request: https://github.com/dfinke/PowerShellAI/issues/127.
+    r"|billing hard limit"
+    # OpenRouter, as forbidden: https://github.com/RooCodeInc/Roo-Code/issues/515.
+    r"|key limit exceeded"
+    # xAI, as forbidden: https://github.com/Anantys-oss/koan/issues/2412.
+    r"|used all available credits|run out of credits",
+    re.IGNORECASE,
+)
+"""What vendors say with a status that means anything else as well."""
 
 QUOTA_SPENT: Final = re.compile(r"quota.{0,20}exceeded", re.IGNORECASE)
 """What means the same, unless it is a rate that is called a quota."""
@@ -89,7 +99,7 @@ def budget_refusal(error: BaseException) -> Verdict | None:
 def _says_spent(error: BaseException) -> bool:
     # The status first, as only the text of a refusal is evidence: models write of budgets, too.
     status = status_of(error)
-    if status == REFUSED:
+    if status in (REFUSED, FORBIDDEN):
         return CREDIT_SPENT.search(_text_of(error)) is not None
     return status == PAYMENT_REQUIRED or (status in STATUSES and _means_spent(_text_of(error)))
 
