@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,12 +93,18 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def imports_of(path: Path, *, inside: bool) -> tuple[str, ...]:
+    """What a module imports: looked up once, as it is asked for by several tests."""
+    return tuple(run_time_imports(parsed(path), inside=inside))
+
+
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_point_down(module: str) -> None:
     """A module imports from its own floor and from those below, never from above."""
     above = [
         name
-        for name in run_time_imports(parsed(MODULES[module]), inside=False)
+        for name in imports_of(MODULES[module], inside=False)
         if name in MODULES and name != "otel_limits" and floor(name) > floor(module)
     ]
     assert above == []
@@ -109,7 +116,7 @@ def test_one_outside_world_one_room(package: str) -> None:
     knowing = {
         room(module)
         for module, path in MODULES.items()
-        for name in run_time_imports(parsed(path), inside=True)
+        for name in imports_of(path, inside=True)
         if name == package or name.startswith(f"{package}.")
     }
     assert knowing <= set(OUTSIDE[package])
@@ -169,7 +176,7 @@ def test_no_modules_import_each_other() -> None:
     needs = {
         module: {
             name
-            for name in run_time_imports(parsed(path), inside=False)
+            for name in imports_of(path, inside=False)
             if name in MODULES and not f"{module}.".startswith(f"{name}.")  # a package of its own
         }
         for module, path in MODULES.items()

@@ -673,7 +673,10 @@ def test_observe_reports_a_deadline(make_agent: MakeAgent, call: Call, facts: li
 
     class Slow(ScriptedModel):
         async def stream(self, *arguments: Any, **named: Any) -> Any:
-            await asyncio.sleep(0.3)
+            for _ in range(2_000):
+                if any(isinstance(fact, Halt) for fact in facts):
+                    break
+                await asyncio.sleep(0.01)
             async for event in super().stream(*arguments, **named):
                 yield event
 
@@ -715,7 +718,7 @@ def test_an_observed_deadline_does_not_hide_one_that_acts(facts: list[Fact]) -> 
                 await asyncio.sleep(0.02)
                 yield {"contentBlockDelta": {"delta": {"text": "."}}}
 
-    enable(tree=Limits(max_duration_seconds=0.4), observers=[facts.append])
+    enable(tree=Limits(max_duration_seconds=1), observers=[facts.append])
     watched = LimitsPlugin(Limits(max_duration_seconds=0.1), action="observe")
     child = agent_of(Endless([]), "child", plugins=[watched])
     asking([child])("go")

@@ -18,15 +18,25 @@ def meant(name: str, known: Collection[str]) -> str | None:
     # What all have in front, such as OTEL_LIMITS_, would make every name long, and thereby near.
     common = len(os.path.commonprefix([name, *known]))  # noqa: RUF071  by letters is what is meant
     typed = name[common:].casefold()
-    mistakes = {each: _mistakes(typed, each[common:].casefold()) for each in known}
-    near = [each for each in known if mistakes[each] <= _permitted(each[common:])]
+
+    def mistakes(each: str) -> int:
+        return _mistakes(typed, each[common:].casefold())
+
+    # Its length alone rules out most names, of which a list of time zones has hundreds.
+    alike = [each for each in known if _is_as_long(typed, each[common:].casefold())]
+    near = [each for each in alike if mistakes(each) <= _permitted(each[common:])]
     begun = [each for each in known if _is_begun(name.casefold(), each.casefold())]
     # A mistyped name wins over one with the same beginning, which is a mere abbreviation.
-    return min(near or begun, key=lambda each: mistakes[each], default=None)
+    return min(near or begun, key=mistakes, default=None)
 
 
 def _permitted(name: str) -> int:
     return max(1, len(name) // LETTERS_PER_MISTAKE)
+
+
+def _is_as_long(typed: str, known: str) -> bool:
+    """Tell whether no more letters are missing or added than may be mistaken."""
+    return abs(len(typed) - len(known)) <= _permitted(known)
 
 
 def _is_begun(name: str, known: str) -> bool:

@@ -46,6 +46,23 @@ def ask(capsys: pytest.CaptureFixture[str], *question: str) -> tuple[int, Any]:
     return status, json.loads(said.out) if said.out else said.err
 
 
+def facts_of(entry: Entry, ledger: LedgerFile) -> list[Any]:
+    """Return what is told of an invocation, and have nobody write it."""
+    told: list[Any] = []
+    book = Book(ledger.address)
+    book._observer = told.append  # type: ignore[assignment]
+    book.write(entry)
+    return told
+
+
+def record(ledger: LedgerFile, *facts: Any) -> None:
+    """Write facts into a ledger."""
+    observer = LedgerObserver(ledger.address)
+    for fact in facts:
+        observer(fact)
+    observer.close()
+
+
 def states(answer: Any) -> dict[str, tuple[int, str]]:
     """What was found, and what it means."""
     return {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
@@ -229,15 +246,7 @@ def test_what_is_open_fails_only_when_it_is_old(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A killed run is said; its calls are in every question, and fail a verification later."""
-    book = Book(ledger.address)
-    told: list[Any] = []
-    book._observer = told.append  # type: ignore[assignment]
-    book.write(entry())
-    observer = LedgerObserver(ledger.address)
-    for fact in told:
-        if not isinstance(fact, Stop):
-            observer(fact)
-    observer.close()
+    record(ledger, *(each for each in facts_of(entry(), ledger) if not isinstance(each, Stop)))
     status, answer = ask(capsys, "verify")
     assert (status, states(answer)["Invocations without an end"]) == (0, (1, "waiting"))
     assert ask(capsys, "verify", "--stale", "10s")[0] == 1
@@ -249,15 +258,8 @@ def test_a_call_after_the_end_counts_in_every_question(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The totals of its invocation are brought up to date with it."""
-    told: list[Any] = []
-    book = Book(ledger.address)
-    book._observer = told.append  # type: ignore[assignment]
-    book.write(entry())
-    observer = LedgerObserver(ledger.address)
-    late = replace(told[1], number=3, at=NOW + 9)
-    for fact in (*told, late):
-        observer(fact)
-    observer.close()
+    told = facts_of(entry(), ledger)
+    record(ledger, *told, replace(told[1], number=3, at=NOW + 9))
     assert ask(capsys, "verify")[0] == 0
     assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
 
@@ -336,10 +338,7 @@ def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
     faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It ended after its invocation, whose row in the database does not know of it yet."""
-    told: list[Any] = []
-    book = Book(ledger.address)
-    book._observer = told.append  # type: ignore[assignment]
-    book.write(entry())
+    told = facts_of(entry(), ledger)
     observer = LedgerObserver(ledger.address)
     for fact in told:
         observer(fact)
@@ -531,14 +530,8 @@ def test_calls_after_the_end_may_leave_64_bits(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The totals of their invocation are brought up to date, and nothing is refused."""
-    told: list[Any] = []
-    book = Book(ledger.address)
-    book._observer = told.append  # type: ignore[assignment]
-    book.write(Entry(calls=[Call(price="9000000")], at=NOW))
-    observer = LedgerObserver(ledger.address)
-    for fact in (*told, replace(told[1], number=2, at=NOW + 9)):
-        observer(fact)
-    observer.close()
+    told = facts_of(Entry(calls=[Call(price="9000000")], at=NOW), ledger)
+    record(ledger, *told, replace(told[1], number=2, at=NOW + 9))
     assert not ledger.spills()
     assert [row["model_calls"] for row in ledger.invocations()] == [2]
     assert ask(capsys, "stops")[1]["totals"]["stops"]["cost_usd"] == "18000000.000000000000"

@@ -20,7 +20,7 @@ from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.lines import Lines
-from otel_limits.quotas.quota import Quota
+from otel_limits.quotas.quota import Quota, Unit
 from otel_limits.quotas.store import (
     FOREVER,
     Count,
@@ -40,35 +40,22 @@ from otel_limits.runs.gate import Request
 if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
 
+
+def _quota(
+    name: str, unit: Unit, amount: int, windows: Windows | Always, max_wait: float = 0.0
+) -> Quota:
+    """Make one of those below; without `max_wait` it refuses."""
+    waits: dict[str, Any] = {"on_exceeded": "wait", "max_wait": max_wait} if max_wait else {}
+    where = (("agent", f"*{name}*"),)
+    return Quota(
+        name=name, unit=unit, amount=amount, windows=windows, where=where, grace=0.0, **waits
+    )
+
+
 QUOTAS: Final = {
-    "p": Quota(
-        name="p",
-        unit="concurrency",
-        amount=2,
-        windows=Always(),
-        on_exceeded="wait",
-        max_wait=40.0,
-        where=(("agent", "*p*"),),
-        grace=0.0,
-    ),
-    "q": Quota(
-        name="q",
-        unit="model_calls",
-        amount=3,
-        windows=Windows("PT1M"),
-        on_exceeded="wait",
-        max_wait=20.0,
-        where=(("agent", "*q*"),),
-        grace=0.0,
-    ),
-    "r": Quota(
-        name="r",
-        unit="model_calls",
-        amount=8,
-        windows=Windows("PT5M"),
-        where=(("agent", "*r*"),),
-        grace=0.0,
-    ),
+    "p": _quota("p", "concurrency", 2, Always(), max_wait=40.0),
+    "q": _quota("q", "model_calls", 3, Windows("PT1M"), max_wait=20.0),
+    "r": _quota("r", "model_calls", 8, Windows("PT5M")),
 }
 """Places among the calls at once, a pace of three a minute, and a quota that refuses. An agent is
 named after those that apply to it."""
