@@ -63,7 +63,7 @@ BUDGET_SPENT: Final = re.compile(
 """How LiteLLM, OpenAI, OpenRouter and others word it. A plain rate limit does not match."""
 
 CREDIT_SPENT: Final = re.compile(
-    # Anthropic, as a bad request: https://github.com/anthropics/claude-code/issues/66314 and /38035.
+    # Anthropic, as a bad request: https://github.com/anthropics/claude-code/issues/66314, 38035.
     r"credit balance is too low|reached your specified API usage limits"
     # OpenAI, as a bad request: https://github.com/dfinke/PowerShellAI/issues/127.
     r"|billing hard limit"
