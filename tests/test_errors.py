@@ -298,3 +298,10 @@ def test_what_is_not_limits_is_refused_in_a_sentence(mistake: Callable[[], objec
     """A dictionary is what Strands' own `limits=` takes."""
     with pytest.raises(ValueError, match=r"limits must be Limits, such as .*, got (\{|30)"):
         mistake()
+
+
+@pytest.mark.parametrize("observers", [print, [3], "report"])
+def test_what_is_not_observers_is_refused_in_a_sentence(observers: Any) -> None:
+    """One that is not in a list, and one that cannot be called: no fact would ever reach it."""
+    with pytest.raises(ConfigurationError, match=r"observers must be .*callable.*, got "):
+        otel_limits.enable(observers=observers)

@@ -71,7 +71,10 @@ def add(commands: Any) -> None:
 
 def export(options: Namespace) -> int:
     """Write the files out and say where to begin."""
-    written = files.export(options.directory, options.runbook, options.grafana)
+    try:
+        written = files.export(options.directory, options.runbook, options.grafana)
+    except OSError as error:
+        return refuse([unwritten(options.directory, error)])
     sys.stdout.write(
         f"Wrote {len(written)} files to {options.directory}. Begin with README.md there.\n"
     )
@@ -93,13 +96,21 @@ def preview(options: Namespace) -> int:
         step=max(options.range / POINTS, options.scrape_interval),
         scrape_interval=options.scrape_interval,
     )
-    options.out.mkdir(parents=True, exist_ok=True)
-    for dashboard in panels.read_all(files.directory()):
+    try:
+        # Before Prometheus is asked: what cannot be kept need not be drawn.
+        options.out.mkdir(parents=True, exist_ok=True)
+        dashboards = panels.read_all(files.directory())
+    except OSError as error:
+        return refuse([unwritten(options.out, error)], NOT_DRAWN)
+    for dashboard in dashboards:
         try:
             answers = ask(Prometheus(options.prometheus), dashboard, window)
         except PrometheusError as error:
             return refuse([str(error)], NOT_DRAWN)
-        drawn = draw.draw(dashboard, answers, window, options.out)
+        try:
+            drawn = draw.draw(dashboard, answers, window, options.out)
+        except OSError as error:
+            return refuse([unwritten(options.out, error)], NOT_DRAWN)
         nothing = draw.empty(dashboard, answers)
         note = f"; no data for: {', '.join(nothing)}" if nothing else ""
         sys.stdout.write(
@@ -107,6 +118,14 @@ def preview(options: Namespace) -> int:
             f"{len(drawn)} pictures{note}\n"
         )
     return 0
+
+
+def unwritten(directory: Path, error: OSError) -> str:
+    """Say why files were not written."""
+    # Without a number it is a sentence of ours: the files are missing from the installation.
+    if error.errno is None:
+        return str(error)
+    return f"{directory} cannot be written: {error.strerror}. Name another directory."
 
 
 def ask(

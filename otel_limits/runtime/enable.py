@@ -58,6 +58,7 @@ def enable(
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
         limits, tree = _checked(limits, tree, action)
+        _require_observers(observers)
     except ValueError as error:
         # At once, as what follows reads all of them.
         raise ConfigurationError([*mistakes, str(error)]) from None
@@ -81,6 +82,17 @@ def _checked(
     ACTION.of_value("action", "halt" if action is None else action)
     limits = require_limits("limits", NO_LIMITS if limits is None else limits)
     return limits, require_tree(NO_LIMITS if tree is None else tree)
+
+
+def _require_observers(observers: object) -> None:
+    """Refuse what cannot be told anything: a fact would come too late to say so.
+
+    Raises:
+        ValueError: It is not a sequence of callables.
+    """
+    can_be_told = isinstance(observers, Sequence) and all(map(callable, observers))
+    if not can_be_told:
+        raise ValueError(f"observers must be a list of callables, got {observers!r:.100}.")
 
 
 def disable() -> None:

@@ -318,6 +318,24 @@ def test_a_prometheus_that_does_not_answer_is_told(
     assert said.startswith("otel-limits: http://127.0.0.1:1 does not answer like a Prometheus (")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("export",), ("preview", "--prometheus", "http://127.0.0.1:1", "--out")],
+    ids=lambda command: command[0],
+)
+def test_a_directory_that_cannot_be_written_is_told(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a sentence that names it, be it a file."""
+    taken = tmp_path / "taken"
+    taken.write_text("mine", encoding="utf-8")
+    assert main(["dashboards", *command, str(taken)]) in (1, 2)
+
+    said = capsys.readouterr().err
+    assert said.startswith(f"otel-limits: {taken} cannot be written: ")
+    assert said.endswith(". Name another directory.\n")
+
+
 @pytest.mark.parametrize("length", ["1", "h", "0m", "1.5h", "-1h", "1w", ""])
 def test_a_length_of_time_that_is_none_is_refused(
     length: str, capsys: pytest.CaptureFixture[str]
