@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Kind, Table
+from otel_limits.audit.answers import Answer, CellKind, Column, Table
 from otel_limits.audit.by_tool import TOOL
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.sums import fold, property_of
@@ -35,7 +35,7 @@ Series = dict[tuple[Any, ...], dict[str, float]]
 """Days with their values, by group."""
 
 
-def _columns(kind: Kind) -> tuple[Column, ...]:
+def _columns(kind: CellKind) -> tuple[Column, ...]:
     return (
         Column("day", "Day", "date", is_key=True),
         Column("value", "Value", kind, is_key=True),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal[
+CellKind: TypeAlias = Literal[
     "text", "sentence", "date", "id", "count", "money", "share", "time", "seconds", "number"
 ]
 """How a value is written: `money` is a `Decimal` in USD, `share` a part of 1, `time` microseconds
@@ -20,7 +20,7 @@ class Column:
 
     name: str
     title: str
-    kind: Kind = "text"
+    kind: CellKind = "text"
     is_key: bool = False
     """It stands in every layout: by this a row is known, or for this the question was asked."""
 
@@ -67,7 +67,7 @@ class Chart:
     title: str
     labels: Sequence[str]
     series: Sequence[ChartSeries]
-    kind: Kind = "count"
+    kind: CellKind = "count"
     horizontal: bool = False
     """Bars from left to right, for labels that are names."""
     wide: bool = False
@@ -125,5 +125,5 @@ class Answer:
     forecast: Forecast | None = None
     complete: str = ""
     """Whether the ledger has everything that the answer counts, in one line."""
-    totals: Sequence[tuple[str, Kind, Any]] = field(default=())
+    totals: Sequence[tuple[str, CellKind, Any]] = field(default=())
     """The few numbers that matter most, with their titles."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Chart, ChartSeries, Kind, Mark
+from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, Rows, Sums, fold
 from otel_limits.ledger.rows import HALTED, caps_in
@@ -22,7 +22,7 @@ OTHERS: Final = "others"
 SINGLE_TURNS: Final = 40
 """Up to so many turns, a distribution has one bar for each number."""
 MAX_MARKS: Final = 3
-UNITS: Final[Mapping[Kind, str]] = {"money": "USD", "count": "tokens"}
+UNITS: Final[Mapping[CellKind, str]] = {"money": "USD", "count": "tokens"}
 """What spend is counted in."""
 
 
@@ -52,7 +52,7 @@ def spend_charts(rows: Rows, zone: tzinfo) -> list[Chart]:
     days = fold(rows, ("day", "agent"), zone)
     agents, models = fold(rows, ("agent",)), fold(rows, ("model",))
     # One kind for all charts of a page: bars in USD and in tokens beside each other mislead.
-    kind: Kind = "money" if any(sums.has_price for sums in days.values()) else "count"
+    kind: CellKind = "money" if any(sums.has_price for sums in days.values()) else "count"
     return [
         over_time(days, leading(agents, kind), kind, f"day ({zone})"),
         by_name("agents", "Spend by agent", agents, kind),
@@ -60,7 +60,7 @@ def spend_charts(rows: Rows, zone: tzinfo) -> list[Chart]:
     ]
 
 
-def over_time(days: Groups, agents: Sequence[str], kind: Kind, axis: str) -> Chart:
+def over_time(days: Groups, agents: Sequence[str], kind: CellKind, axis: str) -> Chart:
     """One column per day, every day between the first and the last, coloured by agent.
 
     `agents` have a colour each; the last of them may be `OTHERS`.
@@ -86,7 +86,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: Kind, axis: str) -> Cha
     )
 
 
-def by_name(name: str, title: str, groups: Groups, kind: Kind) -> Chart:
+def by_name(name: str, title: str, groups: Groups, kind: CellKind) -> Chart:
     """One bar per name, the largest first."""
     # A name without a price is left out and named below: its bar would say 0.
     known = {str(key[0]): sums for key, sums in groups.items() if sums.has_price or kind == "count"}
@@ -175,7 +175,7 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
     )
 
 
-def leading(groups: Groups, kind: Kind) -> list[str]:
+def leading(groups: Groups, kind: CellKind) -> list[str]:
     """The names that spent most, and `others` where there are more."""
     totals = {str(name): size(sums, kind) for (name,), sums in groups.items()}
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
@@ -190,6 +190,6 @@ def every_day(days: Sequence[str]) -> list[str]:
     return [(first + timedelta(days=n)).isoformat() for n in range((last - first).days + 1)]
 
 
-def size(sums: Sums, kind: Kind) -> float:
+def size(sums: Sums, kind: CellKind) -> float:
     """What a bar stands for: USD, or tokens."""
     return float(sums.cost or 0) if kind == "money" else float(sums.tokens)

@@ -33,7 +33,7 @@ BEGINNINGS: Final = "process_start_time_seconds"
 SIGN_OF_LIFE: Final = "otel_limits_build_info"
 """It is there from the first scrape of a process on, whatever that has counted."""
 
-Labels: TypeAlias = tuple[str, ...]
+SeriesLabels: TypeAlias = tuple[str, ...]
 Ask: TypeAlias = Callable[[str, float], list[dict[str, Any]]]
 
 
@@ -113,7 +113,7 @@ class Counters:
         seen = (target.last_scrape(self.until) for target in self._targets.values())
         return min((at for at in seen if at is not None), default=self.until)
 
-    def growth(self, metric: str, *names: str) -> dict[Labels, Growth]:
+    def growth(self, metric: str, *names: str) -> dict[SeriesLabels, Growth]:
         """What a counter grew by, by some of its labels.
 
         A counter that falls has started again, and one that appears began at 0.
@@ -138,7 +138,7 @@ class Counters:
             target = self._target(labels)
             before = known.get(key, (target.absent_at(sample[0]), 0.0))
             self._add(grown, target, before, sample)
-        total: dict[Labels, Growth] = {}
+        total: dict[SeriesLabels, Growth] = {}
         for labels, grown in every.values():
             chosen = tuple(labels.get(name, "") for name in names)
             total.setdefault(chosen, Growth()).merge(grown)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.ledger.rows import time_of
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Kind
+    from otel_limits.audit.answers import CellKind
 
 UNKNOWN: Final = "–"  # noqa: RUF001  a dash, as tables have it
 CENTS: Final = Decimal("0.01")
@@ -19,7 +19,7 @@ UNFINISHED: Final = "(unfinished)"
 SMALL: Final = Decimal("0.000001")
 
 
-def written(value: Any, kind: Kind) -> str:
+def written(value: Any, kind: CellKind) -> str:
     """Write a value; a dash where it is not known."""
     if value is None:
         return UNKNOWN
@@ -51,7 +51,7 @@ def money(amount: Decimal) -> str:
     return f"${whole}.{rest.rstrip('0'):0<2}"
 
 
-def exact(value: Any, kind: Kind) -> Any:
+def exact(value: Any, kind: CellKind) -> Any:
     """A value for a program: money as exact text, times in ISO 8601, nothing rounded."""
     if value is None:
         return None

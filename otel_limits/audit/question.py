@@ -16,7 +16,7 @@ from otel_limits.ledger.words import KEY_PREFIX, OWN_NAMES
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.audit.answers import Answer, Column, Kind
+    from otel_limits.audit.answers import Answer, CellKind, Column
     from otel_limits.core.work import Work
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.reading import Waiting
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LEVEL: Final = "level"
 """What JSON calls the depth of a row in a tree."""
 
-KEY_KINDS: Final[Mapping[str, Kind]] = {
+KEY_KINDS: Final[Mapping[str, CellKind]] = {
     **dict.fromkeys(("trace", "invocation", "root"), "id"),
     **dict.fromkeys(PERIODS, "date"),
 }

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Kind, Table
+from otel_limits.audit.answers import Answer, CellKind, Column, Table
 from otel_limits.audit.counters import Counters, Growth, counters_of
 from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
 from otel_limits.core.errors import LedgerError
@@ -49,7 +49,7 @@ COST: Final = Measure("cost", "otel_limits_cost_usd_total", "pico")
 STOPS: Final = Measure("stops", "otel_limits_stops_total", "stops")
 
 
-def _figures(kind: Kind) -> tuple[Column, ...]:
+def _figures(kind: CellKind) -> tuple[Column, ...]:
     return (
         Column("ledger", "Ledger", kind),
         Column("prometheus", "Prometheus", kind),

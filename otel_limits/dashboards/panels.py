@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-Kind = Literal["timeseries", "stat", "bargauge", "heatmap", "table", "text"]
+PanelKind = Literal["timeseries", "stat", "bargauge", "heatmap", "table", "text"]
 
 SCRAPES_PER_RATE: Final = 4
 """Grafana's `$__rate_interval` never covers fewer scrapes."""
@@ -31,7 +31,7 @@ class Panel:
     """One panel, at its place in a grid of 24 columns."""
 
     title: str
-    kind: Kind
+    kind: PanelKind
     unit: str
     decimals: int | None
     """Digits after the point, where that is set."""
@@ -157,7 +157,7 @@ def _panel(content: Mapping[str, Any]) -> Panel:
     place = content["gridPos"]
     defaults = content.get("fieldConfig", {}).get("defaults", {})
     options = content["options"]
-    kind = cast("Kind", content["type"])
+    kind = cast("PanelKind", content["type"])
     unit = options["yAxis"]["unit"] if kind == "heatmap" else defaults.get("unit", "")
     return Panel(
         title=content["title"],

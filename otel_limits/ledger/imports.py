@@ -24,8 +24,8 @@ from otel_limits.ledger.otlp import (
     SESSIONS,
     TOOL_NAME,
     TOOL_STATUS,
-    Key,
     Span,
+    SpanKey,
     spans_in,
 )
 from otel_limits.ledger.rows import (
@@ -111,14 +111,14 @@ class Imported:
 class Traces:
     """Spans of the files: those that become rows, and where every span hangs."""
 
-    parents: dict[Key, Key | None] = field(default_factory=dict)
-    spans: dict[Key, Span] = field(default_factory=dict)
-    boundaries: set[Key] = field(default_factory=set)
+    parents: dict[SpanKey, SpanKey | None] = field(default_factory=dict)
+    spans: dict[SpanKey, Span] = field(default_factory=dict)
+    boundaries: set[SpanKey] = field(default_factory=set)
     """What asks models by itself, such as a tool, whoever shows it."""
     bad: list[str] = field(default_factory=list)
     """Where a line could not be read, and why."""
 
-    def times(self) -> dict[Key, int]:
+    def times(self) -> dict[SpanKey, int]:
         """When invocations began, and model calls ended: what a ledger has of both."""
         return {
             key: span.start_us if span.is_agent else span.end_us
@@ -130,7 +130,7 @@ class Traces:
         """The spans above one that become rows, the nearest first."""
         return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
 
-    def _keys_above(self, span: Span) -> Iterator[Key]:
+    def _keys_above(self, span: Span) -> Iterator[SpanKey]:
         # Above and not at itself, or a call would be around itself.
         seen = {span.key}
         # Files may be broken: a span that is its own ancestor must not be followed for ever.
@@ -153,7 +153,7 @@ class Traces:
 
         Of a call within a call the outer one counts, unless only the inner one knows its tokens.
         """
-        within: dict[Key, list[Span]] = {}
+        within: dict[SpanKey, list[Span]] = {}
         counted = []
         for span in self.spans.values():
             if span.is_model_call:
@@ -263,9 +263,9 @@ def _take(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
         traces.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
 
 
-def _recorded(database: Database, wanted: Mapping[Key, int]) -> set[Key]:
+def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]:
     """Which invocations and model calls the ledger has seen itself, of some with their times."""
-    found: set[Key] = set()
+    found: set[SpanKey] = set()
     traces = sorted({trace_id for trace_id, _ in wanted})
     with database.reading() as connection:
         # SQLite permits 32,766 parameters in a statement, PostgreSQL 65,535.
@@ -286,7 +286,7 @@ def _recorded(database: Database, wanted: Mapping[Key, int]) -> set[Key]:
 
 
 def _rows(
-    traces: Traces, recorded: set[Key], keys: Sequence[str], prices: Prices, done: Imported
+    traces: Traces, recorded: set[SpanKey], keys: Sequence[str], prices: Prices, done: Imported
 ) -> Iterator[tuple[str, Row]]:
     for span in traces.spans.values():
         if span.is_agent and span.key not in recorded:

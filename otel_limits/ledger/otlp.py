@@ -55,7 +55,7 @@ KEPT: Final = frozenset(
 """Attributes that are looked at, with those about usage. Prompts, arguments and results are in
 others."""
 
-Key = tuple[str, str]
+SpanKey = tuple[str, str]
 """Trace id and span id."""
 
 
@@ -80,12 +80,12 @@ class Span:
     """Tokens as they count, with estimates of what it does not say where it has the texts."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SpanKey:
         """What identifies it."""
         return (self.trace_id, self.span_id)
 
     @property
-    def parent(self) -> Key | None:
+    def parent(self) -> SpanKey | None:
         """What identifies the span that it is under."""
         return (self.trace_id, self.parent_id) if self.parent_id is not None else None
 

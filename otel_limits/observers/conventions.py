@@ -10,7 +10,7 @@ place of the first two.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_limits.core.errors import BY_REASON, LimitReachedError
 from otel_limits.core.facts import ModelCall, Started, Stop, ToolCall
@@ -19,6 +19,7 @@ from otel_limits.observers.instruments import MetricSpec
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar, Series
     from otel_limits.observers.label_values import MetricLabels
+    from otel_limits.runs.observers import Taker
 
 CALL_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))
 INVOCATION_SECONDS: Final = tuple(round(0.1 * 2**n, 1) for n in range(13))
@@ -104,10 +105,6 @@ UNNAMED_ERROR: Final = "_OTHER"
 
 FUNCTION: Final = "function"
 """A tool that the client runs, as all are that a framework runs."""
-
-
-Taker: TypeAlias = Callable[[Any], None]
-"""Takes facts of one kind."""
 
 
 class MakeSeries(Protocol):

@@ -9,7 +9,7 @@ from otel_limits.core.facts import CallKind, Decision, ToolStatus
 
 PREFIX: Final = "otel_limits_"
 
-Kind: TypeAlias = Literal["counter", "updown", "gauge", "minimum", "histogram"]
+InstrumentKind: TypeAlias = Literal["counter", "updown", "gauge", "minimum", "histogram"]
 """`updown` goes up and down and is summed over processes; `gauge` is set to what was seen last;
 `minimum` is one of which the least over all live processes is shown."""
 
@@ -35,7 +35,7 @@ class MetricSpec:
     help: str
     unit: str = ""
     """UCUM unit for OpenTelemetry; one in braces adds nothing to the name in Prometheus."""
-    kind: Kind = "counter"
+    kind: InstrumentKind = "counter"
     buckets: tuple[float, ...] = ()
     """Upper bounds, for a histogram."""
     values: tuple[str, ...] = ()

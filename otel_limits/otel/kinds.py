@@ -9,9 +9,9 @@ from otel_limits.core.terms import STANDARD
 from otel_limits.otel import semconv
 from otel_limits.usage import fields
 
-Kind: TypeAlias = Literal["model call", "agent", "tool", "other"]
+OperationKind: TypeAlias = Literal["model call", "agent", "tool", "other"]
 
-BOUNDARIES: Final[tuple[Kind, ...]] = ("agent", "tool")
+BOUNDARIES: Final[tuple[OperationKind, ...]] = ("agent", "tool")
 """What asks models by itself: a model call within one is not that which is around it."""
 
 OPERATION: Final = "gen_ai.operation.name"
@@ -20,7 +20,7 @@ TRACELOOP: Final = "traceloop.span.kind"
 LANGFUSE: Final = "langfuse.observation.type"
 REQUEST_TYPE: Final = "llm.request.type"
 
-MARKS: Final[Sequence[tuple[str, Mapping[str, Kind]]]] = (
+MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
     # As the semantic conventions of OpenInference name kinds of spans.
     (OPENINFERENCE, {"LLM": "model call", "AGENT": "agent", "TOOL": "tool"}),
     # OpenTelemetry semantic conventions for generative AI; `completion` was written before 1.27.
@@ -77,7 +77,7 @@ KEPT: Final = frozenset(
 )
 
 
-def kind_of(attributes: Mapping[str, Any], name: str) -> Kind:
+def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
     """Say what a span is: by its attributes, and only where they are silent by its name."""
     for mark, kinds in MARKS:
         if (said := attributes.get(mark)) is not None:

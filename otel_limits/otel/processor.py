@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.usage import UsageRecord
-    from otel_limits.otel.kinds import Kind
+    from otel_limits.otel.kinds import OperationKind
     from otel_limits.runs.places import Place
     from otel_limits.runs.registry import Runs
 
@@ -130,7 +130,7 @@ class LimitsSpanProcessor(SpanProcessor):
             is_boundary=kind_of(attributes_of(span), span.name) in BOUNDARIES,
         )
 
-    def _show(self, span: ReadableSpan, place: Place) -> Kind:
+    def _show(self, span: ReadableSpan, place: Place) -> OperationKind:
         """Settle the model call that a span shows, once, whatever instrumentations show it.
 
         One within the span of a model call of the framework is that same call. Of others within

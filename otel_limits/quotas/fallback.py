@@ -34,7 +34,7 @@ Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
 """What decides about a need: this worker's share, or what `on_backend_error` says."""
 
 
-Line: TypeAlias = tuple[str, str, str]
+QuotaKey: TypeAlias = tuple[str, str, str]
 """Quota, unit and id of the key, in whichever window."""
 
 
@@ -88,7 +88,7 @@ class Fallback:
         self._clock = clock
         self._lease = lease_seconds
         self._lock = threading.Lock()
-        self._known: OrderedDict[Line, Known] = OrderedDict()
+        self._known: OrderedDict[QuotaKey, Known] = OrderedDict()
         self._memory = MemoryStore(clock)
         self._is_used = False
         self._lost_at: float | None = None
@@ -251,5 +251,5 @@ class Fallback:
         return replace(demand, limit=limit, known=0, alone=alone, lease_seconds=None)
 
 
-def _line(count: Count) -> Line:
+def _line(count: Count) -> QuotaKey:
     return count.quota, count.unit, count.key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Status: TypeAlias = Literal["ok", "FAIL", "-"]
+FindingStatus: TypeAlias = Literal["ok", "FAIL", "-"]
 """`-` stands for what is not configured, so that there is nothing to be found."""
 
 
@@ -13,7 +13,7 @@ Status: TypeAlias = Literal["ok", "FAIL", "-"]
 class Finding:
     """One thing that was looked at."""
 
-    status: Status
+    status: FindingStatus
     name: str
     """What was looked at, in a word or two."""
     text: str

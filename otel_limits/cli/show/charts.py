@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.audit.formatting import money, written
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Chart, ChartSeries, Kind, Mark
+    from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
 
 WIDTH: Final = 640
 WIDE: Final = 1300
@@ -87,7 +87,7 @@ def nice_top(highest: float, *, whole: bool) -> float:
     return rounded * TICKS
 
 
-def short(value: float, kind: Kind) -> str:
+def short(value: float, kind: CellKind) -> str:
     """A value for an axis, in as few characters as it takes."""
     sign = "$" if kind == "money" else ""
     for size, suffix in SUFFIXES:
@@ -176,7 +176,7 @@ def _stacked(chart: Chart) -> list[float]:
     ]
 
 
-def _hint(value: float, kind: Kind) -> str:
+def _hint(value: float, kind: CellKind) -> str:
     return money(Decimal(str(value))) if kind == "money" else written(round(value), kind)
 
 

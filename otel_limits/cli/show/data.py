@@ -13,7 +13,7 @@ from otel_limits.cli.show.schema import AMOUNTS, schema_name
 from otel_limits.core.labels import inert
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Answer, Forecast, Kind, Table
+    from otel_limits.audit.answers import Answer, CellKind, Forecast, Table
 
 
 def as_json(answer: Answer) -> str:
@@ -42,7 +42,7 @@ def as_json(answer: Answer) -> str:
 
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:
-    kind: Kind = "money" if forecast.unit == "usd" else "count"
+    kind: CellKind = "money" if forecast.unit == "usd" else "count"
     periods = [
         {
             "period": each.period,

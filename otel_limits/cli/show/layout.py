@@ -17,12 +17,12 @@ from rich.cells import cell_len, chop_cells
 from otel_limits.audit.formatting import NUMBERS, written
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Column, Kind, Table
+    from otel_limits.audit.answers import CellKind, Column, Table
 
 COMPACT: Final = 100
 """Columns of a terminal below which one space is between columns, not two."""
 ELLIPSIS: Final = "…"
-LEAST: Final[Mapping[Kind, int]] = {"text": 12, "id": 9, "sentence": 24}
+LEAST: Final[Mapping[CellKind, int]] = {"text": 12, "id": 9, "sentence": 24}
 """Characters that stay of a value at least. An id keeps its beginning: `show` finds it by eight."""
 RULE: Final = "─"
 NOTHING: Final = (None, "", 0)
@@ -86,11 +86,11 @@ def fit(table: Table, width: int | None) -> Layout:
     )
 
 
-def _kinds(table: Table) -> list[Kind]:
+def _kinds(table: Table) -> list[CellKind]:
     return [column.kind for column in table.columns]
 
 
-def _text(value: Any, kind: Kind) -> str:
+def _text(value: Any, kind: CellKind) -> str:
     return "" if value == "" else printable(written(value, kind))
 
 

@@ -11,7 +11,7 @@ from otel_limits.audit.formatting import NUMBERS, exact, written
 from otel_limits.cli.show.charts import colour, draw, hatches
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Answer, Chart, Column, Kind, Table
+    from otel_limits.audit.answers import Answer, CellKind, Chart, Column, Table
 
 POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -53,7 +53,7 @@ def _asset(name: str) -> str:
     return files("otel_limits.cli.show").joinpath(name).read_text(encoding="utf-8")
 
 
-def _totals(totals: Sequence[tuple[str, Kind, Any]]) -> str:
+def _totals(totals: Sequence[tuple[str, CellKind, Any]]) -> str:
     if not totals:
         return ""
     tiles = "".join(
@@ -128,5 +128,5 @@ def _cell(column: Column, value: Any, level: int) -> str:
     return f'<td class="number" data-value="{_value(value, column.kind)}">{text}</td>'
 
 
-def _value(value: Any, kind: Kind) -> str:
+def _value(value: Any, kind: CellKind) -> str:
     return "" if value is None else escape(str(exact(value, kind)))

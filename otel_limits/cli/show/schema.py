@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Column, Kind
+    from otel_limits.audit.answers import CellKind, Column
     from otel_limits.audit.question import Question
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -15,7 +15,7 @@ VERSION: Final = 1
 
 STRING: Final[Mapping[str, Any]] = {"type": ["string", "null"]}
 NUMBER: Final[Mapping[str, Any]] = {"type": ["number", "null"]}
-VALUES: Final[Mapping[Kind, Mapping[str, Any]]] = {
+VALUES: Final[Mapping[CellKind, Mapping[str, Any]]] = {
     "text": STRING,
     "sentence": STRING,
     "date": STRING,
