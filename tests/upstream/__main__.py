@@ -90,8 +90,8 @@ def run(python: Path, sources: Path, report: Path, *options: str, **variables: s
     """Run Strands' tests; returns the names of all cases, those that failed marked with a `!`."""
     say(f"== {'with otel-limits' if options else 'without otel-limits'}")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    quiet = ("-q", "--disable-warnings", "-p", "no:cacheprovider", f"--junit-xml={report}")
-    quiet += (f"--timeout={LONGEST_CASE_SECONDS}",)
+    quiet = ["-q", "--disable-warnings", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+    quiet.append(f"--timeout={LONGEST_CASE_SECONDS}")
     folders = [f"tests/strands/{name}" for name in FOLDERS]
     done = subprocess.run(
         [python, "-m", "pytest", *quiet, *options, *folders],
