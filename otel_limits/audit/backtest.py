@@ -275,6 +275,7 @@ def _largest(cuts: list[tuple[Any, Cut]]) -> list[tuple[Any, Cut]]:
 
 def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
     """One row per agent, the largest saving first."""
+    # What would have been saved decides, as that is what the question is asked for.
     figures = sorted(
         ((agent, *_figures(outcome)) for agent, outcome in outcomes.items()),
         key=lambda row: (-(row[-1] or 0), -row[-3], row[0]),

@@ -63,6 +63,7 @@ def shared(rows: Rows) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
     """Share sums of model calls among the tools whose results they got."""
     for keys, sums in rows:
         text = keys[AFTER_TOOLS]
+        # With how often each was called, which is what the sums are shared by.
         tools = tools_in(text or "")
         if not tools:
             # Empty is known to be none; nothing at all is what an earlier version left there.

@@ -104,6 +104,7 @@ def _paired(
         if against.text == PREVIOUS and named:
             begin, end = _previous(since, until, *named[0], zone)
     if begin < 0:
+        # Times before 1970 are below 0 in a ledger, where no row is.
         raise LedgerError(TOO_EARLY)
     return Pair(
         before=replace(part, since_us=begin, until_us=end),
@@ -138,6 +139,7 @@ def changes_table(
     before: Groups, now: Groups, keys: Sequence[Column], top: int | None, about: str
 ) -> Table:
     """One row per group, the biggest change first; with `top` so many, and one with all others."""
+    # A group that is in one period alone is the change that matters most.
     pairs = {key: (before.get(key, Sums()), now.get(key, Sums())) for key in {*before, *now}}
     ranked = sorted(pairs.items(), key=lambda item: (*_rank(*item[1]), *map(str, item[0])))
     rows = [(*key, *_figures(*pair)) for key, pair in ranked]

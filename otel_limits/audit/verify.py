@@ -220,6 +220,7 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
     from otel_limits.ledger.spill import orphans
 
     waiting = inquiry.waiting
+    # By the oldest row: new ones join a file all the time, and say nothing about it.
     is_stale = waiting.rows > 0 and (waiting.oldest_us or oldest) < oldest
     where = ", ".join(str(path) for path in waiting.files[:FACES])
     why = f"{waiting.unseen or 'they are in every answer'}: {where}" if waiting.rows else ""
@@ -240,6 +241,7 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
 
 
 def _open(balance: Balance, oldest: float) -> Check:
+    # An agent may well work for an hour; one that seems to for longer was killed.
     is_stale = balance.oldest_open_us is not None and balance.oldest_open_us < oldest
     state = FAILED if is_stale else WAITING if balance.open_invocations else OK
     why = (
