@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from strands import Agent, tool
 
 import otel_limits
-from otel_limits import Limits, enable
+from otel_limits import Fact, Limits, Stop, enable
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -90,6 +91,19 @@ def test_the_client_is_told_of_a_halt(serve: Callable[..., str], *, compliant: b
         "observed": 2,
         "synthetic": True,
     }
+
+
+def test_requests_at_once_are_held_and_told_one_by_one(
+    serve: Callable[..., str], facts: list[Fact]
+) -> None:
+    """Each is an invocation with a budget of its own, and its client is told of that alone."""
+    enable(Limits(max_turns=2), tree=Limits(max_model_calls=9), observers=[facts.append])
+    address = serve(endless(uses("search")))
+    with ThreadPoolExecutor(6) as pool:
+        tasks = list(pool.map(ask, [address] * 6))
+    assert [task["metadata"]["otel_limits"]["reason"] for task in tasks] == ["max_turns"] * 6
+    stops = [fact for fact in facts if isinstance(fact, Stop)]
+    assert [(stop.turns, stop.model_calls) for stop in stops] == [(2, 2)] * 6
 
 
 def test_a_last_answer_is_not_synthetic(serve: Callable[..., str]) -> None:

@@ -18,6 +18,7 @@ from strands.hooks import (
     BeforeModelCallEvent,
     MessageAddedEvent,
 )
+from strands.models.routing import ClassifierStrategy, ModelRouter
 from strands.multiagent import Swarm
 from strands.types.exceptions import ModelThrottledException
 
@@ -411,3 +412,17 @@ def test_one_last_answer_for_all_threads() -> None:
     parent = agent_of(Metered(endless(uses("ask_in_threads"))), "p", tools=[ask_in_threads])
     parent("go")
     assert calls_of(parent, *children) in (6, 7)
+
+
+def test_routers_of_agents_that_run_at_once() -> None:
+    """Classifiers and the models that they choose have one budget together."""
+    enable(tree=Limits(max_model_calls=9))
+    classifier = ByItself([], model_id="classifier")
+    models = [Metered(endless(uses("look")), model_id=f"m{n}") for n in (1, 2)]
+    routers: list[Any] = [
+        ModelRouter(models, strategy=ClassifierStrategy(classifier)) for _ in range(5)
+    ]
+    children = [agent_of(router, f"child{n}") for n, router in enumerate(routers)]
+    parent = asking(children)
+    assert str(parent("go").stop_reason) == "max_model_calls"
+    assert calls_of(parent) + classifier.calls + sum(model.calls for model in models) == 9
