@@ -88,7 +88,7 @@ def check(options: Namespace) -> int:
 
 def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     """Try what the user of the quota store may do; returns warnings and mistakes."""
-    from otel_limits.quotas.store import StoreError, StorePlace
+    from otel_limits.quotas.store import NotLetInError, StoreError, StorePlace
     from otel_limits.quotas.stores import is_shared, open_shared_store
 
     if not is_shared(settings.quota_store):
@@ -97,6 +97,11 @@ def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     store = open_shared_store(place)
     try:
         missing = store.missing_rights()
+    except NotLetInError as error:
+        sentence = f"its server does not let the user in ({masked(str(error))})"
+        return [], [
+            f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Look at the user and the password in it."
+        ]
     except StoreError as error:
         sentence = f"The quota store does not answer ({error}): what its user may do was not tried."
         return [sentence], []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from otel_limits.quotas.redis_scripts import sha_of
+from otel_limits.quotas.store import NotLetInError, StoreError
 
 if TYPE_CHECKING:
+    from otel_limits.quotas.redis_asker import RedisAsker
     from otel_limits.quotas.redis_scripts import KeyNames
 
 # Scripts are checked command by command, too
@@ -40,6 +43,9 @@ COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
 }
 """What quotas send, each with arguments that leave nothing behind."""
 
+REFUSED_COMMAND: Final = re.compile(r"'([\w|]+)' command")
+"""What a server says that a user may not do."""
+
 LISTENING: Final = ("subscribe", "unsubscribe")
 """What a process needs to hear at once of kills, and of what became free."""
 
@@ -50,12 +56,25 @@ def needed(names: KeyNames) -> str:
     return " ".join((f"~{names.tag}*", f"&{names.tag}*", *commands))
 
 
-def missing(client: Any, names: KeyNames) -> list[str]:
-    """Return the rules that the user of a client lacks, such as `+hset`.
+def missing(server: RedisAsker, names: KeyNames) -> list[str]:
+    """Return the rules that the user of a server lacks, such as `+hset`.
 
     Raises:
-        redis.RedisError: The server does not answer.
+        NotLetInError: It accepts no user or password of ours.
+        StoreError: It does not answer.
     """
+    try:
+        found: list[str] = server.ask(lambda client: _missing(client, names))
+    except StoreError as error:
+        # Clusters and Sentinels are asked for the server before it can be asked anything.
+        rule = _missing_to_connect(error)
+        if rule is None:
+            raise
+        return [rule]
+    return found
+
+
+def _missing(client: Any, names: KeyNames) -> list[str]:
     places = {each: f"{names.check}:{each.lower()}" for each in ("KEY", "HASH", "SET", "CHANNEL")}
     pipe = client.pipeline(transaction=False)
     for command, arguments in COMMANDS.items():
@@ -67,6 +86,28 @@ def missing(client: Any, names: KeyNames) -> list[str]:
         if isinstance(reply, NoPermissionError)
     }
     return sorted(found | _deaf(client, names))
+
+
+def _missing_to_connect(error: Exception) -> str | None:
+    """Return the rule without which the server that has our keys cannot be found.
+
+    Args:
+        error: Why it was not; `None` is returned where that is not about rights.
+
+    Raises:
+        NotLetInError: It was about the user or the password.
+    """
+    # The client of a cluster says that there is none, when it may not ask for it.
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for each in causes:
+        command = REFUSED_COMMAND.search(str(each))
+        if isinstance(each, NoPermissionError) and command is not None:
+            return f"+{command[1]}"
+        if isinstance(each, AuthenticationError):
+            raise NotLetInError(str(error)) from error
+    return None
 
 
 def _deaf(client: Any, names: KeyNames) -> set[str]:

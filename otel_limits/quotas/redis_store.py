@@ -103,10 +103,10 @@ class RedisStore:
         """Return the rules of the server's ACL that this user lacks.
 
         Raises:
+            NotLetInError: It accepts no user or password of ours.
             StoreError: The server does not answer.
         """
-        found: list[str] = self._server.ask(lambda client: missing(client, self._names))
-        return found
+        return missing(self._server, self._names)
 
     def now(self) -> float:
         """Return the server's time.

@@ -60,6 +60,10 @@ class DeafError(StoreError):
     """The store does not let this process listen for kills."""
 
 
+class NotLetInError(StoreError):
+    """The store does not accept the user, or the password, of this process."""
+
+
 class StoreLostError(StoreError):
     """The store is known not to answer, so that nothing was sent."""
 
@@ -332,6 +336,7 @@ class SharedStore(QuotaStore, Protocol):
         Those that begin with `&` are about listening; without them quotas are counted all the same.
 
         Raises:
+            NotLetInError: It accepts no user or password of ours.
             StoreError: The store does not answer.
         """
 

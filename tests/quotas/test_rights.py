@@ -15,6 +15,7 @@ from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.testing import ScriptedModel, endless, says
+from tests.drills import deployments
 from tests.quotas.conftest import eventually, free_port
 
 if TYPE_CHECKING:
@@ -119,6 +120,25 @@ def test_check_warns_of_a_user_that_may_not_listen(own_server: Server, run: Run)
     assert status == 0
     assert "look for them once a second" in said
     assert "ACL SETUSER and the name of the user: &{otel_limits}*" in said
+
+
+def test_check_says_that_the_password_is_wrong(own_server: Server, run: Run) -> None:
+    """As a mistake, since every quota would deny; without showing it."""
+    status, said = run(add_user(own_server).replace("hunter2", "hunter3"), "check")
+    assert status == 1
+    assert "OTEL_LIMITS_QUOTA_STORE: its server does not let the user in (" in said
+    assert "hunter" not in said
+
+
+def test_check_says_what_a_user_needs_to_find_the_server(run: Run, tmp_path: Path) -> None:
+    """In a cluster, which is asked for it."""
+    with deployments.cluster(tmp_path, has_wires=False) as place:
+        for rule in ("cluster|slots", "command"):
+            for server in place.servers:
+                deployments.admit_agents(server)
+                server.client.execute_command("ACL", "SETUSER", "agents", f"-{rule}")
+            status, said = run(place.url, "check")
+            assert (status, f"the name of the user: +{rule}\n" in said) == (1, True), said
 
 
 @pytest.mark.parametrize(
