@@ -43,6 +43,15 @@ if TYPE_CHECKING:
 NO_ANSWER: Final = 1
 TIMEOUT_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 1.0
+SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
+IN_MEMORY: Final = (
+    "Quotas are counted in the memory of each process, where nobody else can see them. "
+    f"{SET_A_STORE}"
+)
+NO_WAY_TO_AGENTS: Final = (
+    "Processes hear of a kill from the store that counts their quotas, and none is set. "
+    f"{SET_A_STORE} The agents need the same value."
+)
 NOBODY_LISTENS: Final = (
     "No process listens to this store. Check that OTEL_LIMITS_QUOTA_STORE and "
     "OTEL_LIMITS_QUOTA_NAMESPACE have the values here that they have where the agents run."
@@ -272,7 +281,7 @@ def kill_named(pattern: str) -> str:
         ValueError: There is no store that processes share.
         StoreError: It does not answer.
     """
-    heard = shared_store().kill(pattern)
+    heard = shared_store(NO_WAY_TO_AGENTS).kill(pattern)
     processes = "1 process" if heard == 1 else f"{heard} processes"
     told = f"Told {processes} to end agents named {pattern!r}."
     # The store answered, so that it is the right one for nobody: most likely another namespace.
@@ -348,11 +357,14 @@ def known_quotas() -> list[Quota]:
     return quotas
 
 
-def shared_store() -> SharedStore:
+def shared_store(unset: str = IN_MEMORY) -> SharedStore:
     """Open the store that the fleet shares.
 
+    Args:
+        unset: What to say where quotas are counted in memory.
+
     Raises:
-        ValueError: Quotas are counted in memory, or the URL is not valid.
+        ValueError: They are, or the URL is not valid.
     """
     reading = config.read()
     # The setting has its default then, and the message below would be about memory.
@@ -360,10 +372,7 @@ def shared_store() -> SharedStore:
     if wrong:
         raise ValueError(wrong[0])
     if not is_shared(reading.settings.quota_store):
-        raise ValueError(
-            "Quotas are counted in the memory of each process, where nobody else can see them. "
-            "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
-        )
+        raise ValueError(unset)
     settings = reading.settings
     return open_shared_store(
         StorePlace(settings.quota_store, TIMEOUT_SECONDS, settings.quota_namespace)

@@ -352,14 +352,21 @@ def test_a_policy_with_a_mistake_is_not_shown(
     assert 'limits.yaml:1: quotas["q"] must have a window' in err
 
 
-@pytest.mark.parametrize("command", [("quotas",), ("kill", "--agent", "x")])
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("quotas",), "Quotas are counted in the memory of each process"),
+        (("kill", "--agent", "x"), "Processes hear of a kill from the store"),
+    ],
+)
 def test_without_a_shared_store_nothing_can_be_seen_from_outside(
-    hold: Hold, run: Run, command: tuple[str, ...]
+    hold: Hold, run: Run, command: tuple[str, ...], why: str
 ) -> None:
-    """The sentence says what to set."""
+    """The sentence says why, and what to set."""
     hold(QUOTAS, models=MODELS)
     status, _, err = run(*command)
     assert status == 2
+    assert why in err
     assert "Set OTEL_LIMITS_QUOTA_STORE" in err
 
 
