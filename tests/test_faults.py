@@ -70,6 +70,7 @@ ENTRANCES = {
     "on_start",
     "on_end",
     "_pass",
+    "tool_stage",
     "_stop",
     "put_stop",
     "live_of",

@@ -288,7 +288,8 @@ def end(
     state = STATES.get(agent)
     # It leaves before anybody is told, as what an observer does then (even calling the agent) comes
     # later than this invocation.
-    run = state.leave() if state is not None else None
+    # Once more where a fault broke it off: what has not left is never told as ended.
+    run = None if state is None else _leave(state) or _leave(state)
     if run is None:
         return
     tell_client(run, response)
@@ -303,6 +304,11 @@ def end(
         run.finish(run.reason or "aborted")
     else:
         run.finish("error" if error is not None else "aborted")
+
+
+@never_raises("binding")
+def _leave(state: AgentState) -> Run | None:
+    return state.leave()
 
 
 def _is_raised_by(error: LimitReachedError, run: Run) -> bool:

@@ -104,6 +104,7 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
         raise raised
 
 
+@never_raises("binding")
 def _raised(agent: Agent) -> LimitReachedError | None:
     """Return what the halt of a leg raises, if it does; a hook may have resumed it since."""
     live = live_of(agent)
