@@ -38,11 +38,13 @@ PLACE = (
         "job",
         f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster",namespace=~"$namespace"}}',
         "Scrape job, or service name over OTLP.",
+        absent=True,
     ),
     panels.variable(
         "instance",
         f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster",namespace=~"$namespace",job=~"$job"}}',
         "Process that reports.",
+        absent=True,
     ),
 )
 AGENT = panels.variable(

@@ -57,17 +57,20 @@ def branches_of_growth(selector: str, over: str) -> tuple[str, ...]:
     What began again more often is left to `increase()`, which adds up what went before each time:
     too much by up to 2.2 scrape intervals of the window, as no function tells what it began with.
     It can't be more than the largest value each time, so that a process that is restarted at its
-    every halt is counted exactly.
+    every halt is counted exactly. Of a series that is new in the window it is only asked what went
+    before: `delta()`, which knows of no beginnings, takes the rest from it, or what a new series
+    had counted before its first scrape would be lost.
     """
     now = f"last_over_time({selector}[{over}])"
     peak = f"max_over_time({selector}[{over}])"
     before = f"({selector_before(selector, over)} or 0 * {now})"
     added = f"increase({selector}[{over}])"
+    new = f"({now} - delta({selector}[{over}]) unless {selector_before(selector, over)})"
     resets = f"resets({selector}[{over}])"
     most = f"{resets} * {peak} + {now}"
     return (
         f"((({peak} > {now}) >= {before}) - {before} + {now} >= {added} / 2 and {resets} == 1)",
-        f"(({added} and {resets} > 0) < {most})",
+        f"(({added} + {new} or {added}) < {most} and {added} < {most} and {resets} > 0)",
         f"({most} and {resets} > 0)",
         # It may have begun again between the window and the sample before it.
         f"({now} - {before} unless min_over_time({selector}[{over}]) < {before})",

@@ -137,8 +137,8 @@ def test_a_label_is_a_variable(board: dict[str, Any], name: str) -> None:
     assert variable["label"] == name.capitalize()
     assert variable["multi"]
     assert variable["includeAll"]
-    # A process need not have the first three, and one without is meant by "All" as well.
-    assert variable["allValue"] == (".+" if name in {"job", "instance", "agent"} else ".*")
+    # A process need not have what says where it is, and one without is meant by "All" as well.
+    assert variable["allValue"] == (".+" if name == "agent" else ".*")
     assert variable["refresh"] == 2
 
 
@@ -256,14 +256,16 @@ def test_a_query_selects_the_environment(target: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_counter_is_only_seen_through_its_growth(target: dict[str, Any]) -> None:
-    """target-counter-agg-rule, but that `last_over_time` of now and before is one more way."""
+    """target-counter-agg-rule, but that `last_over_time` of now and before is one more way.
+
+    `delta()` is taken from an increase, which leaves what the counter had when it began again.
+    """
+    ways = ("last_over_time", "max_over_time", "min_over_time", "increase", "resets", "delta")
     expr = target["expr"]
     for found in SELECTOR.finditer(expr):
         if SERIES[found[1]].kind in {"counter", "histogram"}:
             assert found[3], found[0]
-            assert expr[: found.start()].endswith(
-                ("last_over_time(", "max_over_time(", "min_over_time(", "increase(", "resets(")
-            )
+            assert expr[: found.start()].endswith(tuple(f"{way}(" for way in ways))
 
 
 @pytest.mark.parametrize("target", TARGETS)
