@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ONE_PLACE: Final = {"concurrency": 1, "on_exceeded": "wait", "max_wait": "5m"}
 FOR_EVER: Final = 1000.0
-BUSY: Final = 5.0
-"""Seconds that a busy machine may take to go on with a process."""
+BUSY: Final = 20.0
+"""Seconds that a busy machine may take to go on with a process: less than a lease that ships."""
 
 
 class Line:
