@@ -286,9 +286,10 @@ def _links(targets: Sequence[Target], form: Form) -> list[Any]:
     labels = [label for label in LINKS if re.search(rf"\b{label}\b", shown)]
     value = "__data.fields" if form == "table" else "__field.labels"
     kept = "&".join(f"${{{name}:queryparam}}" for name in KEPT)
+    # Where no format is named, Grafana leaves the `&` of a name as it is, and its `+`, a blank.
     return [
         dashboard.DashboardLink(title).url(
-            f"/d/{uid}?${{__url_time_range}}&{kept}&var-{label}=${{{value}.{label}}}"
+            f"/d/{uid}?${{__url_time_range}}&{kept}&var-{label}=${{{value}.{label}:percentencode}}"
         )
         for label in labels
         for uid, title in LINKS[label]
