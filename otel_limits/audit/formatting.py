@@ -28,7 +28,8 @@ def written(value: Any, kind: CellKind) -> str:
     if kind == "share":
         return f"{value:.1%}"
     if kind == "time":
-        return f"{time_of(value):%Y-%m-%d %H:%M:%S}"
+        # Not by `strftime`, which leaves out the zeros of early years.
+        return time_of(value).replace(tzinfo=None).isoformat(" ", "seconds")
     if kind in ("seconds", "number"):
         return f"{value:,.1f}" + (" s" if kind == "seconds" else "")
     return f"{value:,}" if kind == "count" and value != "" else str(value)

@@ -70,6 +70,7 @@ def selected(arguments: Namespace) -> Selection:
     Raises:
         LedgerError: The time zone has no such name, or the calendar ends before a time.
     """
+    from otel_limits.ledger.rows import time_of
     from otel_limits.ledger.selection import Selection
 
     try:
@@ -83,6 +84,10 @@ def selected(arguments: Namespace) -> Selection:
         raise LedgerError(
             f"--since and --until of {zone} must lie in the years 1 to 9999 of UTC, too."
         ) from None
+    # Answered with nothing, it would look like a quiet week.
+    if since_us is not None and until_us is not None and until_us <= since_us:
+        begin, end = (time_of(each).isoformat(" ", "seconds") for each in (since_us, until_us))
+        raise LedgerError(f"--until must be later than --since, which is {begin}, got {end}.")
     return Selection(
         since_us=since_us,
         until_us=until_us,

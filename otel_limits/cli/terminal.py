@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,10 +27,10 @@ T = TypeVar("T")
 
 def console() -> Console:
     """Make the console for standard output."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
 
     is_terminal = sys.stdout.isatty()
-    return Console(
+    made = Console(
         # Without this, FORCE_COLOR would put escape sequences into files.
         force_terminal=is_terminal,
         width=None if is_terminal else PLAIN_WIDTH,
@@ -38,6 +39,10 @@ def console() -> Console:
         markup=False,
         emoji=False,
     )
+    if made.is_dumb_terminal:
+        # That of an editor, or of a build, has a size as well; `rich` takes all of them for 80.
+        made.size = ConsoleDimensions(*shutil.get_terminal_size())
+    return made
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> str:

@@ -115,6 +115,9 @@ def require_ledger_file(address: Address) -> None:
         raise LedgerError(
             f"There is no ledger at {address}. Name one with --ledger or OTEL_LIMITS_LEDGER."
         )
+    # A pipe would be waited for, as somebody may write to it some day.
+    if not file.is_file():
+        raise LedgerError(f"{address} is not a file that can hold a ledger.")
     with file.open("rb") as opened:
         # Before SQLite opens it, which makes a new database of an empty file.
         if opened.read(len(MAGIC)) != MAGIC:

@@ -447,6 +447,10 @@ def test_suggested_limits_are_a_policy_file(
         (["spend", "--by", "bananas"], "The ledger has no bananas. It has agent, model,"),
         (["spend", "--where", "bananas=2"], "The ledger has no bananas."),
         (["show", "99999999"], "has no invocation with the trace or id 99999999"),
+        (
+            ["spend", "--since", "2025-11-20", "--until", "2025-11-20"],
+            "--until must be later than --since, which is 2025-11-20 00:00:00+00:00, got 2025",
+        ),
         (["backtest"], "There is no limit to try. Give one, such as --max-turns 20."),
         (["spend", "--ledger", "mysql://x/y"], "must be a path, sqlite:///PATH or postgresql://"),
     ],

@@ -116,6 +116,17 @@ def test_a_ledger_has_any_name_that_a_file_can_have(
     assert len(ledger.calls()) == 4
 
 
+def test_a_pipe_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the name of a file, and nobody writes to it."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    os.mkfifo(tmp_path / "pipe.db")
+    status, said = ask(capsys, "spend", "--ledger", str(tmp_path / "pipe.db"))
+    assert status == 2
+    assert "is not a file that can hold a ledger." in said
+
+
 def test_a_ledger_can_have_a_name_that_is_not_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

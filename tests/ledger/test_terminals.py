@@ -60,7 +60,7 @@ def on_terminal(ledger: LedgerFile, width: int, question: str) -> list[str]:
 
 
 @cache
-def all_on_terminal(ledger: LedgerFile, width: int) -> str:
+def all_on_terminal(ledger: LedgerFile, width: int, kind: str = "xterm") -> str:
     """Ask everything in a terminal of this size: starting takes longer than answering does."""
     main_end, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
@@ -68,7 +68,7 @@ def all_on_terminal(ledger: LedgerFile, width: int) -> str:
     asked = json.dumps(list(ASKED.values()))
     command = [sys.executable, "-c", ASK_ALL, str(ledger.path), asked]
     with subprocess.Popen(
-        command, env=environment | {"TERM": "xterm"}, stdin=terminal, stdout=terminal
+        command, env=environment | {"TERM": kind}, stdin=terminal, stdout=terminal
     ) as process:
         os.close(terminal)
         chunks = []
@@ -106,6 +106,12 @@ def test_no_line_is_wider_than_the_terminal(
     """A line that the terminal has to wrap is not a table any more."""
     lines = on_terminal(wide_ledger, width, question)
     assert [line for line in lines if cell_len(line) > width] == []
+
+
+def test_a_terminal_that_can_do_nothing_else_has_a_size_too(wide_ledger: LedgerFile) -> None:
+    """In an editor, `TERM` is `dumb`, and the window as wide as any."""
+    shown, expected = (all_on_terminal(wide_ledger, 60, kind) for kind in ("dumb", "xterm"))
+    assert shown.partition(END)[0] == expected.partition(END)[0]
 
 
 @every_width
