@@ -170,7 +170,7 @@ def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Fact]) -> No
     assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
     said = str(result)
     assert "could not be checked, because its store does not answer; when it was last" in said
-    assert re.search(r"used \d of 5 model calls, reserved \d, begins again at \S+; it is asked", said)
+    assert re.search(r"used \d of 5 model calls, reserved \d, begins again at \S+;", said)
     assert decisions(facts) == ["degraded_denied"]
 
 
