@@ -241,7 +241,7 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
 
 
 def _open(balance: Balance, oldest: float) -> Check:
-    # An agent may well work for an hour; one that seems to for longer was killed.
+    # By the oldest: an agent at work has no end yet, and one that was killed never will.
     is_stale = balance.oldest_open_us is not None and balance.oldest_open_us < oldest
     state = FAILED if is_stale else WAITING if balance.open_invocations else OK
     why = (
