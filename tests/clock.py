@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 TICK_SECONDS: Final = 0.01
-LONGEST_SECONDS: Final = 0.05
+LONGEST_SECONDS: Final = 2 * TICK_SECONDS
 """What a tick counts at most. One that comes later was kept from coming."""
 
 
