@@ -147,13 +147,17 @@ def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
         return
     if is_live and row.last != row.numbered:
         troubles.add(GAP, name, _gaps, connection, name)
-    says = (row.model_calls, row.total_tokens, row.price_pico or 0)
-    has = (row.calls, int(row.tokens), int(row.pico))
+    totals = (row.model_calls, row.input_tokens, row.output_tokens, row.price_pico)
+    says = [each or 0 for each in totals]
+    has = [row.calls, int(row.input), int(row.output), int(row.pico)]
     # The sum of rounded prices may differ from the rounded sum by one picodollar for each call.
-    if has[:2] != says[:2] or abs(has[2] - says[2]) > row.calls:
-        told = "its row says {:,} calls, {:,} tokens, ${}; its calls are {:,}, {:,} tokens, ${}"
-        figures = (*says[:2], dollars(says[2]), *has[:2], dollars(has[2]))
-        troubles.add(DIFFERS, name, told.format, *figures)
+    if has[:3] != says[:3] or abs(has[3] - says[3]) > row.calls:
+        told = "its row says {}; its calls are {}".format
+        troubles.add(DIFFERS, name, told, _amounts(*says), _amounts(*has))
+
+
+def _amounts(calls: int, sent: int, received: int, pico: int) -> str:
+    return f"{calls:,} calls, {sent + received:,} tokens ({sent:,} of input), ${dollars(pico)}"
 
 
 def _doubles(connection: Connection, name: str) -> str:

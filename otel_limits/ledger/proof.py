@@ -157,13 +157,15 @@ def suspects(connection: sa.Connection) -> Iterator[Any]:
         c.calls,
         c.numbered,
         c.last,
-        (c.input + c.output).label("tokens"),
+        c.input,
+        c.output,
         c.pico,
         RUNS.id,
         RUNS.ended_us,
         RUNS.source,
         RUNS.model_calls,
-        (RUNS.input_tokens + RUNS.output_tokens).label("total_tokens"),
+        RUNS.input_tokens,
+        RUNS.output_tokens,
         RUNS.price_pico,
     )
     statement = (

@@ -116,6 +116,23 @@ def test_a_ledger_has_any_name_that_a_file_can_have(
     assert len(ledger.calls()) == 4
 
 
+def test_input_that_stands_as_output_is_found(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They add up to the same tokens, and do not cost the same."""
+    write(ledger.address, entry())
+    change(
+        ledger,
+        "UPDATE otel_limits_invocations SET input_tokens = input_tokens + 1, "
+        "output_tokens = output_tokens - 1",
+    )
+    status, answer = ask(capsys, "verify")
+    assert status == 1
+    (row,) = answer["rows"]
+    assert "its row says 2 calls, 240 tokens (201 of input)" in row["rows"]
+    assert "its calls are 2 calls, 240 tokens (200 of input)" in row["rows"]
+
+
 def test_a_pipe_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
