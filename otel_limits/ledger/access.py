@@ -48,6 +48,8 @@ def _refusal_of_file(file: Path) -> str | None:
         return f"{directory} cannot be written"
     if not file.exists():
         return None if directory.is_dir() else f"{directory} is not a directory"
+    if file.is_dir():
+        return f"{file} is a directory"
     try:
         # A transaction that may write, and writes nothing.
         connection = sqlite3.connect(f"{file.as_uri()}?mode=rw", BUSY_SECONDS, uri=True)

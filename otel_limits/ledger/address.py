@@ -127,7 +127,8 @@ def _file(name: str, text: str, data_directory: Path | None) -> Address:
     except (RuntimeError, OSError) as error:  # no such user, or a directory that is gone
         reason = str(error).rstrip(".")
         raise ValueError(f"{name} is {shown!r}: {reason}. Give the whole path.") from None
-    if os.path.isdir(file):  # noqa: PTH112  that of a path fails where it may not look
+    # Any other directory may be gone soon, and the rows wait for that: whoever asks is told.
+    if not file.name:
         raise ValueError(
             f"{name} must name a file, and {shown!r} is a directory. Name a file in it: "
             f"{file / 'ledger.db'}"

@@ -115,6 +115,8 @@ def require_ledger_file(address: Address) -> None:
         raise LedgerError(
             f"There is no ledger at {address}. Name one with --ledger or OTEL_LIMITS_LEDGER."
         )
+    if file.is_dir():
+        raise LedgerError(f"{address} is a directory. Name a file in it: {file / 'ledger.db'}")
     # A pipe would be waited for, as somebody may write to it some day.
     if not file.is_file():
         raise LedgerError(f"{address} is not a file that can hold a ledger.")

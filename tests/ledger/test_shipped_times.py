@@ -34,11 +34,11 @@ def test_a_write_waits_five_seconds_for_a_lock(ledger: LedgerFile) -> None:
 
 
 def test_an_agent_waits_twenty_milliseconds(faulty: None, tmp_path: Path) -> None:
-    """For a database that is locked, and then for an append: as long as the page says."""
+    """At most: for a database that is locked, as long as the page says, and then for an append."""
     page = (ROOT / "otel_limits/docs/ledger.md").read_text(encoding="utf-8")
     assert f"for at most {PATIENCE_SECONDS * 1_000:.0f} ms." in page
-    # Of five, as others keep the machine busy.
-    assert 0.02 <= min(waits(tmp_path, "locked", 5)) <= 0.03
+    # Of ten, as others keep the machine busy.
+    assert PATIENCE_SECONDS <= min(waits(tmp_path, "locked", 10)) <= 0.02
 
 
 def test_a_database_that_is_back_has_every_row_soon(
