@@ -26,6 +26,7 @@ from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
 from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.strands.attach import ALL_WITH_OWN
 from otel_limits.core.faults import FAULTS
 from otel_limits.runs.registry import LIVE
 
@@ -44,22 +45,6 @@ settings.load_profile("any machine")  # no test fails because others keep the ma
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background like that, and every program of a test inherits it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-LONGEST = (
-    *("test_compositions.py", "test_wire.py", "test_fleet.py", "test_guard.py", "test_autoload.py"),
-    *("test_run.py", "test_durability.py", "test_places.py", "test_demo.py", "test_launchers.py"),
-    *("test_private_names.py", "test_reconciled.py", "test_drills.py", "test_scene.py"),
-    *("test_files.py", "test_every_limit.py", "test_workers.py", "test_lives.py"),
-    *("test_benchmarks.py", "test_metrics.py", "test_doctor.py"),
-)
-"""The files that take longest, about 20 seconds of one process or more."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files begin first: one process has all of a file, and the last delays all."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 def pytest_collection_finish() -> None:
@@ -185,6 +170,9 @@ def clean(
     yield
     if any(framework.has_own for framework in FRAMEWORKS):
         gc.collect()
+    # Strands' loop for tools in the background lives as long as the process, and keeps the context
+    # of whoever asked for the first of them: an agent with a plugin would be one in the next test.
+    ALL_WITH_OWN.clear()
     otel_limits.disable()
     for thread in threading.enumerate():
         if thread.name == "otel-limits-deadlines":

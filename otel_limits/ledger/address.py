@@ -44,7 +44,9 @@ class Address:
 
     def __str__(self) -> str:
         """The address as a user may see it."""
-        return masked(self.url if self.file is None else str(self.file))
+        shown = masked(self.url if self.file is None else str(self.file))
+        # The name of a file may have bytes that are not text, which no log could be written with.
+        return shown.encode("utf-8", "backslashreplace").decode()
 
     def __repr__(self) -> str:
         """The same, recognisable."""
