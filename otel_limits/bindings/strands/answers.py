@@ -81,7 +81,7 @@ def _end(
     """Yield the end of a stream, with the block that the last answer gets from us."""
     last = answer
     # No longer wrapping: another call was refused meanwhile, and the halt is about that one.
-    if live.wrapping is not None:
+    if live.wrapping is not None and not live.is_cut:
         last = as_last(answer, live.wrapping, live.run.invocation.agent)
     # What a middleware answers from its cache may have no stream, and then nobody reads one.
     if streamed and last is not answer:
@@ -107,6 +107,17 @@ def cancelled_answer() -> ModelStopReason:
         {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0},
         {"latencyMs": 0, "timeToFirstByteMs": 0},
     )
+
+
+def as_cut(answer: ModelStopReason, live: Live) -> ModelStopReason:
+    """Let the halt stand for an answer that was broken off, as Strands does for a cancelled one.
+
+    Strands itself can only cancel all invocations of an agent together.
+    """
+    if not live.is_cut or live.verdict is None:
+        return answer
+    message: Any = halt_message(live.verdict, live.run.invocation.agent)
+    return ModelStopReason("cancelled", message, answer.usage, answer.metrics)
 
 
 def is_ours(message: Message, verdict: Verdict, agent: str) -> bool:

@@ -163,6 +163,8 @@ class Passage:
     within: Within = field(default_factory=Within)
     around: Within | None = None
     """The request that this one is, where it began further out."""
+    is_whole: bool = False
+    """True when the answer has come to its end, although the stream has not."""
 
     def begin(self) -> Within:
         """Judge the call and open it, or carry the one that we are within."""
@@ -249,6 +251,7 @@ class Passage:
     def take(self, event: Any) -> None:
         """Note what an event says; whoever is further in has noted the texts already."""
         within = self.within
+        self.is_whole = self.is_whole or "messageStop" in event
         if within.call is None:
             return
         within.call.is_paused = True
@@ -273,9 +276,11 @@ class Passage:
     def cut(self, cut: CutOffError) -> None:
         """Raise why the invocation was ended to whoever asked a model by himself.
 
-        The agent's loop finds the agent cancelled where the stream ends.
+        To the agent's loop the stream ends, and its stage answers for what is not whole.
         """
-        if self.model_pass is None:
+        if self.model_pass is not None:
+            self.model_pass.live.is_cut = not self.is_whole
+        else:
             verdict = self.run.state.verdict
             raise limit_reached(verdict, self.run.stop(verdict.reason)) from cut
 

@@ -133,9 +133,12 @@ class StrandsFramework:
         A synthetic message has no `usage` and gets none: Strands takes the last assistant message
         that has one as the baseline of its next projection, and a zero would make it collapse.
         """
-        custom = {**message.get("metadata", {}).get("custom", {}), "synthetic": synthetic}
+        metadata = {**message.get("metadata", {})}
+        if synthetic and not metadata.get("usage", {}).get("totalTokens"):
+            metadata.pop("usage", None)  # of a response that was broken off
+        custom = {**metadata.get("custom", {}), "synthetic": synthetic}
         custom[MARKER] = stop_to_json(stop)
-        message["metadata"] = {**message.get("metadata", {}), "custom": custom}
+        message["metadata"] = {**metadata, "custom": custom}
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return what `mark` wrote into a message, or into the message of a result."""

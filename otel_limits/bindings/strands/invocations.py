@@ -70,6 +70,10 @@ class Live:
     """True from when a response is asked for until it is taken into the conversation."""
     response: ModelStopReason | None = None
     """What the model has answered to that."""
+    is_cut: bool = False
+    """True when that was broken off before its end, as the invocation was ended."""
+    taken: Message | None = None
+    """The response that was taken last: its tools are this invocation's."""
     forced_after: int | None = None
     """Turns before the call that only forces structured output; a second one counts like any."""
     staged: bool = False
@@ -191,6 +195,12 @@ def live_of(agent: object) -> Live | None:
     return state.current() if state is not None else None
 
 
+def is_of_another(agent: Agent, live: Live, message: Message) -> bool:
+    """Tell whether a message asks for tools of another invocation that the agent runs at once."""
+    others = [each for each in STATES.of(agent).live if each is not live]
+    return any(each.taken is message for each in others)
+
+
 @never_raises("binding")
 def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> bool:
     """An invocation begins under `span`.
@@ -222,6 +232,9 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
     live = Live(run, weakref.ref(agent), agent.hooks, verdict=declined)
     state.live.append(live)
     run.state = live
+    with state.lock:
+        if any(each.waits.is_cut for each in state.live):
+            agent.cancel_signal.clear()  # of one that is ending, and needs it no more
     take(agent, answer)
     # Not reset by a token: the stream may be read, and closed, in another context than this one.
     CURRENT.set(run)
@@ -268,9 +281,9 @@ def _canceller(
             if live is None or live.ending is not None or live.verdict is not None:
                 return  # what its hooks still do is theirs; a leg that one resumes is refused
             live.verdict = verdict
-            if len(state.live) > 1:  # `agent.cancel` would end the others: the next call is refused
-                return
-            agent.cancel(message=halt_text(verdict, run.invocation.agent))
+            # Tools hear of it as well, but it would end every invocation of the agent.
+            if len(state.live) == 1:
+                agent.cancel(message=halt_text(verdict, run.invocation.agent))
             # Strands looks at that between chunks only, and there may never be another one.
             live.waits.cut()
 

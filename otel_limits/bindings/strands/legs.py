@@ -148,7 +148,7 @@ def message_added(event: MessageAddedEvent) -> None:
         perform_if_due(event.agent, live, message)
         return
     live.asked = live.waits.is_asking = False
-    live.response = None
+    live.response, live.taken = None, message
     run = live.run
     run.turn()
     if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
@@ -161,9 +161,11 @@ def _is_response(live: Live, message: Message) -> bool:
     Strands writes metadata into each response; a hook may drop it from the object that the model
     stage has passed on. One that was cut off is another object.
     """
+    response = live.response
+    if live.is_cut:
+        return False
     if "metadata" in message:
         return True
-    response = live.response
     if response is None or response.stop_reason == "cancelled":
         return False
     return message is response.message or response.stop_reason == "max_tokens"

@@ -11,10 +11,10 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
-from otel_limits.bindings.strands.answers import cancelled_answer, ending_as_last
+from otel_limits.bindings.strands.answers import as_cut, cancelled_answer, ending_as_last
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
-from otel_limits.bindings.strands.invocations import Live, live_of
+from otel_limits.bindings.strands.invocations import Live, is_of_another, live_of
 from otel_limits.bindings.strands.notes import with_note, without_tools
 from otel_limits.bindings.strands.private import (
     EventLoopStopEvent,
@@ -169,7 +169,8 @@ async def _answer(agent: Agent, live: Live, context: Any) -> Any:
     message: Any = halt_message(live.verdict, name)
     live.asked = False
     # What was refused may be a call that a hook made before the tools: they have no results then.
-    if (unanswered := results_for(agent.messages, halt_text(live.verdict, name))) is not None:
+    unanswered = results_for(agent.messages, halt_text(live.verdict, name))
+    if unanswered is not None and not is_of_another(agent, live, agent.messages[-1]):
         await append_message(agent, unanswered)
     await append_message(agent, message)
     request_state = context.invocation_state.get("request_state", {})
@@ -273,7 +274,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
             if type(event) is ModelStreamChunkEvent:
                 model_pass.has_streamed = True
             elif type(event) is ModelStopReason:
-                answer = live.response = event
+                answer = live.response = event = as_cut(event, live)
             yield event
     except Exception as error:
         if not _gives_up(model_pass, error):

@@ -50,8 +50,9 @@ def before_tools(event: BeforeToolsEvent) -> None:
         return
     if CURRENT.get() is not live.run:
         CURRENT.set(live.run)
-    if live.wrapping is not None:
-        event.cancel = f"Not run: {why(live.wrapping)}."
+    against = live.wrapping or live.verdict
+    if against is not None:  # the last answer asks for them, or one that came before a kill
+        event.cancel = f"Not run: {why(against)}."
         return
     # A turn that a hook denied as a whole takes no calls from anybody's budget.
     denied = bool(event.cancel)
@@ -67,10 +68,14 @@ def before_tools(event: BeforeToolsEvent) -> None:
 
 @never_raises("binding")
 def before_tool(event: BeforeToolCallEvent) -> None:
-    """Answer in the place of a tool that has no call left."""
+    """Answer in the place of a tool that has no call left, or whose invocation was ended."""
     note_request(event)
     live = live_of(event.agent)
-    if live is not None and live.batch is not None:
+    if live is None:
+        return
+    if live.verdict is not None and not event.cancel_tool:
+        event.cancel_tool = f"Not run: {why(live.verdict)}."
+    elif live.batch is not None:
         position = live.batch.position_of(event.tool_use)
         breach = None if position is None else live.batch.refusals.get(position)
         if breach is not None:

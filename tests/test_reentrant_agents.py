@@ -1,0 +1,258 @@
+"""One agent that runs several invocations at once: what ends one of them leaves the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import Agent, tool
+from strands.hooks import BeforeModelCallEvent
+from strands.middleware import InvokeModelStage
+from strands.tools.executors import SequentialToolExecutor
+from strands.types.exceptions import ModelThrottledException
+
+import otel_limits
+from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits.runs.registry import LIVE
+from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
+from tests.processes import PATIENCE_SECONDS
+from tests.test_deadlines import BEGINNING
+from tests.test_trees import agent_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable
+
+    from strands.types.streaming import StreamEvent
+
+    from otel_limits import Fact
+
+pytestmark = pytest.mark.usefixtures("source")
+
+TOOL_USE: list[StreamEvent] = [
+    {"messageStart": {"role": "assistant"}},
+    {"contentBlockStart": {"start": {"toolUse": {"name": "look", "toolUseId": "one"}}}},
+    {"contentBlockDelta": {"delta": {"toolUse": {"input": "{}"}}}},
+    {"contentBlockStop": {}},
+    {"messageStop": {"stopReason": "tool_use"}},
+]
+
+
+class Waiting(ScriptedModel):
+    """Answers nobody before all are killed that are to be, and hangs for who says `hang`.
+
+    Args:
+        sent: What it sends before it hangs.
+    """
+
+    def __init__(self, sent: list[StreamEvent]) -> None:
+        super().__init__(endless(says("answer")))
+        self.sent = sent
+        self.asked = 0
+        self.all_asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def stream(self, messages: Any, *args: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Hang for the one that is asked first."""
+        self.asked += 1
+        hangs = self.asked == 1
+        if self.asked == 3:
+            self.all_asked.set()
+        if hangs:
+            for event in self.sent:
+                yield event
+            await asyncio.Event().wait()
+        await self.go_on.wait()
+        async for event in super().stream(messages, *args, **named):
+            yield event
+
+
+def reentrant(model: ScriptedModel, **arguments: Any) -> Agent:
+    """Make an agent that may run several invocations at once."""
+    return agent_of(model, "agent", concurrent_invocation_mode="unsafe_reentrant", **arguments)
+
+
+def kill_first() -> None:
+    """Kill the invocation that began first, as `kill()` does it that finds one by its trace."""
+    run = next(iter(LIVE._live.values()))
+    assert LIVE.kill(all=True, before=run.started + 1e-9) == 1
+
+
+async def with_three(agent: Agent, model: Waiting) -> list[str]:
+    """Ask three times at once, kill the first while it hangs, and let the others go on after it."""
+    tasks = []
+    for _ in range(3):
+        tasks.append(asyncio.create_task(agent.invoke_async("go")))
+        await asyncio.sleep(0.001)  # each begins at a time of its own
+    await model.all_asked.wait()
+    kill_first()
+    # Before anything comes from the provider: nothing but the kill can end it.
+    killed = await asyncio.wait_for(tasks[0], PATIENCE_SECONDS)
+    assert [task.done() for task in tasks] == [True, False, False]
+    model.go_on.set()
+    return [str(result.stop_reason) for result in [killed, *await asyncio.gather(*tasks[1:])]]
+
+
+HANGS = {"before-first": [], "within-text": BEGINNING[:3], "within-tool-use": TOOL_USE[:3]}
+
+
+@pytest.mark.parametrize("sent", HANGS.values(), ids=HANGS)
+def test_a_kill_ends_one_that_hangs_and_no_other(
+    sent: list[StreamEvent], facts: list[Fact], open_spans: Callable[[], list[str]]
+) -> None:
+    """The history is valid, the usage is estimated, spans end, and the next call works."""
+    enable(Limits(max_turns=9), observers=[facts.append])
+    agent = reentrant(model := Waiting(sent))
+    assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
+    told = [fact for fact in facts if isinstance(fact, Stop)]
+    assert [(fact.reason, fact.turns) for fact in told] == [
+        ("killed", 0),
+        ("end_turn", 1),
+        ("end_turn", 1),
+    ]
+    assert sorted(fact.kind for fact in facts if isinstance(fact, ModelCall)) == [
+        "measured",
+        "measured",
+        "unmeasured",
+    ]
+    synthetic = [message for message in agent.messages if otel_limits.is_synthetic(message)]
+    assert [len(synthetic), "usage" in synthetic[0]["metadata"]] == [1, False]
+    assert not any("toolUse" in block for each in agent.messages for block in each["content"])
+    # Strands keeps one span of an agent, and ends that of the last of several invocations only.
+    assert [name for name in open_spans() if not name.startswith("invoke_agent")] == []
+    assert agent("next").stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("sent", [BEGINNING, TOOL_USE], ids=["text", "tool-use"])
+def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], facts: list[Fact]) -> None:
+    """The tools that it asks for are not run, and each has its result."""
+    enable(Limits(max_turns=9), observers=[facts.append])
+    looked: list[str] = []
+
+    @tool
+    def look() -> str:
+        """Look."""
+        looked.append("looked")
+        return "nothing"
+
+    agent = reentrant(model := Waiting(sent), tools=[look])
+    assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
+    assert looked == []
+    killed = next(fact for fact in facts if isinstance(fact, Stop))
+    assert (killed.reason, killed.turns) == ("killed", 1)
+    blocks = [block for message in agent.messages for block in message["content"]]
+    assert [b["toolUse"]["toolUseId"] for b in blocks if "toolUse" in b] == [
+        b["toolResult"]["toolUseId"] for b in blocks if "toolResult" in b
+    ]
+
+
+@pytest.mark.parametrize("where", ["middleware", "retry"])
+def test_a_kill_ends_one_whose_call_has_not_gone_out(where: str) -> None:
+    """It waits in a middleware, or for the next attempt; the others go on."""
+    enable(Limits(max_turns=9))
+    model = Waiting([])
+    held: list[object] = []
+
+    async def hold(context: Any, next_fn: Any) -> Any:
+        if not held:
+            held.append(context)
+            model.asked = 1
+            if where == "retry":
+                raise ModelThrottledException("busy")
+            await asyncio.Event().wait()
+        async for event in next_fn(context):
+            yield event
+
+    agent = reentrant(model)
+    agent.add_middleware(InvokeModelStage, hold)
+    assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
+
+
+def test_tools_of_the_killed_one_that_have_not_begun_do_not_run() -> None:
+    """The one that runs is waited for; those of another invocation run."""
+    enable(Limits(max_turns=9))
+    ran: list[str] = []
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def look(query: str = "") -> str:
+        """Look."""
+        ran.append(query)
+        if query == "first":
+            begun.set()
+            await release.wait()
+        return "seen"
+
+    def script() -> Any:
+        yield Answer(tools=(("look", {"query": "first"}), ("look", {"query": "second"})))
+        yield uses("look", arguments={"query": "other"})
+        yield from endless(says("done"))
+
+    agent = reentrant(ScriptedModel(script()), tools=[look], tool_executor=SequentialToolExecutor())
+
+    async def main() -> list[str]:
+        one = asyncio.create_task(agent.invoke_async("go"))
+        await begun.wait()
+        other = asyncio.create_task(agent.invoke_async("go"))
+        await asyncio.sleep(0.001)
+        kill_first()
+        other_result = await asyncio.wait_for(other, PATIENCE_SECONDS)
+        release.set()
+        return [str(each.stop_reason) for each in [await one, other_result]]
+
+    assert asyncio.run(main()) == ["killed", "end_turn"]
+    assert ran == ["first", "other"]
+
+
+def test_a_refusal_leaves_the_tools_of_another_invocation_alone() -> None:
+    """Those have their own results, and would have two."""
+    enable(Limits(max_turns=9))
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        begun.set()
+        await release.wait()
+        return "seen"
+
+    async def linger(event: BeforeModelCallEvent) -> None:
+        del event
+        if model.calls == 0 and len(LIVE) == 1:
+            await begun.wait()
+            kill_first()
+
+    agent = reentrant(model := ScriptedModel([uses("look"), says("done")]), tools=[look])
+    agent.hooks.add_callback(BeforeModelCallEvent, linger)
+
+    async def main() -> list[str]:
+        refused = asyncio.create_task(agent.invoke_async("go"))
+        await asyncio.sleep(0.001)
+        other = asyncio.create_task(agent.invoke_async("go"))
+        ended = await asyncio.wait_for(refused, PATIENCE_SECONDS)
+        release.set()
+        return [str(each.stop_reason) for each in [ended, await other]]
+
+    assert asyncio.run(main()) == ["killed", "end_turn"]
+    blocks = [block for message in agent.messages for block in message["content"]]
+    assert len([block for block in blocks if "toolResult" in block]) == 1
+
+
+def test_the_deadline_of_each_ends_each(facts: list[Fact]) -> None:
+    """One is past its time, the others begin later and answer before theirs."""
+    enable(Limits(max_duration_seconds=0.3), observers=[facts.append])
+    agent = reentrant(model := Waiting([]))
+
+    async def main() -> list[str]:
+        first = asyncio.create_task(agent.invoke_async("go"))
+        await asyncio.sleep(0)
+        enable(Limits(max_duration_seconds=PATIENCE_SECONDS), observers=[facts.append])
+        others = [asyncio.create_task(agent.invoke_async("go")) for _ in range(2)]
+        await model.all_asked.wait()
+        ended = await asyncio.wait_for(first, PATIENCE_SECONDS)
+        model.go_on.set()
+        return [str(each.stop_reason) for each in [ended, *await asyncio.gather(*others)]]
+
+    assert asyncio.run(main()) == ["max_duration", "end_turn", "end_turn"]
+    told = [fact for fact in facts if isinstance(fact, Stop)]
+    assert 0.3 <= told[0].seconds < 0.3 + 0.5
