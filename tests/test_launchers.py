@@ -17,8 +17,9 @@ from tests.test_autoload import FIRST, PACKAGES, ROOT, Environment
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
 PYTHON = (sys.executable,)
 
-WITHOUT_EXPORTER = {"OTEL_TRACES_EXPORTER": "nobody_installed_this"}
-"""opentelemetry-instrument gives up before it has loaded anybody."""
+WITHOUT_EXPORTER = {**NO_EXPORT, "OTEL_TRACES_EXPORTER": "nobody_installed_this"}
+"""opentelemetry-instrument gives up before it has loaded anybody. Nothing else is exported: at its
+end, a program would wait for a collector that is not there."""
 
 
 @pytest.fixture
