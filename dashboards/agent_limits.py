@@ -149,7 +149,8 @@ STOPS: Final = (
     ),
     panels.bars(
         "Invocations ended for these reasons",
-        "Finished invocations by stop reason: our limits first, natural ends last.",
+        "Finished invocations by stop reason: our limits first, natural ends last. Those that went "
+        "past a limit with the action observe are in the panel on what would have been halted.",
         SHORT,
         *(
             Target(queries.per_bar(stops, "reason"), "{{reason}}")
@@ -178,8 +179,8 @@ STOPS: Final = (
     ),
     panels.note(
         "The ledger knows each of them: copy this where it is",
-        "The same time range, and the agents, models and reasons that are selected. Which "
-        "processes it has is up to where they keep it.",
+        "The same time range, and the agents, models and reasons that are selected; a reason also "
+        "finds what it would have halted. Which processes it has is up to where they keep it.",
         AUDIT,
     ),
 )

@@ -34,6 +34,7 @@ COLUMNS: Final = (
     Column("reason", "Reason", is_key=True),
     Column("agent", "Agent", is_key=True),
     Column("action", "Action", is_key=True),
+    Column("would_be", "Would be", is_key=True),
     Column("invocations", "Invocations", "count", is_key=True),
     Column("synthetic_halts", "Synthetic halts", "count"),
     Column("zero_token_calls", "Zero-token calls", "count"),
@@ -42,6 +43,9 @@ COLUMNS: Final = (
     Column("cost_usd", "Cost", "money"),
     Column("unpriced_calls", "Unpriced calls", "count"),
 )
+
+KEYS: Final = sum(column.kind == "text" for column in COLUMNS)
+"""Columns that say of which invocations a row is."""
 
 COSTLIEST: Final = (
     Column("trace_id", "Trace", "id", is_key=True),
@@ -76,14 +80,14 @@ def stops(inquiry: Inquiry, top: int) -> Answer:
         charts=overview(inquiry),
         totals=[
             (column.title, column.kind, value)
-            for column, value in list(zip(table.columns, table.total or (), strict=True))[3:]
+            for column, value in list(zip(table.columns, table.total or (), strict=True))[KEYS:]
         ],
     )
 
 
 def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
-    """One row per reason, agent and action, the most frequent first."""
-    groups: dict[tuple[str, str, str], Ended] = {}
+    """One row per reason, agent, action and would-be halt, the most frequent first."""
+    groups: dict[tuple[str, str, str, str], Ended] = {}
     for row in stops:
         ended = groups.setdefault(_key(row), Ended())
         ended.invocations += row.invocations
@@ -102,7 +106,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
     in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
     rows = [(*key, *_figures(ended)) for key, ended in in_order]
     # Of the rows and not by another query, so that the total is that of what is shown above it.
-    figures = [sum(row[index] for row in rows) for index in range(3, 8)]
+    figures = [sum(row[index] for row in rows) for index in range(KEYS, KEYS + 5)]
     unpriced = sum(ended.unpriced for ended in groups.values())
     # Unknown where no call has a price: a sum of nothing is not $0.00.
     cost = known_cost(sum(ended.pico for ended in groups.values()), unpriced)
@@ -111,16 +115,17 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         title="Stops by reason and agent",
         columns=COLUMNS,
         rows=rows,
-        total=("total", "", "", *figures, cost, unpriced),
-        note="A synthetic halt left a message that no model wrote. A zero-token call is a real one "
-        "for which the provider reported zero; an unmeasured call is one for which it reported "
-        "nothing. Cost is that of the calls with a known price.",
+        total=("total", "", "", "", *figures, cost, unpriced),
+        note="Would be is the reason of a halt that the action observe left out, under which "
+        "metrics count the invocation. A synthetic halt left a message that no model wrote. A "
+        "zero-token call is a real one for which the provider reported zero; an unmeasured call is "
+        "one for which it reported nothing. Cost is that of the calls with a known price.",
     )
 
 
-def _key(row: Any) -> tuple[str, str, str]:
+def _key(row: Any) -> tuple[str, str, str, str]:
     # What is still running is a group of its own, and not one without a reason.
-    return (row.reason or UNFINISHED, row.agent, row.action or "")
+    return (row.reason or UNFINISHED, row.agent, row.action or "", row.would_be)
 
 
 def _figures(ended: Ended) -> tuple[Any, ...]:

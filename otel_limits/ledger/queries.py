@@ -18,7 +18,7 @@ from otel_limits.ledger.schema import (
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
 )
-from otel_limits.ledger.selection import CALLS, RUNS, Selection, Source
+from otel_limits.ledger.selection import CALLS, RUNS, WOULD_BE, Selection, Source
 from otel_limits.ledger.spending import SUMS, columns_for
 from otel_limits.ledger.totals import COST
 
@@ -41,8 +41,8 @@ def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
 
 
 def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Invocations by agent, reason and action, with their tokens and picodollars."""
-    keys = (RUNS.agent, RUNS.reason, RUNS.action)
+    """Invocations by agent, reason, action and would-be halt, with tokens and picodollars."""
+    keys = (RUNS.agent, RUNS.reason, RUNS.action, WOULD_BE)
     has_ended = RUNS.ended_us.is_not(None)
     statement = _of_runs(
         selection,
@@ -74,8 +74,8 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 
 
 def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Model calls without a measured size, by agent, reason and action of their invocation."""
-    keys = (RUNS.agent, RUNS.reason, RUNS.action)
+    """Model calls without a measured size, by what `stops` has their invocations by."""
+    keys = (RUNS.agent, RUNS.reason, RUNS.action, WOULD_BE)
     # Both parts are answered by an index; the state of every call would be read from the table.
     of_unknown_size = sa.select(CALLS.id).where(IS_OF_UNKNOWN_SIZE)
     without_tokens = sa.select(CALLS.id).where(CALLS.input_tokens == 0, CALLS.output_tokens == 0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.limits import LIMITS, QUOTA_EXCEEDED_STOP_REASON, TREE_PREFIX
 from otel_limits.ledger.repricing import FORMER_PICO
 from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, MODEL_CALL_TABLE
-from otel_limits.ledger.selection import CALLS, RUNS
+from otel_limits.ledger.selection import CALLS, REASON_COUNTED, RUNS
 
 LIVE: Final = "live"
 """What was imported was counted elsewhere, if at all."""
@@ -49,8 +48,8 @@ def calls(
 def stops(
     connection: sa.Connection, since_us: int, until_us: int
 ) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
-    """Agents and reasons, with the invocations that ended so; a pair can come several times."""
-    keys = (RUNS.agent, RUNS.reason, RUNS.action, RUNS.breach_limit)
+    """Agents and reasons, with the invocations that ended so."""
+    keys = (RUNS.agent, REASON_COUNTED.label("counted"))
     statement = (
         sa.select(*keys, sa.func.count().label("stops"))
         .select_from(INVOCATION_TABLE)
@@ -58,13 +57,4 @@ def stops(
         .group_by(*keys)
     )
     for row in connection.execute(statement):
-        yield (row.agent, _counted_as(row)), {"stops": int(row.stops)}
-
-
-def _counted_as(row: Any) -> str:
-    """The reason under which an end is counted: that of the limit, also where it only observed."""
-    limit = (row.breach_limit or "").removeprefix(TREE_PREFIX)
-    if limit in LIMITS:
-        return LIMITS[limit].reason
-    is_quota = row.action == "observed" and limit  # which has a name of its own
-    return QUOTA_EXCEEDED_STOP_REASON if is_quota else str(row.reason)
+        yield (row.agent, row.counted), {"stops": int(row.stops)}

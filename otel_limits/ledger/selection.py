@@ -10,6 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.limits import LIMITS, QUOTA_EXCEEDED_STOP_REASON, TREE_PREFIX
 from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, span
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.ledger.schema import (
@@ -99,6 +100,9 @@ class Source:
                 condition = sa.exists().where(
                     call.invocation_id == self._owner, matches(call[name], value)
                 )
+            elif name == "reason":
+                # In metrics an observed limit is the reason: whoever asks for it gets both.
+                condition = matches(self.column(name), value) | matches(REASON_COUNTED, value)
             else:
                 condition = matches(self.column(name), value)
             wanted.setdefault(name, []).append(condition)
@@ -158,6 +162,30 @@ NAMED_RUNS: Final[dict[str, sa.ColumnElement[Any]]] = {
     "action": RUNS.action,
     "limit": RUNS.breach_limit,
 }
+
+
+def _inlined(text: str) -> sa.ColumnElement[str]:
+    # A parameter is another one each time, so that PostgreSQL would not know the expression to
+    # group by as the one that is selected.
+    return sa.literal(text, literal_execute=True)
+
+
+IS_OBSERVED: Final = (RUNS.action == "observed") & (RUNS.breach_limit != "")
+
+REASON_COUNTED: Final[sa.ColumnElement[Any]] = sa.case(
+    {
+        prefix + name: _inlined(limit.reason)
+        for name, limit in LIMITS.items()
+        for prefix in ("", TREE_PREFIX)
+    },
+    value=RUNS.breach_limit,
+    # A quota has a name of its own.
+    else_=sa.case((IS_OBSERVED, _inlined(QUOTA_EXCEEDED_STOP_REASON)), else_=RUNS.reason),
+)
+"""The reason under which metrics count an end: that of the limit, also where it only observed."""
+
+WOULD_BE: Final = sa.case((IS_OBSERVED, REASON_COUNTED), else_=_inlined("")).label("would_be")
+"""The reason of the halt that would have been; empty where there would have been none."""
 
 
 IS_SIDE: Final[sa.ColumnElement[Any]] = sa.case((CALLS.side, "yes"), (~CALLS.side, "no"))

@@ -60,8 +60,8 @@ class MetricSpec:
 STOPS: Final = MetricSpec(
     name="otel_limits_stops_total",
     labels=("agent", "reason", "action"),
-    help="Finished invocations by stop reason and by what otel-limits did "
-    "(none, observed, halted, wrapped_up, raised).",
+    help="Finished invocations by stop reason and by what otel-limits did (none, observed, halted, "
+    "wrapped_up, raised). The reason of an observed one is that of the limit that it went past.",
     unit="{stop}",
 )
 TURNS: Final = MetricSpec(

@@ -11,22 +11,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from PIL import Image
 
 from otel_limits.cli import main
-from tests.dashboards.servers import ROOT, Agents, remembering
+from tests.dashboards.servers import MINUTE, ROOT, SCRAPES, Agents, past, remembering
 from tests.dashboards.workload import ACTORS
 
 ROUNDS = 80
 """As many as fit what quotas permit."""
-
-SCRAPE_SECONDS = 60
-SCRAPES = 2
-"""Of each round."""
 
 
 def served(port: int) -> str:
@@ -54,24 +49,6 @@ def played() -> list[str]:
             agents.end()
 
 
-def past(scrapes: Sequence[str], end: float) -> str:
-    """Give every sample the labels of a target and a time, and bring metrics together."""
-    target = 'job="agents",instance="agents-0:9464"'
-    metrics: dict[str, list[str]] = {}
-    times = [end - SCRAPE_SECONDS * n for n in reversed(range(len(scrapes) * SCRAPES))]
-    for number, when in enumerate(times):
-        for line in scrapes[number // SCRAPES].splitlines():
-            if line.startswith("# TYPE"):
-                samples = metrics.setdefault(line, [])
-            elif line.startswith("otel_limits"):
-                series, _, value = line.partition(" # ")[0].rpartition(" ")
-                name, _, labels = series.partition("{")
-                own = f",{labels}" if labels else "}"
-                samples.append(f"{name}{{{target}{own} {value} {when:.3f}")
-    lines = (line for of, samples in metrics.items() if samples for line in (of, *samples))
-    return "\n".join((*lines, "# EOF", ""))
-
-
 def take() -> int:
     """Play, then draw; returns the exit status of the command."""
     scrapes = played()
@@ -79,8 +56,8 @@ def take() -> int:
         samples = past(scrapes, time.time())
         with remembering(Path(directory), samples) as url:
             out = ROOT / "dashboards/pictures"
-            looked = f"{ROUNDS * SCRAPES * SCRAPE_SECONDS // 60}m"
-            options = ("--range", looked, "--scrape-interval", f"{SCRAPE_SECONDS}s")
+            looked = f"{ROUNDS * SCRAPES}m"
+            options = ("--range", looked, "--scrape-interval", f"{MINUTE}s")
             status = main(
                 ["dashboards", "preview", "--prometheus", url, "--out", str(out), *options]
             )

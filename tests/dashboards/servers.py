@@ -287,3 +287,26 @@ def remembering(
     finally:
         server.terminate()
         server.wait(30)
+
+
+MINUTE = 60
+SCRAPES = 2
+"""A minute apart, of each that is written to the past."""
+
+
+def past(scrapes: Sequence[str], end: float) -> str:
+    """Give every sample the labels of a target and a time, and bring metrics together."""
+    target = 'job="agents",instance="agents-0:9464"'
+    metrics: dict[str, list[str]] = {}
+    times = [end - MINUTE * n for n in reversed(range(len(scrapes) * SCRAPES))]
+    for number, when in enumerate(times):
+        for line in scrapes[number // SCRAPES].splitlines():
+            if line.startswith("# TYPE"):
+                samples = metrics.setdefault(line, [])
+            elif line.startswith("otel_limits"):
+                series, _, value = line.partition(" # ")[0].rpartition(" ")
+                name, _, labels = series.partition("{")
+                own = f",{labels}" if labels else "}"
+                samples.append(f"{name}{{{target}{own} {value} {when:.3f}")
+    lines = (line for of, samples in metrics.items() if samples for line in (of, *samples))
+    return "\n".join((*lines, "# EOF", ""))

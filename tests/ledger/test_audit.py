@@ -271,6 +271,29 @@ def test_stops_by_reason(halts: LedgerFile, ask: Ask) -> None:
     }
 
 
+def test_would_be_halts_have_the_reason_of_the_metrics(ledger: LedgerFile, ask: Ask) -> None:
+    """Of limits, of those of trees and of loops, and of quotas; not where nothing was observed."""
+    breaches = {
+        "max_turns": Breach("max_turns", 3, 3, "max_turns"),
+        "max_token_budget": Breach("tree_max_token_budget", 9, 9, "max_token_budget"),
+        "loop_detected": Breach("max_repeated_tool_cycles", 5, 5, "loop_detected"),
+        "quota_exceeded": Breach("team", 10, 11, "quota_exceeded"),
+    }
+    observed = [Entry(action="observed", breach=breach) for breach in breaches.values()]
+    halted = Entry(reason="max_turns", action="halted", breach=breaches["max_turns"])
+    write(ledger.address, *observed, halted, Entry())
+
+    rows = ask("stops", "--where", "action=observed")["stops"]
+    assert {(row["reason"], row["would_be"]) for row in rows} == {
+        ("end_turn", reason) for reason in breaches
+    }
+    rows = ask("stops", "--where", "reason=max_turns")["stops"]
+    assert {(row["reason"], row["action"], row["would_be"]) for row in rows} == {
+        ("max_turns", "halted", ""),
+        ("end_turn", "observed", "max_turns"),
+    }
+
+
 def test_the_most_expensive_halts_have_their_traces(halts: LedgerFile, ask: Ask) -> None:
     """The price decides, then the tokens; natural ends are not among them."""
     found = ask("stops", "--top", "2")["costliest_halted"]

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from otel_limits.cli import main
+from otel_limits.core.limits import Breach
 from otel_limits.dashboards import panels
 from otel_limits.dashboards.files import directory
 from tests.ledger.book import NINE, Call, Entry, write
@@ -35,12 +36,19 @@ SHELL, MARKDOWN, LISTED = 'Bob\'s $(agent) "b" & 100%+*', "`a` </code> é", "a,a
 MAX_TURNS: dict[str, Any] = {"reason": "max_turns", "action": "halted"}
 ENDED: dict[str, Any] = {"reason": "end_turn", "action": "none"}
 
+OBSERVED: dict[str, Any] = {
+    "reason": "end_turn",
+    "action": "observed",
+    "breach": Breach("max_turns", 3, 3, "max_turns"),
+}
+
 ENTRIES = (
     Entry(agent="coder", calls=[Call(model="small")], **MAX_TURNS),
     Entry(agent="coder", calls=[Call(model="large")], **ENDED),
     Entry(agent=SHELL, calls=[Call(model="small"), Call(model="large")], **MAX_TURNS),
     Entry(agent=MARKDOWN, calls=[Call(model="large")], **ENDED),
     Entry(agent=LISTED, calls=[Call(model="small")], **ENDED),
+    Entry(agent="watched", calls=[Call(model="small")], **OBSERVED),
 )
 
 ALL = ("$__all",)
@@ -74,10 +82,11 @@ def commands(selected: Mapping[str, Sequence[str]]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("selected", "expected"),
     [
-        ({}, {"coder": 2, SHELL: 1, MARKDOWN: 1, LISTED: 1}),
+        ({}, {"coder": 2, SHELL: 1, MARKDOWN: 1, LISTED: 1, "watched": 1}),
         ({"agent": ["coder"]}, {"coder": 2}),
         ({"agent": [SHELL, MARKDOWN, LISTED]}, {SHELL: 1, MARKDOWN: 1, LISTED: 1}),
-        ({"reason": ["max_turns"]}, {"coder": 1, SHELL: 1}),
+        ({"reason": ["max_turns"]}, {"coder": 1, SHELL: 1, "watched": 1}),
+        ({"reason": ["end_turn"]}, {"coder": 1, MARKDOWN: 1, LISTED: 1, "watched": 1}),
         ({"model": ["large"]}, {"coder": 1, SHELL: 1, MARKDOWN: 1}),
         ({"agent": ["coder", SHELL], "model": ["small"], "reason": ["max_turns", "killed"]},
          {"coder": 1, SHELL: 1}),
@@ -101,10 +110,15 @@ def test_it_asks_for_what_is_selected(
         for entry in ENTRIES
         for call in entry.calls
         if entry.agent in expected
-        and entry.reason in selected.get("reason", [entry.reason])
+        and reasons_of(entry) & set(selected.get("reason", reasons_of(entry)))
         and call.model in models
     ]
     assert sum(row["calls"] for row in spend["spend"]) == len(calls)
+
+
+def reasons_of(entry: Entry) -> set[str]:
+    """How it ended, and what would have halted it."""
+    return {entry.reason} | ({entry.breach.reason} if entry.breach else set())
 
 
 def asked(capsys: Output, command: Sequence[str]) -> Any:

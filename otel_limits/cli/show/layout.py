@@ -111,7 +111,7 @@ def _narrowed(lanes: list[Lane], gap: int, width: int) -> tuple[list[Lane], list
         lane.width = lane.least
     left_out = []
     while _needed(lanes, gap) > width:
-        others = [lane for lane in lanes if not lane.column.is_key]
+        others = [lane for lane in lanes if lane.is_empty or not lane.column.is_key]
         if not others:
             break
         # A column of zeros says least; after those, the widest makes most room.

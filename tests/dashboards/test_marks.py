@@ -1,0 +1,108 @@
+"""Which moments annotations mark, by a real Prometheus over what a process really served."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.openmetrics.exposition import generate_latest
+from strands.hooks import BeforeModelCallEvent
+
+import otel_limits
+from otel_limits.dashboards.api import Prometheus
+from otel_limits.dashboards.files import directory
+from otel_limits.dashboards.panels import TimeRange
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.dashboards.servers import MINUTE, SCRAPES, past, program, remembering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.conftest import MakeAgent
+
+STEP = MINUTE * SCRAPES
+
+MOMENTS: dict[str, set[str]] = {
+    "begun": {"Deployments: agents: version 1.2.3"},
+    "changed": {"Policy files: Policy file accepted"},
+    "misspelt": {"Policy files: Policy file refused"},
+    "mended": {"Policy files: Policy file accepted"},
+    "killed": {"Kills: worker was killed", "Halts: worker: killed"},
+    "halted": {"Halts: worker: max_turns"},
+    "quiet": set(),
+}
+"""What happens between two scrapes, and what is marked then."""
+
+
+@pytest.mark.usefixtures("faulty")
+def test_each_moment_is_marked_when_it_happened_and_at_no_other(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Deployments, policy files that were read anew, kills and halts, on every dashboard."""
+    program("promtool")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.version=1.2.3")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(tmp_path / "limits.yaml"))
+    moments = lived(make_agent, monkeypatch, tmp_path / "limits.yaml")
+    scrapes = [served() for _ in moments]
+    end = time.time() // STEP * STEP
+    with remembering(tmp_path, past(scrapes, end)) as url:
+        for board in (directory() / "grafana/dashboards").glob("*.json"):
+            annotations = json.loads(board.read_text("utf-8"))["annotations"]["list"]
+            found = {
+                moment: set(marked(Prometheus(url), annotations, end - STEP * ago))
+                for ago, moment in enumerate(reversed(MOMENTS))
+            }
+            assert found == MOMENTS
+
+
+def served() -> str:
+    """What a scrape would get."""
+    text: bytes = generate_latest(REGISTRY)  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+def lived(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path) -> Iterator[None]:
+    """Live through each moment in turn."""
+    policy.write_text("defaults: {limits: {max_turns: 9}}")
+    otel_limits.enable()
+    answer(make_agent)
+    yield
+    for text in ("limits: {max_turns: 8}", "action: stop", "limits: {max_turns: 1}"):
+        policy.write_text(f"defaults: {{{text}}}")
+        # It is looked at every five seconds, when an invocation begins.
+        monkeypatch.setattr(RUNTIME._policy_file, "_next_look", time.monotonic() - 4)
+        answer(make_agent)
+        yield
+    doomed = make_agent(ScriptedModel([says("done")]), name="worker")
+    doomed.hooks.add_callback(BeforeModelCallEvent, strike)
+    assert doomed("go").stop_reason == "killed"
+    yield
+    runaway = make_agent(ScriptedModel(endless(uses("search"))), name="worker")
+    assert runaway("go").stop_reason == "max_turns"
+    yield
+    yield
+
+
+def strike(_: BeforeModelCallEvent) -> None:
+    """Press the button."""
+    assert otel_limits.kill(agent="worker") == 1
+
+
+def answer(make_agent: MakeAgent) -> None:
+    """Have an agent that comes to its end by itself."""
+    assert make_agent(ScriptedModel([says("done")]), name="worker")("go").stop_reason == "end_turn"
+
+
+def marked(prometheus: Prometheus, annotations: list[dict[str, Any]], when: float) -> Iterator[str]:
+    """What annotations say of the step that ends then."""
+    step = TimeRange(start=when - STEP, end=when, step=STEP, scrape_interval=MINUTE)
+    for each in annotations:
+        for line in prometheus.query(step.fill(each["expr"]), when):
+            # Not the version of otel-limits, which is another one at the next release.
+            said = line.named(each["titleFormat"]).partition(", otel-limits")[0]
+            yield f"{each['name']}: {said}"
