@@ -88,9 +88,9 @@ def lived(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path) 
     yield
 
 
-def strike(_: BeforeModelCallEvent) -> None:
+def strike(event: BeforeModelCallEvent) -> None:
     """Press the button."""
-    assert otel_limits.kill(agent="worker") == 1
+    assert otel_limits.kill(agent=event.agent.name) == 1
 
 
 def answer(make_agent: MakeAgent) -> None:
