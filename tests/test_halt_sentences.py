@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import Agent
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, MaxTurnsReachedException, enable
@@ -109,6 +110,23 @@ def test_a_cell_of_a_notebook_is_a_place(make_agent: MakeAgent, folder: str) -> 
     exec(cell, {"__name__": "__main__", "enable": enable, "Limits": Limits})  # noqa: S102
     agent = make_agent(runaway())
     assert origin_of(agent("go")) == "a cell of the notebook, line 2 (enable)"
+
+
+def test_an_agent_of_a_tree_is_not_called_again_by_itself(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, warnings_logged: Callable[[], list[str]]
+) -> None:
+    """In its tree it would be halted at once, so that what began the tree is called again."""
+    monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "2")
+    enable()
+    child = make_agent(runaway(), name="child")
+    parent = Agent(name="parent", model=ScriptedModel([uses("child")]), tools=[child.as_tool()])
+    parent("go")
+    assert warnings_logged() == [
+        f"Agent {name!r} was halted by tree_max_turns: 2 of 2 turns used. The limit is set in "
+        "OTEL_LIMITS_TREE_MAX_TURNS. The whole tree shares it: call again what began the tree, or "
+        "raise it there."
+        for name in ("child", "parent")
+    ]
 
 
 def test_the_tools_of_two_places(

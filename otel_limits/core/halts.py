@@ -14,6 +14,7 @@ from otel_limits.core.limits import (
     LOOP_DETECTED_STOP_REASON,
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
+    TREE_PREFIX,
 )
 
 if TYPE_CHECKING:
@@ -94,4 +95,8 @@ def next_step(breach: Breach) -> str:
             if breach.unit == "USD"
             else "OTEL_LIMITS_UNMEASURED=estimate counts such calls by an estimate."
         )
-    return f"Call the agent again to go on, or raise the limit{' there' if breach.origin else ''}."
+    there = " there" if breach.origin else ""
+    # Called again within its tree, the agent would be halted at once: the tree has nothing left.
+    if breach.limit.startswith(TREE_PREFIX):
+        return f"The whole tree shares it: call again what began the tree, or raise it{there}."
+    return f"Call the agent again to go on, or raise the limit{there}."
