@@ -175,6 +175,6 @@ def salvage(arguments: Namespace) -> int:
     with named(arguments) as address, contextlib.closing(Database(address)) as database:
         with working("Salvaging"):
             done = read(damaged, database)
-        sys.stdout.write(f"{done} They are in {output}.\n")
+        sys.stdout.write(f"{done} What was read is in {output}.\n")
     # A script that salvages has to know that some of it is gone.
-    return int(bool(done.ranges_lost or done.tables_lost))
+    return int(not done.is_whole)

@@ -36,15 +36,29 @@ class Salvaged:
     """What came of it."""
 
     rows: int = 0
-    ranges_lost: int = 0
-    """Rows, or ranges of them, that cannot be read."""
+    rows_lost: int = 0
+    """Numbers of rows that cannot be read; under some of them there never was a row any more, as
+    what was pruned leaves its numbers behind."""
+    ends_lost: int = 0
+    """Tables of which nobody knows how many rows they had."""
     tables_lost: int = 0
 
     def __str__(self) -> str:
         """In words."""
-        lost = [f"{self.ranges_lost:,} rows could not be read" if self.ranges_lost else ""]
-        lost.append(f"{self.tables_lost:,} tables are gone" if self.tables_lost else "")
+        lost = [
+            f"up to {self.rows_lost:,} rows could not be read" if self.rows_lost else "",
+            f"{self.ends_lost:,} tables have an end that cannot be read, and nobody knows how many "
+            "rows were in it"
+            if self.ends_lost
+            else "",
+            f"{self.tables_lost:,} tables are gone" if self.tables_lost else "",
+        ]
         return "; ".join(filter(None, [f"{self.rows:,} rows were read", *lost])) + "."
+
+    @property
+    def is_whole(self) -> bool:
+        """True when nothing is missing."""
+        return not (self.rows_lost or self.ends_lost or self.tables_lost)
 
 
 def salvage(damaged: Path, database: Database) -> Salvaged:
@@ -85,10 +99,17 @@ def _readable(connection: sqlite3.Connection, table: str, done: Salvaged) -> Ite
         done.tables_lost += 1
         return
     last = _last_row(connection, table)
+    is_known = last is not None
+    if last is None:
+        last = _search(connection, table)
     first = 1
     while first <= last:
         yield from _range(connection, table, first, min(last, first + PORTION - 1), done)
         first = _next_row(connection, table, first + PORTION)  # over what prune has left empty
+    if not is_known:
+        done.ends_lost += 1
+        # A page further on may be whole. What cannot be read here need not have been a row.
+        yield from _range(connection, table, last + 1, last + PORTION, Salvaged())
 
 
 def _range(
@@ -100,14 +121,14 @@ def _range(
         found = [_row(table, row) for row in connection.execute(query, (first, last))]
     except UNREADABLE:
         if first == last:
-            done.ranges_lost += 1
+            done.rows_lost += 1
             return
         middle = (first + last) // 2
         yield from _range(connection, table, first, middle, done)
         yield from _range(connection, table, middle + 1, last, done)
         return
     whole = [(table, row) for row in found if row is not None]
-    done.ranges_lost += len(found) - len(whole)
+    done.rows_lost += len(found) - len(whole)
     if whole:
         yield whole
 
@@ -127,12 +148,12 @@ def _row(table: str, found: sqlite3.Row) -> Row | None:
     return row
 
 
-def _last_row(connection: sqlite3.Connection, table: str) -> int:
+def _last_row(connection: sqlite3.Connection, table: str) -> int | None:
     try:
         found = connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0]  # noqa: S608
     except UNREADABLE:
         known = list(_last_in_indexes(connection, table))
-        return max(known) if known else _search(connection, table)
+        return max(known, default=None)
     return int(found or 0)
 
 
@@ -157,11 +178,11 @@ def _search(connection: sqlite3.Connection, table: str) -> int:
             readable = middle
         else:
             beyond = middle
-    return readable + PORTION
+    return readable
 
 
 def _has(connection: sqlite3.Connection, table: str, row: int) -> bool:
-    """Tell whether there is something from here on; what cannot be read is something."""
+    """Tell whether there is a row from here on that can be read."""
     query = f"SELECT 1 FROM {table} WHERE rowid >= ? LIMIT 1"  # noqa: S608
     try:
         return connection.execute(query, (row,)).fetchone() is not None

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sqlite3
 import stat
 import time
@@ -631,6 +632,21 @@ def test_a_damaged_page_costs_its_own_rows_only(
     assert 350 <= calls <= 400
     assert 150 <= runs <= 200
     assert main(["audit", "spend", "--ledger", str(new)]) == 0
+
+
+def test_rows_that_never_were_are_not_missing(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a file that was cut off nobody knows how many rows it had, so that no number says it."""
+    write(ledger.address, *(entry(agent=f"agent {n}") for n in range(200)))
+    data = ledger.path.read_bytes()
+    ledger.path.write_bytes(data[: len(data) // 2])
+    assert main(["ledger", "salvage", str(ledger.path), "--output", str(tmp_path / "n.db")]) == 1
+    said = capsys.readouterr().out
+    lost = re.search(r"up to ([\d,]+) rows could not be read", said)
+    # 200 invocations with two calls each, and what else is recorded of them.
+    assert lost is None or int(lost[1].replace(",", "")) <= 800
+    assert "tables have an end that cannot be read" in said
 
 
 def test_a_damaged_schema_hides_no_table(
