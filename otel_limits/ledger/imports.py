@@ -68,6 +68,12 @@ NO_AGENT: Final = "(no agent)"
 RUNS: Final = INVOCATION_TABLE.c
 CALLS: Final = MODEL_CALL_TABLE.c
 
+NO_CALL: Final = (
+    "There is no model call among the {} spans. A model call is known by gen_ai.operation.name, "
+    "openinference.span.kind, llm.request.type or langfuse.observation.type, or by two of these: "
+    "a model, usage, and a name like `chat`. Metrics and logs have none."
+)
+
 
 @dataclass(slots=True)
 class Imported:
@@ -84,20 +90,15 @@ class Imported:
 
     @property
     def has_no_call(self) -> bool:
-        """True for spans of which none is a model call: they are not what was meant."""
-        return self.spans > 0 and not (self.calls or self.known_calls)
+        """True where nothing of what was read is a model call: it is not what was meant."""
+        return bool(self.spans or self.bad) and not (self.calls or self.known_calls)
 
     def __str__(self) -> str:
         """In words."""
-        if self.has_no_call:
-            return (
-                f"There is no model call among the {self.spans:,} spans. A model call is known by "
-                f"gen_ai.operation.name, openinference.span.kind, llm.request.type or "
-                f"langfuse.observation.type, or by two of these: a model, usage, and a name like "
-                f"`chat`. Metrics and logs have none."
-            )
         others = f"{self.invocations:,} invocations and {self.tools:,} tool calls."
         parts = [f"Imported {self.calls:,} model calls, {others}"]
+        if self.spans and self.has_no_call:
+            parts = [NO_CALL.format(f"{self.spans:,}")]
         if self.known_calls:
             parts.append(f"{self.known_calls:,} model calls were in the ledger already.")
         if not self.bad:

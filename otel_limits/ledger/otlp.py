@@ -23,6 +23,9 @@ SPAN_BYTES: Final = 8
 # Whole numbers are apart, as protobuf's JSON writes them as text.
 LAST_MICROSECOND: Final = 253_402_300_800_000_000
 """The year 10000 begins."""
+SIGNALS: Final = ("resourceSpans", "resourceMetrics", "resourceLogs", "resourceProfiles")
+"""One of them is in every line of a file exporter."""
+
 SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 # OTLP JSON has numbers for enums; exporters built on protobuf's own JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
@@ -121,7 +124,7 @@ class Span:
 
 
 def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
-    """Read the spans of one line; a line of metrics or logs has none.
+    """Read the spans of one line; a line of another signal has none.
 
     Args:
         line: What an OTLP JSON file exporter writes at once.
@@ -132,7 +135,11 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
     """
     wanted = KEPT.union(keys)
     try:
-        for resource in json.loads(line).get("resourceSpans", ()):
+        document = json.loads(line)
+        # Any other JSON, such as an export of the ledger, would be imported as nothing at all.
+        if document.keys().isdisjoint(SIGNALS):
+            raise ValueError(f"It has none of {', '.join(SIGNALS)}.")
+        for resource in document.get("resourceSpans", ()):
             for scope in resource.get("scopeSpans", ()):
                 name = str(scope.get("scope", {}).get("name", ""))
                 for span in scope.get("spans", ()):

@@ -43,6 +43,7 @@ HOSTILE = {
     "nul": "\x00",
     "long number": line(1000, endTimeUnixNano="9" * 5000),
     "not a list": '{"resourceSpans": 7}',
+    "other JSON": '{"agent": "a", "input_tokens": 5}',
     "not UTF-8": "\udcff",
 }
 
@@ -79,3 +80,27 @@ def test_a_damaged_archive_gives_what_is_before_the_damage(
     assert f"{path}, " in capsys.readouterr().out
     assert 500 < len(ledger.calls()) < 3002
     assert main(["audit", "verify"]) == 0
+
+
+def test_a_file_of_something_else_is_refused(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An export of the ledger is not OTLP: every line is named, and a script sees the status."""
+    path = tmp_path / "calls.jsonl"
+    path.write_text('{"agent": "a", "input_tokens": 5}\n', encoding="utf-8")
+    assert main(["ledger", "import", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "Imported 0 model calls" in said
+    assert f"{path}, line 1: It has none of resourceSpans, " in said
+
+
+def test_bad_lines_are_shown_beside_spans_without_a_call(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model calls that somebody misses may have been in them."""
+    path = tmp_path / "spans.jsonl"
+    path.write_text(f"{line(1, attributes=[], name='GET')}\nnonsense\n", encoding="utf-8")
+    assert main(["ledger", "import", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "There is no model call among the 1 spans." in said
+    assert f"{path}, line 2: " in said
