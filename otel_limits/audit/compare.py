@@ -43,7 +43,7 @@ class Pair:
     @property
     def about(self) -> str:
         """Both, in words."""
-        parts = [f"{_when(each)} ({_days(each):,.1f} days)" for each in (self.now, self.before)]
+        parts = [f"{_when(each)} ({_length(each)})" for each in (self.now, self.before)]
         return " against ".join(parts)
 
 
@@ -52,8 +52,12 @@ def _when(selection: Selection) -> str:
     return f"{written(since, 'time')} to {written(until, 'time')} UTC"
 
 
-def _days(selection: Selection) -> float:
-    return ((selection.until_us or 0) - (selection.since_us or 0)) / DAY_MICROSECONDS
+def _length(selection: Selection) -> str:
+    days = ((selection.until_us or 0) - (selection.since_us or 0)) / DAY_MICROSECONDS
+    # In days an hour would be 0.0, as if nothing had been compared.
+    if days >= 1:
+        return f"{days:,.1f} days"
+    return f"{days * 24:,.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:,.1f} minutes"
 
 
 def pair_of(selection: Selection, against: Against, by: Sequence[str]) -> Pair:
@@ -96,6 +100,10 @@ def _paired(
         raise LedgerError("The period that --compare is about has not begun, or is empty.")
     if against.period:
         begin, end = span(against.period, against.text, zone)
+        # Of a period that is not over, what has passed of it: the rest would count as days of 0.
+        end = min(end, now_us)
+        if end <= begin:
+            raise LedgerError(f"--compare {against.text} names a period that has not begun.")
     else:
         # As long as the present one, up to the same point of it: half a month is not set against a
         # whole one.

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import re
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -286,6 +287,23 @@ def test_a_period_is_compared_with_another_by_name(movers: None, capsys: Output)
     assert week == {"falls": (0, 2, 2), "worker": (0, 10, 10), "new": (0, 3, 3)}
 
 
+@pytest.mark.parametrize(
+    ("since", "until", "against", "lengths"),
+    [
+        ("2026-11-17", "2026-11-18", "previous", "(1.0 days) (1.0 days)"),
+        ("2026-11-17T06:00", "2026-11-17T12:00", "previous", "(6.0 hours) (6.0 hours)"),
+        ("2026-11-17T06:00", "2026-11-17T06:30", "2026-11", "(30.0 minutes) (17.5 days)"),
+    ],
+)
+def test_how_long_periods_are_is_said_in_their_own_unit(
+    movers: None, capsys: Output, since: str, until: str, against: str, lengths: str
+) -> None:
+    """Hours are not 0.0 days; of a month that is not over it is what has passed of it."""
+    main(["audit", "spend", "--since", since, "--until", until, "--compare", against])
+    told = capsys.readouterr().out
+    assert " ".join(re.findall(r"\([\d.]+ (?:days|hours|minutes)\)", told)) == lengths
+
+
 def test_the_month_before_is_one_of_the_calendar(ledger: LedgerFile, capsys: Output) -> None:
     """March against February, and not against the 31 days before it."""
     zone = ZoneInfo("Europe/Berlin")
@@ -315,6 +333,7 @@ def test_few_movers_and_all_others(movers: None, capsys: Output) -> None:
         (("--compare", "previous", "--where", "day=0001-01-01"), "two periods after 1970"),
         (("--compare", "previous", "--where", "month=1970-01"), "two periods after 1970"),
         (("--compare", "7d", "--since", "2030-01-01"), "has not begun"),
+        (("--compare", "2030-01"), "--compare 2030-01 names a period that has not begun"),
         (("--compare", "7d", "--where", "day=2026-11-11", "--where", "day=2026-11-12"), "got 2"),
     ],
 )
