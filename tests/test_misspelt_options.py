@@ -257,3 +257,10 @@ def test_no_help_cuts_a_name_at_its_hyphen(columns: int, monkeypatch: pytest.Mon
         if re.search(r"\w-$", line)
     }
     assert cut == set()
+
+
+def test_a_negative_number_is_not_a_misspelt_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it must be instead is said, and nothing else."""
+    with pytest.raises(SystemExit):
+        main(["audit", "spend", "--top", "-1"])
+    assert capsys.readouterr().err.endswith("must be a whole number of 1 or more, got '-1'.\n")

@@ -106,7 +106,7 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
         return
     seen = f"{len(needs.turns):,} invocations"
     if needs.halted_turns:
-        seen += f" and {len(needs.halted_turns):,} that were halted"
+        seen = f"{len(needs.turns):,} successful and {len(needs.halted_turns):,} halted invocations"
     caps = (
         f"max_turns: {with_room(turns.value, head_room)}, "
         f"max_token_budget: {with_room(tokens.value, head_room, ROUND_TO)}"

@@ -44,7 +44,7 @@ class Parser(ArgumentParser):
         choice = INVALID_CHOICE.search(message)
         near = self._nearest() if choice is None else meant(choice[1], self._choices())
         message = masked_words(message, self._typed)  # argparse quotes what it does not know
-        super().error(f"{message}. Did you mean {near}?" if near else message)
+        super().error(f"{message.rstrip('.')}. Did you mean {near}?" if near else message)
 
     def _choices(self) -> list[str]:
         """Return every word that may stand in some place of this command, commands included."""
@@ -56,7 +56,8 @@ class Parser(ArgumentParser):
         for word in self._typed:
             name = word.partition("=")[0]
             # There is no public list of a parser's options.
-            if name.startswith("-") and name not in self._option_string_actions:
+            is_number = name[1:2].isdigit()  # -1 is a value, however near it is to -h
+            if name.startswith("-") and not is_number and name not in self._option_string_actions:
                 # Behind a `--` stands a program with options of its own, which is none of our
                 # business.
                 return None if name == "--" else meant(name, self._option_string_actions)

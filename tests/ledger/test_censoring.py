@@ -83,7 +83,7 @@ def test_what_came_further_tells_what_the_halted_needed(ledger: LedgerFile, caps
     write(ledger.address, *entries([2] * 20 + [8] * 20, halted=10))
     text, agents = suggested(capsys)
     assert agents["worker"]["limits"]["max_turns"] == math.ceil(8 * 1.2)
-    assert "from 40 invocations and 10 that were halted" in text
+    assert "from 40 successful and 10 halted invocations" in text
 
 
 def test_a_small_sample_has_a_wide_interval(ledger: LedgerFile, capsys: Output) -> None:
