@@ -25,8 +25,6 @@ from strands import Agent, tool
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
-from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.bindings.strands.attach import ALL_WITH_OWN
 from otel_limits.core.faults import FAULTS
 from otel_limits.runs.registry import LIVE
 
@@ -168,11 +166,6 @@ def clean(
     exporter.clear()
     FAULTS._logged.clear()
     yield
-    if any(framework.has_own for framework in FRAMEWORKS):
-        gc.collect()
-    # Strands' loop for tools in the background lives as long as the process, and keeps the context
-    # of whoever asked for the first of them: an agent with a plugin would be one in the next test.
-    ALL_WITH_OWN.clear()
     otel_limits.disable()
     for thread in threading.enumerate():
         if thread.name == "otel-limits-deadlines":

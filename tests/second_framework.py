@@ -79,11 +79,6 @@ class BotFramework(Listener):
     successes: Collection[str] = ("done",)
     host: Host | None = None
 
-    @property
-    def has_own(self) -> bool:
-        """Tell that no bot can be given limits of its own."""
-        return False
-
     def gaps(self) -> Sequence[Gap]:
         """Miss nothing."""
         return ()
@@ -96,9 +91,10 @@ class BotFramework(Listener):
         """Be what the framework calls."""
         globals()["LISTENER"] = self
 
-    def release(self) -> None:
-        """Have it call nobody."""
+    def release(self) -> bool:
+        """Have it call nobody; no bot can be given limits of its own."""
         globals()["LISTENER"] = Listener()
+        return False
 
     def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
         """Write `stop` beside the text."""

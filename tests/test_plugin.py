@@ -23,12 +23,15 @@ from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
 from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
+from otel_limits.bindings.strands import attach
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from tests.conftest import MakeAgent, Metric
 
@@ -312,14 +315,17 @@ def seen_from_outside(agent: Agent) -> dict[str, Any]:
         "processors": provider._active_span_processor._span_processors,
         "classes": [dict(vars(owner)) for owner in (Agent, Graph, Swarm, ScriptedModel)],
         "provider": TracerProvider.__init__,
-        "metrics": sorted(family.name for family in REGISTRY.collect()),
+        "metrics": metrics_there(),
         "observers": LIVE.observers.all,
         "agent": sorted(vars(agent)),
     }
 
 
-def test_disable_undoes_completely(make_agent: MakeAgent) -> None:
+def test_disable_undoes_completely(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries, processors, classes and metrics are what they were before; handlers stay."""
+    # An agent with a plugin that something of another test keeps alive: its classes stay patched.
+    monkeypatch.setattr(attach, "ALL_WITH_OWN", set())
+    disable()
     agent = make_agent(runaway())
     before = seen_from_outside(agent)
     enable(Limits(max_turns=2), observers=[lambda _: None])
@@ -331,6 +337,11 @@ def test_disable_undoes_completely(make_agent: MakeAgent) -> None:
     ]
     disable()
     assert seen_from_outside(agent) == before
+
+
+def metrics_there() -> list[str]:
+    """Names of the metrics that the process publishes."""
+    return sorted(family.name for family in REGISTRY.collect())
 
 
 def test_disabling_twice_and_without_enabling_is_harmless() -> None:
@@ -373,6 +384,70 @@ def test_a_plugin_survives_disable(make_agent: MakeAgent, facts: list[Fact]) -> 
     disable()
     assert calls(agent) == 2
     assert facts == []
+
+
+def test_an_agent_with_a_plugin_keeps_nothing_on(
+    make_agent: MakeAgent, metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `disable()` nothing is published until it is called again, whatever keeps it alive.
+
+    Strands' loop for tools in the background is such a thing: it keeps the context of whoever asked
+    for the first of them in the process.
+    """
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", f"sqlite:///{tmp_path}/ledger.db")
+    before = LIVE.observers.all, RUNTIME.enforcement(), metrics_there()
+    enable(Limits(max_turns=9))
+    agent = make_agent(
+        ScriptedModel([uses("search"), *[says("done")] * 9]),
+        plugins=[LimitsPlugin(Limits(max_turns=2))],
+        background_tasks={"always": ["search"]},
+    )
+    agent("go")
+    assert metric("otel_limits_turns_total", agent="tester") > 0
+    disable()
+    assert (LIVE.observers.all, RUNTIME.enforcement(), metrics_there()) == before
+    assert processors(trace.get_tracer_provider()) == []
+    make_agent(ScriptedModel([says("done")]), name="other")("go")
+    assert metrics_there() == before[2]
+
+
+def test_an_agent_with_a_plugin_is_followed_again_when_it_is_called(
+    make_agent: MakeAgent, source: str, metric: Metric
+) -> None:
+    """It is held, counted from zero, and not blind; agents without a plugin are not followed."""
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
+    assert calls(agent) == 2
+    enable(Limits(max_turns=9))
+    disable()
+    assert metric("otel_limits_turns_total", agent="tester") == 0
+    assert (calls(agent), calls(agent)) == (2, 2)
+    assert metric("otel_limits_turns_total", agent="tester") == 4
+    blind = metric("otel_limits_blind_invocations_total", agent="tester")
+    assert blind == (2 if source == "hooks" else 0)
+    assert (
+        calls(make_agent(ScriptedModel([*[uses("search")] * 4, says("done")]), name="other")) == 5
+    )
+    assert metric("otel_limits_turns_total", agent="other") == 0
+
+
+def test_an_invocation_with_a_plugin_is_told_although_it_was_disabled(
+    make_agent: MakeAgent, metric: Metric
+) -> None:
+    """`disable()` in the middle of it: what it used is counted to its end."""
+    agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=3))])
+    enable(Limits(max_turns=9))
+
+    async def read() -> None:
+        events = agent.stream_async("go")
+        await anext(events)
+        disable()
+        async for _ in events:
+            pass
+
+    asyncio.run(read())
+    assert metric("otel_limits_turns_total", agent="tester") == 3
+    ended = {"agent": "tester", "reason": "max_turns", "action": "halted"}
+    assert metric("otel_limits_stops_total", **ended) == 1
 
 
 def test_an_agent_can_be_forgotten(make_agent: MakeAgent) -> None:

@@ -73,8 +73,12 @@ class Host(Protocol):
             ConfigurationError: A limit on cost is asked for where no price can be known.
         """
 
-    def prepare(self) -> None:
-        """Do what has to be done before the span of an invocation begins."""
+    def prepare(self, *, has_own: bool) -> None:
+        """Do what has to be done before the span of an invocation begins.
+
+        Args:
+            has_own: Its agent has limits of its own.
+        """
 
     def variable(self, name: str) -> str | None:
         """Return what a variable of this process says, such as one that a vendor's client reads."""
@@ -100,10 +104,6 @@ class Framework(Protocol):
     host: Host | None
     """Who is asked; the runtime of the process, as soon as there is one."""
 
-    @property
-    def has_own(self) -> bool:
-        """True while there is an agent with limits of its own."""
-
     def gaps(self) -> Sequence[Gap]:
         """Import the framework, and look for everything of it that is used.
 
@@ -121,8 +121,12 @@ class Framework(Protocol):
     def watch(self) -> None:
         """Follow every invocation from now on, by what `host` says; again is harmless."""
 
-    def release(self) -> None:
-        """Follow no invocation any more, but those of agents with limits of their own."""
+    def release(self) -> bool:
+        """Follow no invocation any more, but those of agents with limits of their own.
+
+        Returns:
+            True while such an agent has an invocation that is live.
+        """
 
     def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
         """Write `stop` into the message that a halt left, where no model is ever sent it."""

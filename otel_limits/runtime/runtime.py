@@ -55,6 +55,7 @@ class Runtime:
         self._guard = Guard(runs.observers.publish)
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
+        self._follows = False
         for framework in frameworks:
             framework.host = self
         if hasattr(os, "register_at_fork"):
@@ -104,7 +105,11 @@ class Runtime:
         self._guard.obstruct(why)
 
     def stop(self) -> None:
-        """Undo `start` completely. An agent with limits of its own keeps them."""
+        """Undo `start` completely. An agent with limits of its own keeps them.
+
+        It is followed again from its next invocation on: nobody knows whether it will have one, as
+        something of its framework may keep it alive that its application has dropped.
+        """
         with self._lock:
             # First: an invocation that begins in another thread from here on is not
             # followed any more.
@@ -113,20 +118,23 @@ class Runtime:
             self._policy_file = NO_FILE
             self._observers = ()
             self._wiring.release_quotas()
-            for framework in self._frameworks:
-                framework.release()  # which ends what is live, so observers are still told
-            if any(framework.has_own for framework in self._frameworks):
+            # Each of them, not only until one says so; they end what is live, so observers are
+            # still told.
+            going_on = [framework.release() for framework in self._frameworks]
+            if any(going_on):
                 # From the environment, as what `enable()` was given has just been taken back.
                 self._wire(_settings_without_start(config.read().settings))
                 self._wiring.serve()
                 return
             # Only now: the invocations that `release` ended have told their facts.
+            self._follows = False
             self._guard.switch_off()
             self._installer.detach()
             self._wiring.disconnect()
 
     def _follow(self, settings: Settings) -> None:
         """Follow invocations, and tell of them what `settings` want to be told."""
+        self._follows = True
         self._wire(settings)
         # A list of prices takes longer to load than an application should wait for `enable()`.
         threading.Thread(target=self._wiring.load_prices, daemon=True).start()
@@ -207,15 +215,19 @@ class Runtime:
         mistakes = price_mistakes([limits, tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
+        self._follow_own(settings)
+        return functools.partial(
+            self.policy, limits=limits, action=action, tree=tree, origin=origin
+        )
+
+    def _follow_own(self, settings: Settings) -> None:
+        """Follow agents with limits of their own, be the others followed or not."""
         with self._lock:
             self._guard.switch_on("plugin", strict=settings.strict)
             # What all agents have stands: a plugin adds limits to one agent and changes
             # nothing for others.
             self._follow(self._settings or _settings_without_start(settings))
         self._probe_when_imported()
-        return functools.partial(
-            self.policy, limits=limits, action=action, tree=tree, origin=origin
-        )
 
     def flushes(self) -> list[Callable[[], object]]:
         """Return what keeps the end of the process from losing what was told."""
@@ -238,11 +250,15 @@ class Runtime:
         self._provides = True
 
     @never_raises("provider")
-    def prepare(self) -> None:
-        """Set a tracer provider where one was promised and none is: an agent is about to be called.
+    def prepare(self, *, has_own: bool) -> None:
+        """Do what has to be done before an agent is called.
 
-        Not earlier, as the program may set one until then. Tracers that exist already follow it.
+        One with limits of its own is followed again, where `stop` has undone that. And where a
+        tracer provider was promised and none is set, it is set: not earlier, as the program may set
+        one until then. Tracers that exist already follow it.
         """
+        if has_own and not self._follows:
+            self._follow_own(config.read().settings)
         if not self._provides:
             return
         self._provides = False

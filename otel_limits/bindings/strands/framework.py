@@ -51,15 +51,6 @@ class StrandsFramework:
     host: Host | None = None
     _patcher: ClassPatcher | None = None
 
-    @property
-    def has_own(self) -> bool:
-        """True while there is an agent with a `LimitsPlugin`."""
-        import sys
-
-        # Looked up, not imported: that would import Strands into a program that may not use it.
-        attach = sys.modules.get("otel_limits.bindings.strands.attach")
-        return attach is not None and len(attach.ALL_WITH_OWN) > 0
-
     def gaps(self) -> Sequence[Gap]:
         """Import Strands, and look for everything of it that is used.
 
@@ -87,22 +78,29 @@ class StrandsFramework:
         self._patcher = self._patcher or ClassPatcher(lambda: self.host)
         self._patcher.start()
 
-    def release(self) -> None:
+    def release(self) -> bool:
         """Follow no invocation any more, but those of agents with a plugin.
 
         What was attached stays, as Strands cannot remove middleware, and passes all through.
+
+        Returns:
+            True while an agent with a plugin has an invocation that is live.
         """
         import sys
 
-        # As above: where it was never imported, no invocation was ever followed.
+        # Looked up, not imported: that would import Strands into a program that may not use it, and
+        # where it was never imported, no invocation was ever followed.
         invocations = sys.modules.get("otel_limits.bindings.strands.invocations")
-        for state in invocations.STATES if invocations is not None else ():
+        states = tuple(invocations.STATES) if invocations is not None else ()
+        for state in states:
             if state.own is None:
                 state.abort()
-        # An agent with a plugin keeps its limits after `disable()`, and it is the patches that
-        # follow it.
-        if self._patcher is not None and not self.has_own:
+        # An agent with a plugin keeps its limits after `disable()`, and it is the patches that see
+        # it begin. Where none is left but garbage that nobody has collected, they pass all through.
+        attach = sys.modules.get("otel_limits.bindings.strands.attach")
+        if self._patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
             self._patcher.stop()
+        return any(state.own is not None and (state.live or state.direct) for state in states)
 
     def adopt(
         self, agent: Agent, limits: Limits, action: Action | None, tree: Limits, origin: str

@@ -102,16 +102,20 @@ class ClassPatcher:
     def _agent_start(self, original: Any) -> Any:
         @functools.wraps(original)
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            host = self._host()
-            if host is not None:
-                # Before the span is made: it may be the first, and the provider that would see it
-                # not yet set.
-                host.prepare()
+            # Before the span is made: it may be the first, and the provider that would see it not
+            # yet set.
+            self._prepare(agent)
             span = original(agent, *args, **kwargs)
             self._begun(agent, span)
             return span
 
         return start
+
+    @never_raises("binding")
+    def _prepare(self, agent: Agent) -> None:
+        host = self._host()
+        if host is not None:
+            host.prepare(has_own=not host.is_on and _own_of(agent) is not None)
 
     @never_raises("binding")
     def _begun(self, agent: Agent, span: trace.Span) -> None:
@@ -139,11 +143,9 @@ class ClassPatcher:
     @never_raises("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
         """Return what applies to an agent, which is attached to if something does."""
-        from otel_limits.bindings.strands.attach import attach, attachment_of
-        from otel_limits.bindings.strands.invocations import STATES
+        from otel_limits.bindings.strands.attach import attach
 
-        host, state, attachment = self._host(), STATES.get(agent), attachment_of(agent)
-        own = (state and state.own) or (attachment and attachment.own)
+        host, own = self._host(), _own_of(agent)
         if host is None or (own is None and not host.is_on):
             return None
         attach(agent)
@@ -186,8 +188,7 @@ class ClassPatcher:
 
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            if (host := self._host()) is not None:
-                host.prepare()
+            self._prepare(agent)
             self._begun(agent, trace.INVALID_SPAN)
             result, failure, broken_off = None, None, None
             events = original(agent, *args, **kwargs)
@@ -216,6 +217,7 @@ class ClassPatcher:
         ) -> Any:
             from otel_limits.bindings.strands.invocations import begin_direct, end_direct
 
+            self._prepare(agent)
             policy_of = self._policy_of(agent)
             if policy_of is None:
                 return await original(agent, output_model, prompt, **kwargs)
@@ -272,6 +274,17 @@ class ClassPatcher:
         host = self._host()
         assert host is not None
         host.runs.end_group(scope)
+
+
+def _own_of(agent: Agent) -> Callable[[str], Policy] | None:
+    """Return what applies to an agent by a plugin of its own, or of what it is a copy of."""
+    from otel_limits.bindings.strands.attach import attachment_of
+    from otel_limits.bindings.strands.invocations import STATES
+
+    state, attachment = STATES.get(agent), attachment_of(agent)
+    if state is not None and state.own is not None:
+        return state.own
+    return None if attachment is None else attachment.own
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
