@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from strands.types.events import ModelStopReason, TypedEvent
 
+from otel_limits.core.faults import never_raises
 from otel_limits.core.messages import halt_message, halt_text, partial_note
 
 if TYPE_CHECKING:
@@ -109,13 +110,13 @@ def cancelled_answer() -> ModelStopReason:
     )
 
 
+@never_raises("binding")
 def as_cut(answer: ModelStopReason, live: Live) -> ModelStopReason:
     """Let the halt stand for an answer that was broken off, as Strands does for a cancelled one.
 
     Strands itself can only cancel all invocations of an agent together.
     """
-    if not live.is_cut or live.verdict is None:
-        return answer
+    assert live.verdict is not None  # why it was
     message: Any = halt_message(live.verdict, live.run.invocation.agent)
     return ModelStopReason("cancelled", message, answer.usage, answer.metrics)
 

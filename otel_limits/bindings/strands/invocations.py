@@ -195,6 +195,7 @@ def live_of(agent: object) -> Live | None:
     return state.current() if state is not None else None
 
 
+@never_raises("binding")
 def is_of_another(agent: Agent, live: Live, message: Message) -> bool:
     """Tell whether a message asks for tools of another invocation that the agent runs at once."""
     others = [each for each in STATES.of(agent).live if each is not live]

@@ -104,18 +104,12 @@ class ClassPatcher:
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             # Before the span is made: it may be the first, and the provider that would see it not
             # yet set.
-            self._prepare(agent)
+            _prepare(self._host(), agent)
             span = original(agent, *args, **kwargs)
             self._begun(agent, span)
             return span
 
         return start
-
-    @never_raises("binding")
-    def _prepare(self, agent: Agent) -> None:
-        host = self._host()
-        if host is not None:
-            host.prepare(has_own=not host.is_on and _own_of(agent) is not None)
 
     @never_raises("binding")
     def _begun(self, agent: Agent, span: trace.Span) -> None:
@@ -188,7 +182,7 @@ class ClassPatcher:
 
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            self._prepare(agent)
+            _prepare(self._host(), agent)
             self._begun(agent, trace.INVALID_SPAN)
             result, failure, broken_off = None, None, None
             events = original(agent, *args, **kwargs)
@@ -217,7 +211,7 @@ class ClassPatcher:
         ) -> Any:
             from otel_limits.bindings.strands.invocations import begin_direct, end_direct
 
-            self._prepare(agent)
+            _prepare(self._host(), agent)
             policy_of = self._policy_of(agent)
             if policy_of is None:
                 return await original(agent, output_model, prompt, **kwargs)
@@ -274,6 +268,13 @@ class ClassPatcher:
         host = self._host()
         assert host is not None
         host.runs.end_group(scope)
+
+
+@never_raises("binding")
+def _prepare(host: Host | None, agent: Agent) -> None:
+    """Have done what has to be done before an agent is called."""
+    if host is not None:
+        host.prepare(has_own=not host.is_on and _own_of(agent) is not None)
 
 
 def _own_of(agent: Agent) -> Callable[[str], Policy] | None:

@@ -274,7 +274,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
             if type(event) is ModelStreamChunkEvent:
                 model_pass.has_streamed = True
             elif type(event) is ModelStopReason:
-                answer = live.response = event = as_cut(event, live)
+                answer = live.response = event = (live.is_cut and as_cut(event, live)) or event
             yield event
     except Exception as error:
         if not _gives_up(model_pass, error):
