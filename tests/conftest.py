@@ -44,6 +44,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background like that, and every program of a test inherits it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Logfire is installed for its tests, and pydantic would load it into every program that imports
+# Strands: a third of the time that it takes one to begin.
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+
 
 def pytest_collection_finish() -> None:
     """Leave what the test modules have imported out of every garbage collection from here on.

@@ -20,6 +20,10 @@ INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
 NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
 """The distro would export to a collector, and fails without its exporter."""
 
+WITHOUT_EXPORTER = {**NO_EXPORT, "OTEL_TRACES_EXPORTER": "nobody_installed_this"}
+"""opentelemetry-instrument gives up before it has loaded anybody. Nothing else is exported: at its
+end, a program would wait for a collector that is not there, and gRPC hangs in some forks."""
+
 SELECTED = {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from otel_limits.runtime import autoload
 from otel_limits.runtime.autoload import PTH, START, AutoloadError, install_autoload
-from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, execute
+from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,7 @@ WAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]] = {
     "isolated": ((), ("-I",), {}),
     "no environment": ((), ("-E",), {}),
     "instrument": (INSTRUMENT, (), NO_EXPORT),
-    "instrument without exporter": (INSTRUMENT, (), {"OTEL_TRACES_EXPORTER": "nobody"}),
+    "instrument without exporter": (INSTRUMENT, (), WITHOUT_EXPORTER),
     "run": (RUN, (), {}),
     "run, isolated": ((*RUN, "--"), ("-I",), {}),
     "tracer provider": ((), (), {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}),

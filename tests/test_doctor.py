@@ -16,7 +16,7 @@ from otel_limits.cli.doctor.command import as_text, run_options
 from otel_limits.cli.doctor.finding import fail
 from otel_limits.cli.doctor.launcher import read_launcher
 from otel_limits.cli.doctor.sandbox import FORCED, sandboxed
-from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, execute
+from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
 
 if TYPE_CHECKING:
     from tests.launching import Ended
@@ -73,7 +73,7 @@ def test_plain_python_is_found_to_be_uncapped() -> None:
 
 def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
     """OpenTelemetry loads nobody then, and the advice says what is missing."""
-    status, found, _ = examined(*INSTRUMENT, PYTHON, OTEL_TRACES_EXPORTER="nobody_installed_this")
+    status, found, _ = examined(*INSTRUMENT, PYTHON, **WITHOUT_EXPORTER)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "loads nobody without the exporter of its distro" in found["switched on by"][1]
 

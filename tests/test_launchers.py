@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, SELECTED, execute
+from tests.launching import (
+    ENDLESS,
+    INSTRUMENT,
+    NO_EXPORT,
+    RUN,
+    SELECTED,
+    WITHOUT_EXPORTER,
+    execute,
+)
 from tests.test_autoload import FIRST, PACKAGES, ROOT, Environment
 
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
 PYTHON = (sys.executable,)
-
-WITHOUT_EXPORTER = {**NO_EXPORT, "OTEL_TRACES_EXPORTER": "nobody_installed_this"}
-"""opentelemetry-instrument gives up before it has loaded anybody. Nothing else is exported: at its
-end, a program would wait for a collector that is not there."""
 
 
 @pytest.fixture

@@ -15,7 +15,15 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, execute, fresh_environment
+from tests.launching import (
+    BIN,
+    INSTRUMENT,
+    NO_EXPORT,
+    RUN,
+    WITHOUT_EXPORTER,
+    execute,
+    fresh_environment,
+)
 from tests.processes import PATIENCE_SECONDS
 from tests.test_autoload import CAP, Environment
 from tests.test_run import free_port
@@ -26,8 +34,6 @@ if TYPE_CHECKING:
 PROGRAMS = Path(__file__).with_name("programs")
 CHILDREN = str(PROGRAMS / "children.py")
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
-FAILING = {**NO_EXPORT, "OTEL_TRACES_EXPORTER": "nobody_installed_this"}
-"""opentelemetry-instrument loads nobody. Nothing is exported, as gRPC hangs in some forks."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +68,7 @@ METHODS = ("fork", "spawn", "forkserver")
 def test_the_cap_holds_in_children(way: str, environment: Environment) -> None:
     """Also where OpenTelemetry fails, whose `sitecustomize` children find first."""
     front = command(way, environment)
-    ended = execute(*front, CHILDREN, *METHODS, "--preload", **CAP, **FAILING)
+    ended = execute(*front, CHILDREN, *METHODS, "--preload", **CAP, **WITHOUT_EXPORTER)
     assert json.loads(ended.output) == {method: [HALTED, HALTED] for method in METHODS}
 
 
