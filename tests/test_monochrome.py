@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from decimal import Decimal
 from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from otel_limits.cli.quotas import table_of
+from otel_limits.cli.quota_table import table_of
 from otel_limits.cli.show.charts import COLOURS, HATCHES, colour, hatches
 from otel_limits.quotas.key_use import KeyUse, Uses
 
@@ -37,6 +39,49 @@ def test_a_quota_near_its_end_says_so(remaining: int, state: str) -> None:
     )
     (line,) = [line for line in plain(table_of(Uses([row], 0))) if "joe" in line]
     assert line.split("tokens")[1].strip() == state
+
+
+def rows() -> Uses:
+    """Two quotas with names and numbers as fleets have them."""
+    limits: list[tuple[str, str, str, int | Decimal]] = [
+        ("tenants-of-europe", "acme-research-and-development", "tokens", 20_000_000),
+        ("nightly", "(all)", "USD", Decimal(20)),
+    ]
+    return Uses(
+        [
+            KeyUse(
+                quota=quota,
+                key=key,
+                unit=unit,
+                used=limit,
+                reserved=0,
+                remaining=0,
+                limit=limit,
+                resets=1_795_500_000,
+            )
+            for quota, key, unit, limit in limits
+        ],
+        7,
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_no_number_and_no_time_of_a_quota_is_cut(width: int) -> None:
+    """Names are shortened, and columns without room are named; every line fits."""
+    shown = str(table_of(rows(), width))
+    assert max(map(cell_len, shown.splitlines()[:-2])) <= width
+    assert "20,000,000" in shown
+    assert shown.count("used up") == 2
+    assert shown.count("2026-") == shown.count("2026-11-24T06:00:00Z")
+    assert "Begins again" in shown
+    assert shown.endswith("7 keys further from their end are not shown (--top).")
+
+
+def test_a_file_has_all_of_a_quota() -> None:
+    """It has no edge."""
+    shown = str(table_of(rows()))
+    assert "tenants-of-europe  acme-research-and-development  20,000,000" in shown
+    assert "No room for" not in shown
 
 
 def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-    from rich.table import Table
-
     from otel_limits.ledger.address import Address
     from otel_limits.quotas.keys import Key
 
@@ -402,9 +400,12 @@ def print_use(uses: Uses, form: str) -> None:
     if form == "json":
         sys.stdout.write(json.dumps([as_json(row) for row in uses.rows], indent=2) + "\n")
         return
+    from otel_limits.cli.quota_table import table_of
     from otel_limits.cli.terminal import console
 
-    console().print(table_of(uses))
+    screen = console()
+    # Only a terminal has an edge at which something would have to be left out.
+    screen.print(table_of(uses, screen.width if screen.is_terminal else None), soft_wrap=True)
 
 
 def watch(read: Callable[[], Uses], form: str) -> None:
@@ -417,59 +418,14 @@ def watch(read: Callable[[], Uses], form: str) -> None:
             time.sleep(WATCH_SECONDS)
     from rich.live import Live
 
+    from otel_limits.cli.quota_table import table_of
     from otel_limits.cli.terminal import console
 
-    with Live(table_of(read()), console=console(), auto_refresh=False) as live:
+    screen = console()
+    with Live(table_of(read(), screen.width), console=screen, auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_SECONDS)
-            live.update(table_of(read()), refresh=True)
-
-
-def table_of(uses: Uses) -> Table:
-    """Lay rows out as a table; one that is nearly used up is coloured, and says so."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("Quota")
-    table.add_column("Key", overflow="fold")
-    for title in ("Used", "Reserved", "Left", "Limit"):
-        table.add_column(title, justify="right")
-    table.add_column("Unit")
-    table.add_column("Begins again")
-    table.add_column("State")
-    for row in uses.rows:
-        numbers = [row.used, row.reserved, row.remaining, row.limit]
-        cells = [row.quota, _key(row), *(_number(each) for each in numbers), row.unit]
-        state, style = _state(row)
-        table.add_row(*(Text(cell) for cell in cells), _resets(row) or "", state, style=style)
-    if uses.omitted:
-        table.caption = f"{uses.omitted:,} keys further from their end are not shown (--top)."
-    return table
-
-
-def _key(row: KeyUse) -> str:
-    if row.blocked is None:
-        return row.key
-    return f"{row.key} (blocked{': ' if row.blocked else ''}{row.blocked})"
-
-
-def _number(number: Any) -> str:
-    # `f`, as a Decimal would be shown as 1E+1 otherwise.
-    return f"{number:,f}" if isinstance(number, Decimal) else f"{number:,}"
-
-
-def _state(row: KeyUse) -> tuple[str, str]:
-    """Say what a key permits, or how near it is to its end, in words and in a colour."""
-    from otel_limits.top.fleet import NEAR_END
-
-    if row.blocked is not None:
-        return "blocked", "bold red"
-    share = 1 - float(row.remaining) / float(row.limit)
-    if share >= 1:
-        return "used up", "bold red"
-    return ("nearly used up", "yellow") if share >= NEAR_END else ("", "")
+            live.update(table_of(read(), screen.width), refresh=True)
 
 
 def as_json(row: KeyUse) -> dict[str, Any]:
@@ -478,8 +434,4 @@ def as_json(row: KeyUse) -> dict[str, Any]:
         name: str(value) if isinstance(value, Decimal) else value
         for name, value in dataclasses.asdict(row).items()
     }
-    return texts | {"resets": _resets(row)}
-
-
-def _resets(row: KeyUse) -> str | None:
-    return None if row.resets is None else shown_time(row.resets)
+    return texts | {"resets": None if row.resets is None else shown_time(row.resets)}
