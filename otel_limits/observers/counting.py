@@ -103,6 +103,11 @@ class CountingObserver(SeriesKeeper):
         """Forget the live invocations; a subclass takes its metrics out, where that can be done."""
         self._forget()
 
+    def _forget_series(self) -> None:
+        """Have every agent be new, in a process that counts from 0."""
+        self._series.clear()
+        self._seen.clear()
+
     def _forget(self) -> None:
         self._live.clear()
         self._waiting.clear()

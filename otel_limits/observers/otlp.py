@@ -30,6 +30,8 @@ class OtlpObserver(CountingObserver):
         named: As in `CountingObserver`.
         conventions: As in `CountingObserver`.
         flush: Exports what there is now.
+        meter_of_child: Returns the meter of a forked child, of which nothing is known yet;
+            `None` where a child has to go on with the counts of its parent.
     """
 
     component = "otlp"
@@ -42,11 +44,15 @@ class OtlpObserver(CountingObserver):
         *,
         conventions: bool = False,
         flush: Callable[[], object] | None = None,
+        meter_of_child: Callable[[], Meter] | None = None,
     ) -> None:
         """Make the instruments."""
         super().__init__(max_agents, named, conventions=conventions)
-        specs = (*METRICS, *(CONVENTIONAL if conventions else ()))
-        self._instruments = {spec.name: make_instrument(meter, spec) for spec in specs}
+        self._specs = (*METRICS, *(CONVENTIONAL if conventions else ()))
+        self._instruments = {spec.name: make_instrument(meter, spec) for spec in self._specs}
+        self._gauges: dict[tuple[MetricSpec, tuple[str, ...]], float] = {}
+        """What the gauges say."""
+        self._meter_of_child = meter_of_child
         self._flush = flush
         self._flushed_at = -FLUSH_INTERVAL_SECONDS
         self._is_due = threading.Lock()
@@ -77,20 +83,32 @@ class OtlpObserver(CountingObserver):
             self._flush()
 
     def after_fork(self) -> None:
-        """Renew the lock as well: the thread that would release it is not there."""
+        """Count from 0, and renew the lock: the thread that would release it is not there."""
         super().after_fork()
         self._is_due = threading.Lock()
+        self._flushed_at = -FLUSH_INTERVAL_SECONDS
+        if self._meter_of_child is None:
+            return
+        meter = self._meter_of_child()
+        self._instruments = {spec.name: make_instrument(meter, spec) for spec in self._specs}
+        self._forget_series()
+        # What holds in the parent, such as that limits are in force, holds in the child.
+        for (spec, labels), value in list(self._gauges.items()):
+            self.series(spec, *labels)(value)
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0 where its kind has a zero."""
         instrument = self._instruments[spec.name]
         take: Any = {"gauge": "set", "minimum": "set", "histogram": "record"}.get(spec.kind, "add")
         take = getattr(instrument, take)
+        is_gauge = spec.kind in ("gauge", "minimum")
         attributes = {name: text for name, text in zip(spec.labels, labels, strict=True) if text}
 
         def series(value: float, exemplar: Exemplar | None = None, /) -> None:
             # A truth value becomes a number: one of them would make the exporter drop all metrics.
             take(+value, attributes, context=context_of(exemplar) if exemplar else None)
+            if is_gauge:
+                self._gauges[spec, labels] = value
 
         # A gauge has no 0 to begin with: it would claim a value that nobody has set.
         if spec.kind in ("counter", "updown"):

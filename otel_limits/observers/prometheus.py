@@ -167,9 +167,10 @@ class PrometheusObserver(CountingObserver):
             metric._lock = threading.Lock()  # noqa: SLF001
             for value in values_of(metric):
                 value._lock = threading.Lock()  # noqa: SLF001
-        for spec in METRICS:
-            for value in values_of(self._metrics[spec.name]) if spec.kind == "updown" else ():
-                # What is live or waits in the parent does so there, and the child counts its own.
+        for spec in (*METRICS, *CONVENTIONAL):
+            # Whatever the parent has counted is told by the parent, and the child counts its own.
+            is_counted = spec.name in self._metrics and spec.kind not in ("gauge", "minimum")
+            for value in values_of(self._metrics[spec.name]) if is_counted else ():
                 value._value = 0.0  # noqa: SLF001
         if is_shared():
             # The child begins files of its own with its next value, with 0 for all others. Of this

@@ -8,15 +8,18 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from opentelemetry import metrics
 from opentelemetry._logs import get_logger_provider
 from opentelemetry.metrics import get_meter_provider
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricsData, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -33,7 +36,54 @@ EXPORTERS: Final = {
 }
 """Module and class of each signal's exporter, and what it exports."""
 
-Provider: TypeAlias = TracerProvider | MeterProvider | LoggerProvider
+
+class OwnReader(PeriodicExportingMetricReader):
+    """Exports from time to time, as long as no other reader has taken its place."""
+
+    is_replaced = False
+
+    def _receive_metrics(self, metrics_data: MetricsData, *args: Any, **options: Any) -> None:
+        # What the SDK has for every kind of reader to define. A reader cannot be ended otherwise:
+        # its `shutdown()` exports once more, and ends the exporter.
+        if not self.is_replaced:
+            super()._receive_metrics(metrics_data, *args, **options)
+
+
+class OwnMeters(metrics.MeterProvider):
+    """The meter provider of a process that has none, which a forked child has from the beginning.
+
+    The SDK gives a child an id of its own (`service.instance.id`), and leaves it the counts of its
+    parent: what the parent had counted would be there twice.
+    """
+
+    def __init__(self, exporter: Any) -> None:
+        """Export through `exporter` from now on."""
+        self._exporter = exporter
+        self._begin(resource())
+
+    def _begin(self, described: Resource) -> None:
+        self._reader = OwnReader(self._exporter)
+        self._provider = MeterProvider([self._reader], described, shutdown_on_exit=False)
+
+    def begin_anew(self) -> None:
+        """Forget, in a child, whatever was counted before the fork; meters are to be asked for."""
+        self._reader.is_replaced = True
+        self._begin(resource().merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())})))
+
+    def get_meter(self, name: str, *args: Any, **options: Any) -> metrics.Meter:
+        """Return a meter, as every meter provider does."""
+        return self._provider.get_meter(name, *args, **options)
+
+    def force_flush(self) -> bool:
+        """Export what there is now."""
+        return self._provider.force_flush()
+
+    def shutdown(self) -> None:
+        """Export once more, and end."""
+        self._provider.shutdown()
+
+
+Provider: TypeAlias = TracerProvider | OwnMeters | LoggerProvider
 
 
 class ExitFlusher:
@@ -109,15 +159,14 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvi
     return provider
 
 
-def meter_provider(protocol: str | None, timeout_seconds: float) -> MeterProvider | None:
+def meter_provider(protocol: str | None, timeout_seconds: float) -> OwnMeters | None:
     """Make a meter provider that exports, where OTLP is asked for and the process has none."""
     if isinstance(get_meter_provider(), MeterProvider):
         return None
     exporter = otlp_exporter("metrics", protocol)
     if exporter is None:
         return None
-    reader = PeriodicExportingMetricReader(exporter)
-    provider = MeterProvider([reader], resource(), shutdown_on_exit=False)
+    provider = OwnMeters(exporter)
     AT_EXIT.add(provider, timeout_seconds)
     return provider
 

@@ -26,7 +26,7 @@ from otel_limits.settings.variables import otlp_protocol, otlp_timeout_seconds
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import Meter
     from opentelemetry.trace import TracerProvider
 
     from otel_limits.core.facts import Observer
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.protocol import OwnObserver
     from otel_limits.observers.service import Service
     from otel_limits.observers.toollog import ToolLog
+    from otel_limits.otel.export import OwnMeters
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import Runs
@@ -74,7 +75,7 @@ class OtlpProviders:
     They are ours alone: a global one would stand in the way of one that the program sets later.
     """
 
-    meter: MeterProvider | None = None
+    meter: OwnMeters | None = None
     logger: LoggerProvider | None = None
 
 
@@ -146,20 +147,33 @@ def _make_prometheus(
 
 
 def _make_otlp(settings: Settings, providers: OtlpProviders, named: Named) -> OtlpObserver:
-    from opentelemetry.metrics import get_meter
-
+    """Make the observer whose metrics leave over OTLP."""
     from otel_limits.observers.otlp import OtlpObserver
     from otel_limits.otel.export import flush_metrics
 
+    own = providers.meter
     observer = OtlpObserver(
-        get_meter("otel_limits", own_version(), providers.meter),
+        _meter(own),
         settings.metrics_max_agents,
         named,
         conventions=settings.genai_metrics,
-        flush=functools.partial(flush_metrics, providers.meter),
+        flush=functools.partial(flush_metrics, own),
+        # A provider that the application has set is its own to renew.
+        meter_of_child=None if own is None else functools.partial(_meter_of_child, own),
     )
     observer.info(own_version(), own_service())
     return observer
+
+
+def _meter(own: OwnMeters | None) -> Meter:
+    from opentelemetry.metrics import get_meter
+
+    return get_meter("otel_limits", own_version(), own)
+
+
+def _meter_of_child(own: OwnMeters) -> Meter:
+    own.begin_anew()
+    return _meter(own)
 
 
 def _make_events(_: Settings, providers: OtlpProviders, __: Named) -> EventObserver:

@@ -1,0 +1,91 @@
+"""What a forked process sends: its own counts, and nothing of its parent a second time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from typing import Any
+
+from tests.otlp.receiver import Received, http_receiver
+from tests.otlp.test_otlp import PROGRAM, attributes, bare_environment
+
+BEFORE, AFTER, OF_THE_CHILD = 2, 1, 3
+
+FORKING = f"""
+import os
+from prometheus_client import REGISTRY
+from strands import Agent, tool
+from otel_limits.testing import ScriptedModel, endless, uses
+
+@tool
+def look() -> str:
+    "Look."
+    return "nothing"
+
+def halt(times):
+    for _ in range(times):
+        model = ScriptedModel(endless(uses("look")))
+        Agent(model=model, tools=[look], name="worker", callback_handler=None)("go")
+
+def counted():
+    labels = {{"agent": "worker", "reason": "max_turns", "action": "halted"}}
+    print(REGISTRY.get_sample_value("otel_limits_stops_total", labels), flush=True)
+
+halt({BEFORE})
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    halt({AFTER})
+else:
+    counted()
+    halt({OF_THE_CHILD})
+counted()
+"""
+
+
+class Told(Received):
+    """What each process said last, by its id."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        super().__init__()
+        self.halts: dict[str, int] = {}
+        self.gauges: dict[str, set[str]] = defaultdict(set)
+
+    def take(self, request: Any) -> None:
+        """Keep the halts, and which gauges there are."""
+        for resource in getattr(request, "resource_metrics", ()):
+            process = attributes(resource.resource)["service.instance.id"]
+            for metric in (each for scope in resource.scope_metrics for each in scope.metrics):
+                if metric.HasField("gauge"):
+                    self.gauges[process].add(metric.name)
+                for point in metric.sum.data_points if metric.name == "otel_limits.stops" else ():
+                    if attributes(point)["reason"] == "max_turns":
+                        self.halts[process] = int(point.as_int or point.as_double)
+
+
+def test_a_forked_process_tells_its_own_counts() -> None:
+    """Over OTLP and in its registry; what holds in its parent, such as a limit, holds in it."""
+    told = Told()
+    with http_receiver(told) as endpoint:
+        done = subprocess.run(
+            [PROGRAM, "run", "--max-turns", "1", "--", sys.executable, "-W", "ignore", "-c",
+             textwrap.dedent(FORKING)],
+            env=bare_environment(
+                OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
+                OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+                OTEL_LIMITS_METRICS="prometheus,otlp",
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(told.halts.values()) == sorted([BEFORE + AFTER, OF_THE_CHILD])
+    of_parent, of_child = told.gauges.values()
+    assert of_parent == of_child >= {"otel_limits.limit", "otel_limits.enforcing"}
+    in_registry = [float(each) for each in done.stdout.split()]
+    assert in_registry == [0, OF_THE_CHILD, BEFORE + AFTER]
