@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import sqlalchemy as sa
 
 from otel_limits.ledger import files
-from otel_limits.ledger.rows import ENDING, RECOUNTS, Row, Rows
+from otel_limits.ledger.rows import ENDING, MAX_INTEGER, RECOUNTS, Row, Rows
 from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     METADATA,
@@ -258,11 +258,28 @@ def namesakes(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> li
     return list(again.values())
 
 
-def complete(table_name: str, row: Row) -> Row:
-    """Give a row that another version wrote exactly the columns that this one has."""
+def complete(table_name: str, row: Row) -> Row | None:
+    """Give a row that was read from a file exactly the columns that this version has.
+
+    Returns:
+        The row; `None` where something is missing that must be there, or is of another type. A
+        database would refuse such a row, and with it all that are written in one transaction.
+    """
     if table_name == RECOUNTS:
-        return row
-    return {column: row.get(column) for column in insertable_columns(METADATA.tables[table_name])}
+        return row if isinstance(row.get("id"), str) else None
+    table = METADATA.tables[table_name]
+    completed = {column: row.get(column) for column in insertable_columns(table)}
+    is_whole = all(_fits(value, table.columns[column]) for column, value in completed.items())
+    return completed if is_whole else None
+
+
+def _fits(value: object, column: sa.Column[Any]) -> bool:
+    # Not left to the database: SQLite keeps any type in any column.
+    if value is None:
+        return bool(column.nullable)
+    if isinstance(column.type, sa.Text):
+        return isinstance(value, str)
+    return isinstance(value, int) and abs(value) <= MAX_INTEGER
 
 
 def insertable_columns(table: sa.Table) -> list[str]:

@@ -35,6 +35,7 @@ from otel_limits.ledger.rows import (
     INVOCATIONS,
     MICROSECONDS,
     MODEL_CALLS,
+    RECOUNTS,
     SAME_CALL_MICROSECONDS,
     TOOL_CALLS,
     Row,
@@ -46,7 +47,6 @@ from otel_limits.ledger.rows import (
     tokens,
 )
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
-from otel_limits.ledger.totals import sum_up
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
 from otel_limits.runs.responses import Responses
@@ -209,22 +209,19 @@ def import_files(
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
     done = Imported(bad=traces.bad, spans=len(traces.parents))
-    touched: set[str] = set()
     # In portions, each a transaction of its own: a live process that records waits for one at most.
     for portion in portions(_rows(traces, recorded, keys, prices, done), PORTION):
-        changed = database.write(portion)
+        ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in portion}
+        # In the same transaction, so that whoever asks meanwhile, or after an import that was
+        # broken off, finds totals that agree with the calls.
+        totals = [(RECOUNTS, {"id": each}) for each in sorted(ids)]
+        changed = database.write([*portion, *totals])
         sent = sum(table == MODEL_CALLS for table, _ in portion)
         done.calls += changed.get(MODEL_CALLS, 0)
         # What was sent and not changed was there already, of an earlier import of the same file.
         done.known_calls += sent - changed.get(MODEL_CALLS, 0)
         done.invocations += changed.get(INVOCATIONS, 0)
         done.tools += changed.get(TOOL_CALLS, 0)
-        touched.update(row["id"] for table, row in portion if table == INVOCATIONS)
-    ids = sorted(touched)
-    # After all rows are there: the calls of one invocation may be in several files.
-    for start in range(0, len(ids), PORTION):
-        with database.changing() as connection:
-            sum_up(connection, ids[start : start + PORTION])
     return done
 
 
@@ -299,7 +296,8 @@ def _rows(
             around = [each for each in traces.above(span) if each.is_agent]
             if not around or around[0].key not in recorded:
                 yield TOOL_CALLS, _tool_row(span, around)
-    for span, around in traces.calls():
+    # Together, as each portion adds up the invocations that it has calls of.
+    for span, around in sorted(traces.calls(), key=_place):
         # A live invocation has counted its calls itself, also those that its spans show otherwise.
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
@@ -308,6 +306,13 @@ def _rows(
             if not around:
                 yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, around, prices)
+
+
+def _place(call: tuple[Span, Sequence[Span]]) -> tuple[int, str, int]:
+    """Where a call stands among all: by the beginning of its invocation, and then by its end."""
+    span, around = call
+    first = around[0] if around else span
+    return first.start_us, _id(first), span.end_us
 
 
 def _id(span: Span) -> str:

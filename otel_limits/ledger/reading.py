@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
 from otel_limits.ledger import files
-from otel_limits.ledger.database import BUSY_SECONDS, complete, latest, make_engine
+from otel_limits.ledger.database import BUSY_SECONDS, latest, make_engine
 from otel_limits.ledger.rows import RECOUNTS
 from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, TABLES
 from otel_limits.ledger.spill import SpillFiles, rows_in
@@ -246,7 +246,7 @@ def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
         return
     try:
         for table in TABLES:
-            chosen = [complete(name, row) for name, row in rows if name == table.name]
+            chosen = [row for name, row in rows if name == table.name]
             if chosen:
                 waiting.rows += _show(connection, table, chosen)
         _recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])

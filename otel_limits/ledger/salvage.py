@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.database import complete
@@ -19,7 +19,7 @@ from otel_limits.ledger.schema import TABLES
 
 if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.rows import Row, Rows
+    from otel_limits.ledger.rows import Rows
 
 PORTION: Final = 2_000
 """Rows that are tried at once."""
@@ -118,7 +118,7 @@ def _range(
     """Read a range of rows, in halves where it cannot be read as one."""
     query = f"SELECT * FROM {table} WHERE rowid BETWEEN ? AND ?"  # noqa: S608
     try:
-        found = [_row(table, row) for row in connection.execute(query, (first, last))]
+        found = [complete(table, dict(row)) for row in connection.execute(query, (first, last))]
     except UNREADABLE:
         if first == last:
             done.rows_lost += 1
@@ -131,21 +131,6 @@ def _range(
     done.rows_lost += len(found) - len(whole)
     if whole:
         yield whole
-
-
-def _row(table: str, found: sqlite3.Row) -> Row | None:
-    """A row as this version has it; `None` where what must be there is not."""
-    row: dict[str, Any] = complete(table, dict(found))
-    columns = next(each for each in TABLES if each.name == table).columns
-    for name, value in row.items():
-        column = columns[name]
-        if value is None and not column.nullable:
-            return None
-        # SQLite keeps any type in any column, so that a damaged page can have the wrong one.
-        is_text = isinstance(value, str)
-        if value is not None and is_text != (column.type.python_type is str):
-            return None
-    return row
 
 
 def _last_row(connection: sqlite3.Connection, table: str) -> int | None:

@@ -29,7 +29,7 @@ from otel_limits.ledger.schema import METADATA
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.rows import Rows
+    from otel_limits.ledger.rows import Row, Rows
 
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
 """Missing on Windows, which never deletes a file that somebody has open: as good as a lock."""
@@ -334,22 +334,22 @@ def _moving(database: Database, path: Path, file: IO[bytes]) -> Iterator[int]:
     # A row that is in the database already changes nothing there, so that whoever dies between the
     # last portion and the deletion has done no harm.
     for rows in rows_in(file, damaged):
-        database.write([(table, complete(table, row)) for table, row in rows])
+        database.write(rows)
         yield len(rows)
     if fcntl is None:
         file.close()  # Windows deletes no file that is open
-    if damaged:
-        path.replace(path.with_suffix(".damaged"))
-    else:
+    if not damaged:
         path.unlink(missing_ok=True)
-    if damaged:
-        logger.error(
-            "otel-limits: %d lines of the spill file %s are not rows. The others are in the "
-            "ledger; the file is kept as %s.",
-            len(damaged),
-            path,
-            path.with_suffix(".damaged").name,
-        )
+        return
+    kept = path.with_suffix(".damaged")
+    path.replace(kept)
+    logger.error(
+        "otel-limits: %d lines of the spill file %s are not rows. The others are in the ledger; "
+        "the file is kept as %s.",
+        len(damaged),
+        path,
+        kept.name,
+    )
 
 
 @contextlib.contextmanager
@@ -383,7 +383,7 @@ def rows_in(file: IO[bytes], damaged: list[bytes], size: int = 2_000) -> Iterato
     """Read a spill file in portions of `size` rows.
 
     A last line without its end was never acknowledged, because its process died while it wrote.
-    Any other line that is not a row is appended to `damaged`.
+    Any other line that is not a whole row is appended to `damaged`.
     """
     portion: Rows = []
     for line in file:
@@ -399,9 +399,12 @@ def rows_in(file: IO[bytes], damaged: list[bytes], size: int = 2_000) -> Iterato
         yield portion
 
 
-def _row_in(line: bytes) -> tuple[str, dict[str, Any]] | None:
+def _row_in(line: bytes) -> tuple[str, Row] | None:
+    """Read a line: the table and its row; `None` where it is not a row that can be written."""
     try:
-        table, row = json.loads(line)
-        return (table, dict(row)) if table in METADATA.tables or table == RECOUNTS else None
+        table, found = json.loads(line)
+        is_known = table in METADATA.tables or table == RECOUNTS
+        row = complete(table, dict(found)) if is_known else None
     except (ValueError, TypeError, RecursionError):
         return None
+    return None if row is None else (table, row)

@@ -12,6 +12,7 @@ from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_C
 
 RUNS: Final = INVOCATION_TABLE.c
 CALLS: Final = MODEL_CALL_TABLE.c
+TOOLS: Final = TOOL_CALL_TABLE.c
 
 IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)
 
@@ -32,13 +33,28 @@ SUMMED: Final[dict[str, Any]] = {
 """Columns of an invocation, and what is added up for each."""
 
 
+ANSWERED: Final = sa.case((CALLS.state != "failed", 1), else_=0)
+
+
 def recount(
     connection: sa.Connection, ids: Sequence[str], runs: sa.TableClause = INVOCATION_TABLE
 ) -> None:
-    """Bring totals up to date with calls that ended after their invocation, in a table of them."""
-    if ids:
-        ended = runs.c.id.in_(ids) & runs.c.ended_us.is_not(None)
-        connection.execute(runs.update().where(ended).values(_sums(SUMMED, runs.c)))
+    """Bring the totals of invocations that have ended up to date with their calls.
+
+    Of live ones a call may end after its invocation; imported ones have nothing but their calls.
+    """
+    if not ids:
+        return
+    columns = runs.c
+    tools = sa.select(sa.func.count()).where(TOOLS.invocation_id == columns.id).scalar_subquery()
+    counted = {**_sums({"turns": ANSWERED, "cycles": ANSWERED}, columns), "tool_calls": tools}
+    # A live one has counted these itself: not every answer became a turn.
+    of_import = {
+        name: sa.case((columns.source == "import", told), else_=columns[name])
+        for name, told in counted.items()
+    }
+    ended = columns.id.in_(ids) & columns.ended_us.is_not(None)
+    connection.execute(runs.update().where(ended).values({**_sums(SUMMED, columns), **of_import}))
 
 
 def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
@@ -46,17 +62,6 @@ def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
     values = _sums({column: SUMMED[column] for column in ("price_pico", "unpriced_calls")})
     ended = RUNS.id.in_(ids) & RUNS.ended_us.is_not(None)
     connection.execute(INVOCATION_TABLE.update().where(ended).values(values))
-
-
-def sum_up(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Write everything that calls tell of imported invocations: files may come one by one."""
-    answered = sa.case((CALLS.state != "failed", 1), else_=0)
-    values = _sums({"turns": answered, "cycles": answered, **SUMMED})
-    tools = TOOL_CALL_TABLE.c
-    values["tool_calls"] = (
-        sa.select(sa.func.count()).where(tools.invocation_id == RUNS.id).scalar_subquery()
-    )
-    connection.execute(INVOCATION_TABLE.update().where(RUNS.id.in_(ids)).values(values))
 
 
 def _sums(summed: dict[str, Any], runs: Any = RUNS) -> dict[str, Any]:

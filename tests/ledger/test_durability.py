@@ -24,6 +24,7 @@ import pytest
 from strands import tool
 
 from otel_limits import Limits, disable, enable
+from otel_limits.cli import main
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
@@ -861,16 +862,29 @@ def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
     assert list(path.parent.glob("*.damaged")) == []
 
 
-def test_a_damaged_line_costs_no_other(faulty: None, ledger: LedgerFile) -> None:
-    """A line that is no row is kept aside for whoever can read it; the rest is taken."""
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not a row",
+        '["otel_limits_attributes", {"invocation_id": "j", "kex": "k", "value": "v"}]',
+        '["otel_limits_attributes", {"invocation_id": "j", "key": 7, "value": "v"}]',
+        '["otel_limits_quota_changes", {"id": "q", "at_us": "soon"}]',
+        '["otel_limits_tool_calls", {"invocation_id": "j", "at_us": 9223372036854775808}]',
+        '["recount", {"ix": "j"}]',
+    ],
+)
+def test_a_damaged_line_costs_no_other(faulty: None, ledger: LedgerFile, line: str) -> None:
+    """A line that cannot be a row is kept aside for whoever can read it; the rest is taken."""
     spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
     spill.seal()
     (path,) = ledger.spills()
-    path.write_text("not a row\n" + path.read_text())
+    path.write_text(f"{line}\n{path.read_text()}")
+    assert main(["audit", "verify"]) == 1
     take_back(ledger)
     assert list(ledger.attributes()) == [("i", "k")]
-    assert [each.read_text()[:9] for each in path.parent.glob("*.damaged")] == ["not a row"]
+    (kept,) = path.parent.glob("*.damaged")
+    assert kept.read_text().splitlines()[0] == line
 
 
 def attribute(identity: str) -> dict[str, str]:

@@ -20,6 +20,8 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.cli import main
+from otel_limits.ledger import imports
+from otel_limits.ledger.database import Database
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, Book, Call, Entry, write
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+    from otel_limits.ledger.rows import Rows
     from tests.conftest import MakeAgent
     from tests.ledger.conftest import LedgerFile
 
@@ -108,6 +111,24 @@ def test_importing_again_changes_nothing(
     assert out.startswith("Imported 0 model calls,")
     assert "4 model calls were in the ledger already." in out
     assert (ledger.calls(), ledger.invocations(), ledger.tools()) == before
+
+
+def test_an_import_that_is_broken_off_leaves_what_adds_up(
+    exported: Path, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """Totals are written with the calls: whoever asks meanwhile finds a ledger that is whole."""
+    monkeypatch.setattr(imports, "PORTION", 1)
+    write_rows, found = Database.write, []
+
+    def written(database: Database, rows: Rows) -> dict[str, int]:
+        changed = write_rows(database, rows)
+        found.append([main(["audit", question]) for question in ("verify", "stops", "suggest")])
+        return changed
+
+    monkeypatch.setattr(Database, "write", written)
+    assert main(["ledger", "import", str(exported)]) == 0
+    assert found == [[0, 0, 0]] * 8
+    assert "NOT complete" not in capsys.readouterr().out
 
 
 def test_audit_keys_of_imported_spans(
