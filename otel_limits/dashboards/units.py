@@ -29,6 +29,8 @@ def _dollars(value: float) -> str:
 
 
 def _short(value: float) -> str:
+    # Rounded before a unit is chosen: 999.7 is shown as 1 K, and has not three digits any more.
+    value = float(f"{value:.3g}")
     for suffix in ("", "K", "Mil", "Bil"):
         if abs(value) < THOUSAND:
             return f"{value:.3g}{' ' if suffix else ''}{suffix}"
@@ -37,6 +39,7 @@ def _short(value: float) -> str:
 
 
 def _duration(seconds: float) -> str:
+    seconds = float(f"{seconds:.3g}")
     for length, name in DURATIONS:
         if abs(seconds) >= length:
             return f"{seconds / length:.3g} {name}"

@@ -15,6 +15,7 @@ from otel_limits.cli import main
 from otel_limits.cli.top import command
 from otel_limits.dashboards import panels
 from otel_limits.dashboards.files import directory
+from otel_limits.dashboards.units import written
 from tests.dashboards.servers import RULES, until
 from tests.dashboards.truth import ONE, Expected, expectations, total
 from tests.dashboards.workload import ACTORS
@@ -45,6 +46,22 @@ RECORDED = [
     for rule in group["rules"]
     if "record" in rule
 ]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (999.4, "short", "999"),
+        (999.7, "short", "1 K"),
+        (999_999.0, "short", "1 Mil"),
+        (9.997, "percentunit", "1 K %"),
+        (59.97, "s", "1 min"),
+        (3_599.9, "s", "1 h"),
+    ],
+)
+def test_a_value_is_rounded_before_its_unit_is_chosen(value: float, unit: str, text: str) -> None:
+    """No panel says 1e+03, or 60 s, of what is all but one of the next unit."""
+    assert written(value, unit) == text
 
 
 @pytest.mark.parametrize(("dashboard", "panel"), PANELS)
