@@ -30,8 +30,8 @@ LEAST_SPREAD: Final = 0.05
 OF_CALLS: Final = frozenset({"model", "provider", "state", "side"})
 """What an invocation can have several of, so that its turns belong to none of them."""
 
-Days = Mapping[str, float]
-Series = dict[tuple[Any, ...], dict[str, float]]
+ValuesByDay = Mapping[str, float]
+ValuesByGroup = dict[tuple[Any, ...], dict[str, float]]
 """Days with their values, by group."""
 
 
@@ -65,7 +65,7 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
     today = f"{datetime.fromtimestamp(time.time(), inquiry.selection.zone):%Y-%m-%d}"
     titles = {"cost": "Cost of a day", "tokens": "Tokens of a day without a price",
               "turns": "Turns per invocation of a day"}  # fmt: skip
-    every: dict[str, Series] = {"cost": cost, "tokens": tokens, "turns": {}}
+    every: dict[str, ValuesByGroup] = {"cost": cost, "tokens": tokens, "turns": {}}
     # An invocation has one agent, and may have asked several models: whose turns would it be?
     if not OF_CALLS & {*by}:
         every["turns"] = _turns(inquiry, by)
@@ -82,7 +82,7 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
     return Answer(question="anomalies", title="Anomalies", about=inquiry.about, tables=tables)
 
 
-def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[Series, Series]:
+def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesByGroup]:
     """Picodollars of each day, or its tokens in groups that have no price at all."""
     from otel_limits.ledger import spending
 
@@ -91,8 +91,8 @@ def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[Series, Series]:
     # Money and tokens are not added up: a group is judged by money as soon as one of its days has a
     # price, or a new price would look like a jump.
     priced = {key[:-1] for key, sums in groups.items() if sums.has_price}
-    cost: Series = {}
-    tokens: Series = {}
+    cost: ValuesByGroup = {}
+    tokens: ValuesByGroup = {}
     for (*key, day), sums in groups.items():
         group = tuple(key)
         if group in priced:
@@ -102,7 +102,7 @@ def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[Series, Series]:
     return cost, tokens
 
 
-def _turns(inquiry: Inquiry, by: Sequence[str]) -> Series:
+def _turns(inquiry: Inquiry, by: Sequence[str]) -> ValuesByGroup:
     """Mean turns of the invocations that began on each day."""
     from otel_limits.ledger.queries import turns_by_day
 
@@ -113,7 +113,7 @@ def _turns(inquiry: Inquiry, by: Sequence[str]) -> Series:
         each = sums.setdefault(key, [0, 0])
         each[0] += invocations
         each[1] += int(turns)
-    series: Series = {}
+    series: ValuesByGroup = {}
     for (*group, day), (invocations, turns) in sums.items():
         # The mean of all, out of two sums: the ledger gives parts of a day apart, of different
         # sizes.
@@ -121,7 +121,7 @@ def _turns(inquiry: Inquiry, by: Sequence[str]) -> Series:
     return series
 
 
-def _found(series: Series, enough: int, today: str) -> list[tuple[Any, ...]]:
+def _found(series: ValuesByGroup, enough: int, today: str) -> list[tuple[Any, ...]]:
     """The days outside the usual range of their group, the furthest first."""
     rows = [
         (*group, *row)
@@ -132,7 +132,7 @@ def _found(series: Series, enough: int, today: str) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: (-abs(row[-1]), *map(str, row[:-1])))
 
 
-def outliers(days: Days, today: str = "") -> Iterator[tuple[Any, ...]]:
+def outliers(days: ValuesByDay, today: str = "") -> Iterator[tuple[Any, ...]]:
     """Days outside the usual range: day, value, median, lowest and highest usual value, score."""
     # Medians and not means: the day that is looked for would pull a mean, and its deviation, its
     # way.

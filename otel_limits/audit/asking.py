@@ -21,6 +21,7 @@ from otel_limits.core.values import (
     CheckedKind,
     Kind,
     UnfitError,
+    choice,
     split_names,
 )
 from otel_limits.ledger.calendar import kind_of
@@ -174,13 +175,6 @@ def _against(text: str) -> Against:
 
 PRICES: Final = ("present", "former")
 
-
-def _prices(text: str) -> str:
-    if text not in PRICES:
-        raise UnfitError
-    return text
-
-
 CONDITIONS: Final = CheckedKind[Conditions](
     phrase="a condition such as tenant.id=acme or agent=res*", check=_conditions, parse=str
 )
@@ -205,7 +199,7 @@ PERCENTILE: Final = CheckedKind[float](
     check=_percentile,
     parse=str,
 )
-WHICH_PRICES: Final = CheckedKind[str](phrase="present or former", check=_prices, parse=str)
+WHICH_PRICES: Final = choice(*PRICES)
 
 AGAINST: Final = CheckedKind[Against](
     phrase="previous, a duration such as 7d, or a period such as 2026-10, 2026-W41 or 2026-10-03",

@@ -55,7 +55,7 @@ TOP: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class TriedCap:
     """A cap that is tried."""
 
     limit: str
@@ -64,23 +64,23 @@ class Check:
     """Where `replay` has what it caps."""
 
 
-def checks_of(caps: Mapping[str, Any]) -> list[Check]:
+def tried_caps(caps: Mapping[str, Any]) -> list[TriedCap]:
     """The caps that are set, in the order in which one of several decides."""
     return [
-        Check(name, int(caps[name] * limit.scale), place)
+        TriedCap(name, int(caps[name] * limit.scale), place)
         for place, (name, limit) in enumerate(LIMITS.items())
         if caps[name] is not None
     ]
 
 
-def least_totals(checks: Iterable[Check]) -> dict[str, int]:
+def least_totals(tried: Iterable[TriedCap]) -> dict[str, int]:
     """What an invocation that one of the caps halts has used at least, by property."""
     least: dict[str, int] = {}
-    for check in checks:
-        total = LIMITS[check.limit].total
+    for each in tried:
+        total = LIMITS[each.limit].total
         # The least of several caps on one total: what stays below all of them need not be read.
         # A cap that no column could hold is as good as the largest: nothing reaches either.
-        least[total] = min(check.cap, least.get(total, MAX_INTEGER))
+        least[total] = min(each.cap, least.get(total, MAX_INTEGER))
     return least
 
 
@@ -112,6 +112,11 @@ class Outcome:
     saved_pico: int = 0
     saved_unpriced: int = 0
     cuts: list[tuple[Any, Cut]] = field(default_factory=list)
+
+    def merge(self, other: Outcome) -> None:
+        """Add what they would have done to another agent, but for the cuts one by one."""
+        for name in set(self.__slots__) - {"cuts"}:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def unknown(self) -> int:
@@ -153,26 +158,26 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
     """
     from otel_limits.ledger import queries
 
-    checks = checks_of(caps)
-    if not checks:
+    tried = tried_caps(caps)
+    if not tried:
         raise LedgerError("There is no limit to try. Give one, such as --max-turns 20.")
     inquiry.require_known()
-    connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(checks)
+    connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(tried)
     count = queries.count_using(connection, selection, totals)
     calls = by_invocation(queries.calls_in_order(connection, selection, totals))
     # One invocation at a time, as they come: a ledger of years does not fit into memory.
     cuts = {
-        identity: replay(group, checks) for identity, group in inquiry.work.through(calls, count)
+        identity: replay(group, tried) for identity, group in inquiry.work.through(calls, count)
     }
     outcomes = {
         row.agent: Outcome(row.invocations, int(row.tokens), halted_in_record=row.halted)
         for row in queries.totals_by_agent(connection, selection)
     }
     for row in queries.invocations(connection, selection, totals):
-        cut = cuts.get(row.id) or _at_its_end(row, checks)
+        cut = cuts.get(row.id) or _at_its_end(row, tried)
         if cut is not None:
             judge(outcomes[row.agent], row, cut)
-    described = ", ".join(f"{check.limit}={caps[check.limit]}" for check in checks)
+    described = ", ".join(f"{each.limit}={caps[each.limit]}" for each in tried)
     charts = []
     if inquiry.has_charts:
         charts = [turns_chart(queries.invocations(connection, selection), caps["max_turns"])]
@@ -185,14 +190,14 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
     )
 
 
-def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | None:
+def replay(calls: Iterable[Sequence[Any]], tried: Sequence[TriedCap]) -> Cut | None:
     """Go through the calls of one invocation; `None` when no cap would have refused one.
 
     With `max_iterations` the next leg begins afresh, as it does in reality.
 
     Args:
         calls: Invocation, turn, iteration, input tokens, output tokens and picodollars of each.
-        checks: What is tried.
+        tried: What is tried.
     """
     first: tuple[str, int] | None = None
     leg_is_over = all_is_over = False
@@ -207,7 +212,7 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | Non
             leg_is_over = leg_is_over and iterations > 0
             if not leg_is_over:
                 used = (iterations, turns, made, sent + received, sent, received, spent)
-                limit = first_reached(checks, used)
+                limit = first_reached(tried, used)
                 if limit is not None:
                     first = first or (limit, turns)
                     leg_is_over, all_is_over = True, limit != MAX_ITERATIONS
@@ -221,7 +226,7 @@ def replay(calls: Iterable[Sequence[Any]], checks: Sequence[Check]) -> Cut | Non
     return None if first is None else Cut(*first, saved_tokens, saved_pico, unpriced)
 
 
-def _at_its_end(row: Any, checks: Sequence[Check]) -> Cut | None:
+def _at_its_end(row: Any, tried: Sequence[TriedCap]) -> Cut | None:
     """Tell whether the caps would have halted an invocation just where a limit did.
 
     It wanted to go on there; what it had used in its last leg is not known.
@@ -232,16 +237,16 @@ def _at_its_end(row: Any, checks: Sequence[Check]) -> Cut | None:
     used = (0, row.turns, row.model_calls, row.input_tokens + row.output_tokens)
     # As a number: beyond 64 bits SQLite answers with text.
     spent = int(row.price_pico or 0)
-    limit = first_reached(checks, (*used, row.input_tokens, row.output_tokens, spent))
+    limit = first_reached(tried, (*used, row.input_tokens, row.output_tokens, spent))
     return None if limit is None else Cut(limit, row.turns, 0, 0, 0)
 
 
-def first_reached(checks: Sequence[Check], used: Sequence[int]) -> str | None:
+def first_reached(tried: Sequence[TriedCap], used: Sequence[int]) -> str | None:
     """The limit that decides, if one is reached."""
     # A loop and no generator, which takes twice as long: it is asked before each call of a ledger.
-    for check in checks:
-        if used[check.place] >= check.cap:
-            return check.limit
+    for each in tried:
+        if used[each.place] >= each.cap:
+            return each.limit
     return None
 
 
@@ -282,15 +287,7 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
     )
     total = Outcome()
     for outcome in outcomes.values():
-        total.invocations += outcome.invocations
-        total.halted += outcome.halted
-        total.cut_successes += outcome.cut_successes
-        total.halted_in_record += outcome.halted_in_record
-        total.cut_halted += outcome.cut_halted
-        total.tokens += outcome.tokens
-        total.saved_tokens += outcome.saved_tokens
-        total.saved_pico += outcome.saved_pico
-        total.saved_unpriced += outcome.saved_unpriced
+        total.merge(outcome)
     return Table(
         name="backtest",
         title=title,

@@ -56,7 +56,7 @@ class ToolUse:
         self.micros += micros
 
 
-Uses = Mapping[tuple[Any, ...], ToolUse]
+UseByGroup = Mapping[tuple[Any, ...], ToolUse]
 
 
 def shared(rows: Rows) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
@@ -88,7 +88,7 @@ def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
     return parts
 
 
-def uses_of(inquiry: Inquiry, by: Sequence[str]) -> Uses | None:
+def uses_of(inquiry: Inquiry, by: Sequence[str]) -> UseByGroup | None:
     """What the calls of the tools were; `None` where `by` or the selection is of model calls."""
     from otel_limits.ledger import tooling
 

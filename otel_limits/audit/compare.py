@@ -34,8 +34,8 @@ CHANGES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two parts of a ledger that are compared."""
+class TwoPeriods:
+    """The same part of a ledger at two times, which are compared."""
 
     before: Selection
     now: Selection
@@ -60,7 +60,7 @@ def _length(selection: Selection) -> str:
     return f"{days * 24:,.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:,.1f} minutes"
 
 
-def pair_of(selection: Selection, against: Against, by: Sequence[str]) -> Pair:
+def periods_of(selection: Selection, against: Against, by: Sequence[str]) -> TwoPeriods:
     """Read which two periods are meant.
 
     Raises:
@@ -91,7 +91,7 @@ def pair_of(selection: Selection, against: Against, by: Sequence[str]) -> Pair:
 
 def _paired(
     part: Selection, named: Sequence[tuple[str, str]], against: Against, now_us: int
-) -> Pair:
+) -> TwoPeriods:
     zone, until = part.zone, min(part.until_us or now_us, now_us)
     since = part.since_us
     if since is None:
@@ -114,7 +114,7 @@ def _paired(
     if begin < 0:
         # Times before 1970 are below 0 in a ledger, where no row is.
         raise LedgerError(TOO_EARLY)
-    return Pair(
+    return TwoPeriods(
         before=replace(part, since_us=begin, until_us=end),
         now=replace(part, since_us=since, until_us=until),
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answers import Forecast, Outlook
 from otel_limits.audit.asking import to_microseconds
 from otel_limits.audit.formatting import written
+from otel_limits.audit.survival import Z
 from otel_limits.ledger.calendar import PERIODS, QUARTER_SECONDS, label, span
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
@@ -29,8 +30,6 @@ ENOUGH_DAYS: Final = 7
 BY_WEEKDAY: Final = 21
 """Days from which on each day of the week has a mean of its own."""
 PERIODS_AHEAD: Final = ("day", "week", "month")
-Z: Final = 1.959963984540054
-"""Of the normal distribution: 95 % are within."""
 
 
 def forecast(inquiry: Inquiry) -> Forecast | None:
@@ -59,7 +58,7 @@ def foretold(
     spent: Mapping[int, int], now: datetime, *, is_money: bool, has_unpriced: bool = False
 ) -> Forecast:
     """Make a forecast of what was spent in each quarter of an hour since the epoch."""
-    days = Days(spent, now)
+    days = PastDays(spent, now)
     # Seven, as fewer do not even have each day of the week once.
     if len(days.wholes) < ENOUGH_DAYS:
         seen = f"{len(days.wholes)} whole days of spend"
@@ -88,7 +87,7 @@ def bounds(period: str, now: datetime) -> tuple[int, int]:
     return span(period, label(period, now), now.tzinfo or timezone.utc)
 
 
-class Days:
+class PastDays:
     """What the days before this one spent, in all and from this time of the day on."""
 
     def __init__(self, spent: Mapping[int, int], now: datetime) -> None:
@@ -123,7 +122,7 @@ def _part_after(begin: datetime, now: datetime) -> float:
     return min(1.0, max(0.0, 1 - (at - start) / QUARTER_SECONDS))
 
 
-def _outlook(name: str, days: Days, spent: Mapping[int, int], *, is_money: bool) -> Outlook:
+def _outlook(name: str, days: PastDays, spent: Mapping[int, int], *, is_money: bool) -> Outlook:
     begin, end = bounds(name, days.now)
     sofar = sum(
         amount

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +40,14 @@ def written(value: Any, kind: CellKind) -> str:
 def many(number: int, one: str, several: str) -> str:
     """Write a number of things in a sentence, such as `1 row waits` and `2 rows wait`."""
     return f"{number:,} {one if number == 1 else several}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write numbers that rise, those without a gap as one range: `2-5, 9`."""
+    # Without a gap a number and its place rise together, so that their difference stays the same.
+    groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in group] for _, group in groups]
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else f"{each[0]}" for each in spans)
 
 
 def money(amount: Decimal) -> str:

@@ -66,7 +66,7 @@ class Outcomes:
 def outcomes_table(inquiry: Inquiry, by: Sequence[str]) -> Table | None:
     """One row per group, the largest waste first; `None` where invocations cannot be selected so.
 
-    What invocations do not have, such as a model, they are not grouped by.
+    They are not grouped by what they do not have, such as a model.
     """
     from otel_limits.ledger import outcomes
 

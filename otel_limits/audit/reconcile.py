@@ -25,9 +25,9 @@ DAY_SECONDS: Final = 24 * 60 * 60
 FLOATS: Final = 1e-9
 """How exactly sums of money are compared that Prometheus keeps as floats."""
 
-Pair = tuple[str, str]
+LabelPair = tuple[str, str]
 """Agent and model, or agent and reason."""
-Counts = Mapping[Pair, Mapping[str, int]]
+Counts = Mapping[LabelPair, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ def _credentials(authorization: Secret | None) -> str | None:
     return found.value if found else None
 
 
-def _summed(rows: Iterable[tuple[Pair, Mapping[str, int]]]) -> Counts:
-    summed: dict[Pair, dict[str, int]] = {}
+def _summed(rows: Iterable[tuple[LabelPair, Mapping[str, int]]]) -> Counts:
+    summed: dict[LabelPair, dict[str, int]] = {}
     for pair, figures in rows:
         into = summed.setdefault(pair, dict.fromkeys(figures, 0))
         for name, figure in figures.items():
@@ -225,9 +225,11 @@ def comparison(
         yield pair, have, least, most, difference, share, grown.restarts, "yes" if is_near else "no"
 
 
-def as_labels(ledger: Counts, figure: str, series: Mapping[Pair, Growth]) -> dict[Pair, int]:
+def as_labels(
+    ledger: Counts, figure: str, series: Mapping[LabelPair, Growth]
+) -> dict[LabelPair, int]:
     """Sum the ledger under the labels that the metrics use: cleaned, and `_other` beyond a cap."""
-    folded: dict[Pair, int] = {}
+    folded: dict[LabelPair, int] = {}
     for recorded, figures in ledger.items():
         first, second = map(clean, recorded)
         pair = (first, second)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from otel_limits.audit.formatting import ranges
 from otel_limits.ledger.rows import MICROSECONDS
 
 
@@ -48,16 +49,7 @@ class Alike:
     def in_turns(self) -> str | None:
         """The turns, such as `2-5, 9`; `None` where they were not recorded."""
         known = sorted({turn for turn in self.turns if turn is not None})
-        return ", ".join(_ranges(known)) if known else None
-
-
-def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    begin = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            first, last = numbers[begin], numbers[place - 1]
-            yield str(first) if first == last else f"{first}-{last}"
-            begin = place
+        return ranges(known) or None
 
 
 def alike(rows: Iterable[Any]) -> list[Alike]:

@@ -10,7 +10,7 @@ from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.by_tool import NOTE, TOOL, TOOL_FIGURES, ToolUse, shared, uses_of
 from otel_limits.audit.charts import overview
-from otel_limits.audit.compare import CHANGES, changes_table, pair_of
+from otel_limits.audit.compare import CHANGES, changes_table, periods_of
 from otel_limits.audit.completeness import of_everything
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
@@ -19,7 +19,7 @@ from otel_limits.audit.sums import DATES, Groups, Rows, Sums, fold
 from otel_limits.ledger.words import AFTER_TOOLS
 
 if TYPE_CHECKING:
-    from otel_limits.audit.by_tool import Uses
+    from otel_limits.audit.by_tool import UseByGroup
 
 PRESENT, FORMER = asking.PRICES
 
@@ -118,15 +118,15 @@ def _changes(
 ) -> Answer:
     """Answer how spend changed against another period."""
     zone = inquiry.selection.zone
-    pair = pair_of(inquiry.selection, against, by)
+    periods = periods_of(inquiry.selection, against, by)
     # Both are folded in the same zone, so that the groups of one are those of the other.
     before, now = (
         fold(rows_of(replace(inquiry, selection=each), by, is_former=is_former), by, zone)
-        for each in (pair.before, pair.now)
+        for each in (periods.before, periods.now)
     )
     keys = inquiry.key_columns(by, CHANGES)
-    table = changes_table(before, now, keys, top, pair.about)
-    about = replace(inquiry, selection=pair.now).about
+    table = changes_table(before, now, keys, top, periods.about)
+    about = replace(inquiry, selection=periods.now).about
     return Answer(question="spend", title=f"{title}, compared", about=about, tables=[table])
 
 
@@ -137,7 +137,7 @@ def spend_table(
     total: Sums,
     *,
     top: int | None = None,
-    uses: Uses | None = None,
+    uses: UseByGroup | None = None,
 ) -> Table:
     """One row per group, dates in their order, the most expensive first among the others.
 

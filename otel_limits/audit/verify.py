@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.completeness import completeness
+from otel_limits.audit.formatting import ranges
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
 from otel_limits.ledger.rows import MICROSECONDS, dollars
@@ -170,7 +171,7 @@ def _doubles(connection: Connection, name: str) -> str:
 def _gaps(connection: Connection, name: str) -> str:
     from otel_limits.ledger.proof import numbers
 
-    return f"there are {_spans(numbers(connection, name))}"
+    return f"there are {ranges(numbers(connection, name))}"
 
 
 def _compare(compared: Answer, troubles: Troubles) -> str:
@@ -187,18 +188,6 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
                 both = (row["ledger"], row["prometheus"], row["prometheus_most"])
                 troubles.add(METRICS, of, told, row.get("measure", table.name), *both)
     return f"Prometheus counted the same in the last day: {figures:,} figures"
-
-
-def _spans(numbers: list[int]) -> str:
-    """Write numbers as ranges: 1-3, 5."""
-    # Written as ranges: a gap in a million numbers is one line.
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], number]
-        else:
-            ranges.append([number])
-    return ", ".join("-".join(map(str, each)) for each in ranges)
 
 
 # --- checks ---------------------------------------------------------------------------------------

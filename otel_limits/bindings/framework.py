@@ -1,7 +1,8 @@
 """What the rest of the product may know of an agent framework: this protocol, and nothing else.
 
 A new framework is one package beside `strands` that has an object like this, one line in
-`otel_limits.bindings.known`, and its module in `cli/startup/sitecustomize.py`, which waits for it.
+`otel_limits.bindings.known`, and its module in `startup/otel_limits_startup.py`, which waits for
+it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ RECOUNTS: Final = "recount"
 """Not a table: rows of it name invocations whose totals are to be those of their calls."""
 
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
-STATES: Final[tuple[State, ...]] = ("measured", "zero", "unmeasured", "estimated", "failed")
 
 HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions by which a limit ended an invocation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -11,9 +11,6 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.schema import MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import CALLS, TOOLS, Selection, Source
 from otel_limits.ledger.spending import columns_for
-
-PORTION: Final = 500
-"""Invocations that are asked for at once."""
 
 
 def tool_uses(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-
-logger = logging.getLogger("otel_limits")
 
 WRAPPERS: Final = 5
 """How many providers may stand around each other: one that names itself must not hang us."""
