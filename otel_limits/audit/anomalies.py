@@ -21,14 +21,13 @@ from otel_limits.audit.sums import fold, property_of
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.words import OF_CALLS
 
 OUTSIDE: Final = 3.5
 DEVIATION: Final = 0.6745
 """MADs in one standard deviation of a normal distribution."""
 LEAST_SPREAD: Final = 0.05
 """Of the median: days that are all but equal would make the smallest change an anomaly."""
-OF_CALLS: Final = frozenset({"model", "provider", "state", "side"})
-"""What an invocation can have several of, so that its turns belong to none of them."""
 
 ValuesByDay = Mapping[str, float]
 ValuesByGroup = dict[tuple[Any, ...], dict[str, float]]
@@ -108,7 +107,7 @@ def _turns(inquiry: Inquiry, by: Sequence[str]) -> ValuesByGroup:
 
     zone = inquiry.selection.zone
     sums: dict[tuple[Any, ...], list[int]] = {}
-    for keys, invocations, turns in turns_by_day(inquiry.connection, by, inquiry.selection):
+    for keys, (invocations, turns) in turns_by_day(inquiry.connection, by, inquiry.selection):
         key = tuple(property_of(keys, name, zone) for name in (*by, "day"))
         each = sums.setdefault(key, [0, 0])
         each[0] += invocations

@@ -97,7 +97,7 @@ def uses_of(inquiry: Inquiry, by: Sequence[str]) -> UseByGroup | None:
     if found is None:
         return None
     uses: dict[tuple[Any, ...], ToolUse] = {}
-    for keys, calls, errors, micros in found:
+    for keys, (calls, errors, micros) in found:
         key = tuple(property_of(keys, name, inquiry.selection.zone) for name in by)
         uses.setdefault(key, ToolUse()).add(calls, errors, int(micros))
     return uses

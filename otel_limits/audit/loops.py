@@ -112,7 +112,7 @@ def loops(inquiry: Inquiry, top: int) -> Answer:
     inquiry.require_known()
     # Of all calls, also those that repeat nothing: the share of repeated ones needs both.
     uses = tooling.tool_uses(inquiry.connection, ("agent", "tool"), inquiry.selection)
-    counts = {(keys["agent"], keys["tool"]): calls for keys, calls, _, _ in uses or ()}
+    counts = {(keys["agent"], keys["tool"]): calls for keys, (calls, _, _) in uses or ()}
     by_tool: dict[tuple[str, str], Repeating] = {}
     total, worst = Repeating(), list[Loop]()
     for loop in inquiry.work.through(found(inquiry)):

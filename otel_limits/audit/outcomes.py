@@ -10,6 +10,7 @@ from otel_limits.audit.answers import Column, Table
 from otel_limits.audit.backtest import SUCCESSES
 from otel_limits.audit.sums import property_of
 from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.words import OF_CALLS
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -70,8 +71,8 @@ def outcomes_table(inquiry: Inquiry, by: Sequence[str]) -> Table | None:
     """
     from otel_limits.ledger import outcomes
 
-    names = [name for name in by if name not in outcomes.OF_CALLS]
-    if any(name in outcomes.OF_CALLS for name, _ in inquiry.selection.where):
+    names = [name for name in by if name not in OF_CALLS]
+    if any(name in OF_CALLS for name, _ in inquiry.selection.where):
         return None
     zone, total = inquiry.selection.zone, Outcomes()
     groups: dict[tuple[Any, ...], Outcomes] = {}

@@ -46,7 +46,7 @@ from otel_limits.ledger.rows import (
     signed_picodollars,
     tokens,
 )
-from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
+from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
 from otel_limits.runs.responses import Responses
@@ -65,8 +65,6 @@ SHOWN: Final = 20
 SHOWN_CHARACTERS: Final = 200
 NO_AGENT: Final = "(no agent)"
 
-RUNS: Final = INVOCATION_TABLE.c
-CALLS: Final = MODEL_CALL_TABLE.c
 
 NO_CALL: Final = (
     "There is no model call among the {} spans. A model call is known by gen_ai.operation.name, "

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import sqlalchemy as sa
 
 from otel_limits.ledger.rows import SAME_CALL_MICROSECONDS
-from otel_limits.ledger.schema import INVOCATION_TABLE, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
+from otel_limits.ledger.schema import (
+    CALL_TOKENS,
+    CALLS,
+    INVOCATION_TABLE,
+    IS_OF_UNKNOWN_SIZE,
+    MODEL_CALL_TABLE,
+    RUN_TOKENS,
+    RUNS,
+)
 from otel_limits.ledger.totals import COST
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.selectable import Subquery
 
-RUNS: Final = INVOCATION_TABLE.c
-CALLS: Final = MODEL_CALL_TABLE.c
-TOKENS: Final = CALLS.input_tokens + CALLS.output_tokens
 HAS_ENDED: Final = RUNS.ended_us.is_not(None)
 
 
@@ -83,11 +88,11 @@ def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Ba
     )
 
 
-SUMS: Final = (sa.func.count(), sa.func.sum(TOKENS), sa.func.sum(CALLS.price_pico))
-UNPRICED: Final = sa.func.sum(TOKENS).filter(CALLS.price_pico.is_(None))
+SUMS: Final = (sa.func.count(), sa.func.sum(CALL_TOKENS), sa.func.sum(CALLS.price_pico))
+UNPRICED: Final = sa.func.sum(CALL_TOKENS).filter(CALLS.price_pico.is_(None))
 SUMS_OF_RUNS: Final = (
     sa.func.sum(RUNS.model_calls),
-    sa.func.sum(RUNS.input_tokens + RUNS.output_tokens),
+    sa.func.sum(RUN_TOKENS),
     sa.func.sum(COST),
 )
 

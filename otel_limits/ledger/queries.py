@@ -13,13 +13,18 @@ from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.reading import asking
 from otel_limits.ledger.rows import HALTED, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
+    CALL_TOKENS,
+    CALLS,
     INVOCATION_TABLE,
     IS_OF_UNKNOWN_SIZE,
+    IS_UNPRICED,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
+    RUN_TOKENS,
+    RUNS,
 )
-from otel_limits.ledger.selection import CALLS, RUNS, WOULD_BE, Selection, Source
-from otel_limits.ledger.spending import SUMS, columns_for
+from otel_limits.ledger.selection import WOULD_BE, Selection, Source
+from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
 from otel_limits.ledger.totals import COST
 
 if TYPE_CHECKING:
@@ -28,8 +33,6 @@ if TYPE_CHECKING:
 PORTION: Final = 1_000
 """Rows that are fetched at once: few enough that they are still in the processor's cache when they
 are looked at. One by one takes half as long again, and so do 20,000."""
-
-TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens
 
 
 def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
@@ -48,22 +51,20 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
         selection,
         *keys,
         sa.func.count().label("invocations"),
-        sa.func.sum(TOKENS).filter(has_ended).label("tokens"),
+        sa.func.sum(RUN_TOKENS).filter(has_ended).label("tokens"),
         sa.func.sum(COST).filter(has_ended).label("price_pico"),
         sa.func.sum(RUNS.unpriced_calls).filter(has_ended).label("unpriced_calls"),
     ).group_by(*keys)
     yield from connection.execute(statement)
     # A row says what its invocation used once that has ended; until then its calls do.
-    tokens = CALLS.input_tokens + CALLS.output_tokens
-    is_unpriced = CALLS.price_pico.is_(None) & (tokens > 0)
     unfinished = (
         _of_runs(
             selection,
             *keys,
             sa.literal_column("0").label("invocations"),
-            sa.func.sum(tokens).label("tokens"),
+            sa.func.sum(CALL_TOKENS).label("tokens"),
             sa.func.sum(CALLS.price_pico).label("price_pico"),
-            sa.func.count().filter(is_unpriced).label("unpriced_calls"),
+            sa.func.count().filter(IS_UNPRICED).label("unpriced_calls"),
         )
         # An outer join begins with its left side: SQLite would begin with the calls, all of them.
         .outerjoin(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
@@ -96,7 +97,7 @@ def costliest_halted(connection: sa.Connection, selection: Selection, top: int) 
         _of_runs(selection, INVOCATION_TABLE, COST.label("cost_pico"))
         .where(RUNS.action.in_(HALTED))
         # Unknown prices last: they are not known to be high.
-        .order_by(sa.func.coalesce(COST, 0).desc(), TOKENS.desc())
+        .order_by(sa.func.coalesce(COST, 0).desc(), RUN_TOKENS.desc())
         .limit(min(top, MAX_INTEGER))
     )
     yield from connection.execute(statement)
@@ -154,7 +155,7 @@ def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[An
 
 def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Invocations of every agent, their tokens, and how many were halted."""
-    count, tokens = sa.func.count(), sa.func.coalesce(sa.func.sum(TOKENS), 0)
+    count, tokens = sa.func.count(), sa.func.coalesce(sa.func.sum(RUN_TOKENS), 0)
     halted = count.filter(RUNS.action.in_(HALTED))
     columns = (
         RUNS.agent,
@@ -194,7 +195,7 @@ def invocations(
 def used(totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
     """Whether an invocation used at least one of `totals`, or has not ended."""
     # An invocation without an end has no totals yet, so that its calls are looked at.
-    columns = {**RUNS, "tokens": TOKENS, "price_pico": COST}
+    columns = {**RUNS, "tokens": RUN_TOKENS, "price_pico": COST}
     reached = [columns[name] >= least for name, least in totals.items()]
     return sa.or_(RUNS.ended_us.is_(None), *reached)
 
@@ -253,19 +254,15 @@ def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[
 
 def turns_by_day(
     connection: sa.Connection, by: Sequence[str], selection: Selection
-) -> Iterator[tuple[dict[str, Any], int, int]]:
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
     """Properties and day of invocations that have ended, how many they are, and their turns."""
-    source = Source(INVOCATION_TABLE)
     # Days are cut by quarters of an hour, as a database knows no time zones of questions.
     names = columns_for((*by, "day"), selection.zone)
-    columns = [source.column(name) for name in names]
-    labelled = (column.label(f"k{n}") for n, column in enumerate(columns))
     sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.turns), 0))
-    statement = source.select(selection, *labelled, *sums).where(RUNS.ended_us.is_not(None))
+    statement = grouped(INVOCATION_TABLE, names, selection, sums)
     # Without those that have not ended: the turns of one that is under way are not all of its
     # turns.
-    for *keys, invocations, turns in connection.execute(statement.group_by(*columns)):
-        yield dict(zip(names, keys, strict=True)), invocations, turns
+    yield from keyed(connection.execute(statement.where(RUNS.ended_us.is_not(None))), names)
 
 
 # --- quotas ---------------------------------------------------------------------------------------

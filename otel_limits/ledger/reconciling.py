@@ -8,8 +8,14 @@ from typing import Final
 import sqlalchemy as sa
 
 from otel_limits.ledger.repricing import FORMER_PICO
-from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, MODEL_CALL_TABLE
-from otel_limits.ledger.selection import CALLS, REASON_COUNTED, RUNS
+from otel_limits.ledger.schema import (
+    CALLS,
+    DAY_MICROSECONDS,
+    INVOCATION_TABLE,
+    MODEL_CALL_TABLE,
+    RUNS,
+)
+from otel_limits.ledger.selection import REASON_COUNTED
 
 LIVE: Final = "live"
 """What was imported was counted elsewhere, if at all."""

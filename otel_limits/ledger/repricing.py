@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from otel_limits.core.terms import Sale, sale_in_ledger
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.ledger.rows import Row, dollars, picodollars, signed_picodollars, time_of
-from otel_limits.ledger.schema import MODEL_CALL_TABLE
-from otel_limits.ledger.selection import CALLS, Selection, Source
+from otel_limits.ledger.schema import CALL_TOKENS, CALLS, MODEL_CALL_TABLE
+from otel_limits.ledger.selection import Selection, Source
 from otel_limits.ledger.totals import add_prices
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def reprice(
 
 def _portions(database: Database, selection: Selection, *, every: bool) -> Iterator[Sequence[Any]]:
     """Yield calls that have tokens, in the order of their ids."""
-    wanted = CALLS.input_tokens + CALLS.output_tokens > 0
+    wanted = CALL_TOKENS > 0
     if not every:
         wanted &= CALLS.price_pico.is_(None)
     # From id to id: an OFFSET would read again each time what it leaves out.

@@ -13,14 +13,13 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
+    RUNS,
     TABLES,
     TOOL_CALL_TABLE,
 )
 
 if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
-
-RUNS: Final = INVOCATION_TABLE.c
 
 PORTION: Final = 500
 """Invocations per transaction: whoever records meanwhile waits for no more than that."""

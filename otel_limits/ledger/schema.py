@@ -230,3 +230,12 @@ TABLES: Final = (
     TOOL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
 )
+
+CALLS: Final = MODEL_CALL_TABLE.c
+RUNS: Final = INVOCATION_TABLE.c
+TOOLS: Final = TOOL_CALL_TABLE.c
+
+CALL_TOKENS: Final = CALLS.input_tokens + CALLS.output_tokens
+RUN_TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens
+IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALL_TOKENS > 0)
+"""A call without tokens has no price that could be missing."""

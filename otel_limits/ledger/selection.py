@@ -15,16 +15,13 @@ from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, span
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
+    CALLS,
     DAY_MICROSECONDS,
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
-    TOOL_CALL_TABLE,
+    RUNS,
 )
 from otel_limits.ledger.words import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES
-
-CALLS: Final = MODEL_CALL_TABLE.c
-RUNS: Final = INVOCATION_TABLE.c
-TOOLS: Final = TOOL_CALL_TABLE.c
 
 HOUR_MICROSECONDS: Final = DAY_MICROSECONDS // 24
 DAYS: Final = ("day", "week", "month")
@@ -94,7 +91,7 @@ class Source:
         for name, value in selection.where:
             if name in PERIODS:
                 condition = sa.and_(*self._within(*span(name, value, selection.zone)))
-            elif name in OF_CALLS and self._base is not MODEL_CALL_TABLE:
+            elif name in TOLD_BY_CALLS and self._base is not MODEL_CALL_TABLE:
                 # Of an invocation, or a tool call of it: one of its model calls has it.
                 call = MODEL_CALL_TABLE.alias().c
                 condition = sa.exists().where(
@@ -152,7 +149,8 @@ class Source:
         return self._attributes[key]
 
 
-OF_CALLS: Final = ("model", "provider")
+TOLD_BY_CALLS: Final = ("model", "provider")
+"""What is selected of invocations and tool calls by the model calls of the invocation."""
 
 IDENTITIES: Final = ("invocation", "root", "trace")
 

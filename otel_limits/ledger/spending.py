@@ -18,8 +18,14 @@ from otel_limits.ledger.calendar import PERIODS, QUARTER
 from otel_limits.ledger.reading import OVERLAID
 from otel_limits.ledger.repricing import FORMER_PICO
 from otel_limits.ledger.rows import UNKNOWN_SIZE
-from otel_limits.ledger.schema import DAY_MICROSECONDS, IS_OF_UNKNOWN_SIZE, MODEL_CALL_TABLE
-from otel_limits.ledger.selection import CALLS, DAYS, Selection, Source
+from otel_limits.ledger.schema import (
+    CALL_TOKENS,
+    CALLS,
+    DAY_MICROSECONDS,
+    IS_OF_UNKNOWN_SIZE,
+    MODEL_CALL_TABLE,
+)
+from otel_limits.ledger.selection import DAYS, Selection, Source
 
 FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
 """Ways to group that the indexes on spending answer without touching the table."""
@@ -40,9 +46,7 @@ def _sums(
         sa.func.sum(pico),
         saved,
         # Filters, since SQLite takes a fifth longer to sum cases.
-        sa.func.coalesce(
-            sa.func.sum(CALLS.input_tokens + CALLS.output_tokens).filter(pico.is_(None)), 0
-        ),
+        sa.func.coalesce(sa.func.sum(CALL_TOKENS).filter(pico.is_(None)), 0),
     )
 
 
@@ -65,7 +69,7 @@ FIRST_AND_LAST_DAY: Final = sa.select(
 
 def spend(
     connection: sa.Connection, by: Sequence[str], selection: Selection, *, former: bool = False
-) -> Iterator[tuple[dict[str, Any], tuple[Any, ...]]]:
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
     """Sums of model calls, finer than `by` where that is quicker.
 
     With `former` they cost what they did when they were recorded.
@@ -84,17 +88,17 @@ def spend(
         rows = _from_indexes(connection, names, selection)
     else:
         names = columns_for(by, selection.zone)
-        rows = connection.execute(_grouped(names, selection, FORMER_SUMS if former else SUMS))
-    for row in rows:
-        keys = dict(zip(names, row[: len(names)], strict=True))
-        yield keys, tuple(row[len(names) :])
+        rows = connection.execute(
+            grouped(MODEL_CALL_TABLE, names, selection, FORMER_SUMS if former else SUMS)
+        )
+    yield from keyed(rows, names)
 
 
 def by_quarter(connection: sa.Connection, selection: Selection) -> Iterator[Sequence[Any]]:
     """Each quarter of an hour since the epoch, its picodollars, tokens and unpriced tokens."""
     source = Source(MODEL_CALL_TABLE)
     quarter = source.column(QUARTER)
-    tokens = sa.func.sum(CALLS.input_tokens + CALLS.output_tokens)
+    tokens = sa.func.sum(CALL_TOKENS)
     unpriced = tokens.filter(CALLS.price_pico.is_(None))
     statement = source.select(selection, quarter, sa.func.sum(CALLS.price_pico), tokens, unpriced)
     yield from connection.execute(statement.group_by(quarter))
@@ -141,16 +145,32 @@ def from_indexes(names: Sequence[str], selection: Selection) -> sa.CompoundSelec
 
     One statement, so that both see the same calls.
     """
-    calls = _grouped(names, selection, (*SUMS_OF_ALL, NOTHING))
-    unknown = _grouped(names, selection, (*SUMS_OF_NONE, sa.func.count()))
+    calls = grouped(MODEL_CALL_TABLE, names, selection, (*SUMS_OF_ALL, NOTHING))
+    unknown = grouped(MODEL_CALL_TABLE, names, selection, (*SUMS_OF_NONE, sa.func.count()))
     return sa.union_all(calls, unknown.where(IS_OF_UNKNOWN_SIZE))
 
 
-def _grouped(names: Sequence[str], selection: Selection, sums: Sequence[Any]) -> sa.Select[Any]:
-    source = Source(MODEL_CALL_TABLE)
+def grouped(
+    table: sa.Table, names: Sequence[str], selection: Selection, sums: Sequence[Any]
+) -> sa.Select[Any]:
+    """Add up the rows of a table by properties that `columns_for` has named.
+
+    Raises:
+        LedgerError: Its rows do not have one of them.
+    """
+    source = Source(table)
     columns = [source.column(name) for name in names]
+    # Under names of our own, as an audit key may be called like any column.
     labelled = (column.label(f"k{n}") for n, column in enumerate((*columns, *sums)))
     return source.select(selection, *labelled).group_by(*columns)
+
+
+def keyed(
+    rows: Iterable[Sequence[Any]], names: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Split each row of such a statement into its properties, by name, and its sums."""
+    for row in rows:
+        yield dict(zip(names, row, strict=False)), row[len(names) :]
 
 
 def columns_for(by: Sequence[str], zone: tzinfo) -> list[str]:

@@ -8,33 +8,36 @@ from typing import Any
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.schema import MODEL_CALL_TABLE, TOOL_CALL_TABLE
-from otel_limits.ledger.selection import CALLS, TOOLS, Selection, Source
-from otel_limits.ledger.spending import columns_for
+from otel_limits.ledger.schema import (
+    CALL_TOKENS,
+    CALLS,
+    IS_UNPRICED,
+    MODEL_CALL_TABLE,
+    TOOL_CALL_TABLE,
+    TOOLS,
+)
+from otel_limits.ledger.selection import Selection, Source
+from otel_limits.ledger.spending import columns_for, grouped, keyed
 
 
 def tool_uses(
     connection: sa.Connection, by: Sequence[str], selection: Selection
-) -> Iterator[tuple[dict[str, Any], int, int, int]] | None:
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
     """Sums of tool calls: how many, how many failed, and their microseconds.
 
     `None` where `by` or the selection has a property that tool calls have not, such as a model.
     """
-    source = Source(TOOL_CALL_TABLE)
     names = columns_for(by, selection.zone)
+    sums = (
+        sa.func.count(),
+        sa.func.count().filter(TOOLS.status == "error"),
+        sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
+    )
     try:
-        columns = [source.column(name) for name in names]
-        labelled = [column.label(f"k{n}") for n, column in enumerate(columns)]
-        sums = (
-            sa.func.count(),
-            sa.func.count().filter(TOOLS.status == "error"),
-            sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
-        )
-        statement = source.select(selection, *labelled, *sums).group_by(*columns)
+        statement = grouped(TOOL_CALL_TABLE, names, selection, sums)
     except LedgerError:
         return None
-    found = connection.execute(statement)
-    return ((dict(zip(names, row[: len(names)], strict=True)), *row[-3:]) for row in found)
+    return keyed(connection.execute(statement), names)
 
 
 def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
@@ -64,7 +67,6 @@ def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
 def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     """Turns of some invocations, with what their model calls used; side calls have no turn."""
     is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
-    tokens = CALLS.input_tokens + CALLS.output_tokens
     keys = (CALLS.invocation_id, CALLS.turn)
     statement = (
         sa.select(
@@ -72,9 +74,9 @@ def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
             sa.func.min(CALLS.at_us).label("at_us"),
             sa.func.max(CALLS.model).label("model"),
             sa.func.count().label("calls"),
-            sa.func.sum(tokens).label("tokens"),
+            sa.func.sum(CALL_TOKENS).label("tokens"),
             sa.func.sum(CALLS.price_pico).label("price_pico"),
-            sa.func.count().filter(CALLS.price_pico.is_(None) & (tokens > 0)).label("unpriced"),
+            sa.func.count().filter(IS_UNPRICED).label("unpriced"),
         )
         .select_from(MODEL_CALL_TABLE)
         .where(CALLS.invocation_id.in_(ids), is_of_loop, CALLS.turn.is_not(None))

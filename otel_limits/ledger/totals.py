@@ -8,13 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.ledger.rows import tokens
-from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
-
-RUNS: Final = INVOCATION_TABLE.c
-CALLS: Final = MODEL_CALL_TABLE.c
-TOOLS: Final = TOOL_CALL_TABLE.c
-
-IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALLS.input_tokens + CALLS.output_tokens > 0)
+from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, IS_UNPRICED, RUNS, TOOLS
 
 COST: Final[sa.ColumnElement[Any]] = sa.func.coalesce(
     RUNS.price_pico,

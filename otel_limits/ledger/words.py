@@ -14,6 +14,9 @@ OWN_NAMES: Final = (
 )  # fmt: skip
 """What an auditor can name without choosing it as an audit key."""
 
+OF_CALLS: Final = frozenset({"model", "provider", "state", "side", "tool"})
+"""What an invocation can have several of, so that it belongs to no group that is made by them."""
+
 AFTER_TOOLS: Final = "(after tools)"
 """The tools whose results a model call got, which no audit key can be called."""
 

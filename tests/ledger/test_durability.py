@@ -25,6 +25,7 @@ from strands import tool
 
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
+from otel_limits.core.faults import LOG_INTERVAL_SECONDS
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
@@ -418,6 +419,7 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     breakage: Callable[..., Callable[[], None]],
 ) -> None:
     """The agent feels nothing, rows wait in a spill file and are taken back, exactly once."""
+    began = time.monotonic()
     enable()
     worker("go")
     eventually(lambda: not ledger.spills())
@@ -432,7 +434,8 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     worker("go")
     assert (len(ledger.invocations()), whole(ledger)) == (count + 2, count + 2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len([text for text in told if "its rows go to" in text]) == 1
+    minutes = int((time.monotonic() - began) / LOG_INTERVAL_SECONDS)  # none but on a slow machine
+    assert 1 <= len([text for text in told if "its rows go to" in text]) <= 1 + minutes
 
 
 def test_spill_files_are_left_alone_for_ten_seconds_after_a_failure(
