@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, Rows, Sums, fold
-from otel_limits.ledger.rows import HALTED, caps_in
+from otel_limits.core.facts import HALTED
+from otel_limits.ledger.rows import caps_in
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry

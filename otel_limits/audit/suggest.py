@@ -14,7 +14,7 @@ from otel_limits.audit.answers import Answer
 from otel_limits.audit.backtest import is_success
 from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
-from otel_limits.ledger.rows import HALTED
+from otel_limits.core.facts import HALTED
 
 ROUND_TO: Final = 2
 """Digits of a suggested number of tokens: more would claim a precision that is not there."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.core.frozen import FrozenDict
 from otel_limits.core.usage import NO_COST, NO_USAGE, Number, Usage
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
+
+HALTED: Final = ("halted", "raised", "wrapped_up")
+"""Actions by which a limit ended an invocation."""
+SYNTHETIC: Final = ("halted", "raised")
+"""Those that leave a message which no model wrote: who is wrapped up has the last word."""
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
 """How much is known of a model call. A halt has no kind: no model was called."""

@@ -35,8 +35,6 @@ RECOUNTS: Final = "recount"
 
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
 
-HALTED: Final = ("halted", "raised", "wrapped_up")
-"""Actions by which a limit ended an invocation."""
 UNKNOWN_SIZE: Final = ("unmeasured", "estimated")
 """States of a call whose provider reported no usage."""
 

@@ -32,10 +32,6 @@ from otel_limits.observers.service import NO_SERVICE, Service
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar
 
-ENFORCED: Final = ("halted", "wrapped_up", "raised")
-WITH_MESSAGE: Final = ("halted", "raised")
-"""Halts that leave a synthetic message; a model wrote the last words of one that was wrapped up."""
-
 QUOTA_GAUGES: Final = (
     table.QUOTA_USED,
     table.QUOTA_RESERVED,
@@ -148,7 +144,7 @@ class CountingObserver(SeriesKeeper):
             self.series(table.STOPS, agent, reason, "none")
         for reason, action in possible_halts(fact):
             self.series(table.STOPS, agent, reason, action)
-            if action in WITH_MESSAGE:
+            if action in facts.SYNTHETIC:
                 self.series(table.SYNTHETIC_MESSAGES, agent, reason)
         if fact.model is not None:
             model = self._labels.model(fact.model)
@@ -206,7 +202,7 @@ class CountingObserver(SeriesKeeper):
         warnings(1, _exemplar(fact.invocation))
 
     def _halt(self, fact: facts.Halt) -> None:
-        if fact.action in WITH_MESSAGE:
+        if fact.action in facts.SYNTHETIC:
             agent = self._labels.agent(fact.invocation.agent)
             messages = self.series(
                 table.SYNTHETIC_MESSAGES, agent, self._labels.reason(fact.reason)
@@ -234,7 +230,7 @@ class CountingObserver(SeriesKeeper):
 
     def _levels(self, fact: facts.Stop, agent: str, exemplar: Exemplar | None) -> None:
         # What was only observed had reached its cap as well, and was not passed because of us.
-        reached = {breach.limit for breach in fact.breaches if fact.action in ENFORCED}
+        reached = {breach.limit for breach in fact.breaches if fact.action in facts.HALTED}
         for level in fact.levels:
             limit = clean(level.limit)
             self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from otel_limits.core.facts import HALTED
 from otel_limits.observers import instruments as table
-from otel_limits.observers.counting import ENFORCED
 from otel_limits.top.fleet import SeenHalt
 from otel_limits.top.increases import Increases, Key
 from otel_limits.top.scrapes import PROCESS_START, Labels, Sample, Scrape, process_of
@@ -168,7 +168,7 @@ class Follower:
 def hourly(sample: Sample) -> Key | None:
     """Return as what a sample counts among the things of the last hour, if it is one of them."""
     labels, agent = sample.labels, sample.agent
-    if sample.name == table.STOPS.name and labels.get("action") in ENFORCED:
+    if sample.name == table.STOPS.name and labels.get("action") in HALTED:
         return ("halt", agent, labels.get("reason", ""))
     if sample.name in ERRORS:
         label, value, what = ERRORS[sample.name]

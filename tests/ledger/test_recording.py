@@ -69,7 +69,7 @@ def test_a_model_call_is_one_row(source: str, ledger: LedgerFile, make_agent: Ma
         (2, 2, 2),
     ]
     assert invocation["started_us"] < first["at_us"] < second["at_us"] <= invocation["ended_us"]
-    assert first["duration_us"] > 0
+    assert 0 < first["duration_us"] <= invocation["ended_us"] - invocation["started_us"]
     assert first["day"] == first["at_us"] // 86_400_000_000
 
 

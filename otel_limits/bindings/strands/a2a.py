@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import wrapt
 
 from otel_limits.bindings.strands.framework import STRANDS
-from otel_limits.bindings.strands.spans import as_json
+from otel_limits.bindings.strands.spans import json_value
 from otel_limits.core.faults import never_raises
 from otel_limits.core.messages import MARKER
 
@@ -53,8 +53,8 @@ def tell_client(run: Run, result: object) -> None:
             "reason": verdict.reason,
             "action": run.action,
             "limit": breach and breach.limit,
-            "cap": breach and as_json(breach.cap),
-            "observed": breach and as_json(breach.observed),
+            "cap": breach and json_value(breach.cap),
+            "observed": breach and json_value(breach.observed),
             "synthetic": marker is None or marker["synthetic"],  # where it was raised, too
         }
     )

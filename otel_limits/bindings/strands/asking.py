@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.private import interrupt_state
-from otel_limits.bindings.strands.spans import as_json
+from otel_limits.bindings.strands.spans import json_value
 from otel_limits.core.halts import reached, set_in
 from otel_limits.core.limits import LIMIT_NAMES, NO_LIMITS, Breach, Limits
 from otel_limits.core.origins import EXTENSION
@@ -64,8 +64,8 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
             # money is a Decimal.
             reason={
                 "limit": breach.limit,
-                "cap": as_json(breach.cap),
-                "observed": as_json(breach.observed),
+                "cap": json_value(breach.cap),
+                "observed": json_value(breach.observed),
                 "reason": breach.reason,
                 "unit": breach.unit,
                 "note": breach.note,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import SpanNames
@@ -86,8 +87,6 @@ class StrandsFramework:
         Returns:
             True while an agent with a plugin has an invocation that is live.
         """
-        import sys
-
         # Looked up, not imported: that would import Strands into a program that may not use it, and
         # where it was never imported, no invocation was ever followed.
         invocations = sys.modules.get("otel_limits.bindings.strands.invocations")

@@ -14,7 +14,7 @@ from otel_limits.bindings.strands.private import AGENT, PRIVATE_NAMES, SPAN_METH
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-DOORS: Final = ("Agent.add_hook", "Agent.add_middleware")
+ATTACHED_BY: Final = ("Agent.add_hook", "Agent.add_middleware")
 """Public methods of agents that are looked up only when they are called."""
 
 CANCEL: Final = "Agent.cancel"
@@ -57,7 +57,9 @@ def _private_gaps(modules: Collection[str]) -> Iterator[Gap]:
 
 def _public_gaps() -> Iterator[Gap]:
     # What stands in for the methods that begin and end the span of an invocation.
-    needed = DOORS if all(found(AGENT, name) for name in SPAN_METHODS) else (*DOORS, STREAM)
+    needed = (
+        ATTACHED_BY if all(found(AGENT, name) for name in SPAN_METHODS) else (*ATTACHED_BY, STREAM)
+    )
     for name in needed:
         if found(AGENT, name) is None:
             yield _gap(f"{AGENT}.{name}", UNFOLLOWED, is_vital=True)

@@ -77,9 +77,9 @@ def limit_of(verdict: Verdict) -> dict[str, Any]:
     quota = {} if refusal is None else dataclasses.asdict(refusal)
     return {
         semconv.LIMIT_NAME: verdict.breach.limit,
-        semconv.LIMIT_VALUE: as_json(verdict.breach.cap),
-        semconv.LIMIT_CONSUMED: as_json(verdict.breach.observed),
-        **{semconv.QUOTA_PREFIX + name: as_json(each) for name, each in quota.items()},
+        semconv.LIMIT_VALUE: json_value(verdict.breach.cap),
+        semconv.LIMIT_CONSUMED: json_value(verdict.breach.observed),
+        **{semconv.QUOTA_PREFIX + name: json_value(each) for name, each in quota.items()},
     }
 
 
@@ -104,14 +104,14 @@ def write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> Non
                 semconv.WARNING_EVENT,
                 {
                     semconv.LIMIT_NAME: warning.level.limit,
-                    semconv.LIMIT_VALUE: cast("Any", as_json(warning.level.cap)),
-                    semconv.LIMIT_CONSUMED: cast("Any", as_json(warning.level.observed)),
+                    semconv.LIMIT_VALUE: cast("Any", json_value(warning.level.cap)),
+                    semconv.LIMIT_CONSUMED: cast("Any", json_value(warning.level.observed)),
                     semconv.WARNING_THRESHOLD: warning.threshold,
                 },
             )
 
 
-def as_json(value: object) -> object:
+def json_value(value: object) -> object:
     """Return a value that JSON knows."""
     # Money is a Decimal, which neither JSON nor a span knows: as text it stays exact.
     return value if isinstance(value, (int, float)) else str(value)

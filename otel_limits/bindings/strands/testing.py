@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -144,7 +145,7 @@ def _events(answer: Answer, call: int) -> Iterator[StreamEvent]:
     for number, (name, arguments) in enumerate(answer.tools):
         use = {"name": name, "toolUseId": f"call-{call}-{number}"}
         yield {"contentBlockStart": {"start": {"toolUse": use}}}  # type: ignore[typeddict-item]
-        yield {"contentBlockDelta": {"delta": {"toolUse": {"input": _json(arguments)}}}}
+        yield {"contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps(dict(arguments))}}}}
         yield {"contentBlockStop": {}}
     if answer.error is not None:
         return
@@ -153,9 +154,3 @@ def _events(answer: Answer, call: int) -> Iterator[StreamEvent]:
     if answer.usage is not None:
         usage: Any = dict(answer.usage)
         yield {"metadata": {"usage": usage, "metrics": {"latencyMs": 1}}}
-
-
-def _json(arguments: Mapping[str, Any]) -> str:
-    import json
-
-    return json.dumps(dict(arguments))
