@@ -358,7 +358,9 @@ def test_a_natural_end_leaves_no_trace(make_agent: MakeAgent, spans: InMemorySpa
     """An invocation that nothing halted has no attribute and no event of ours."""
     enable(Limits(max_turns=9))
     make_agent(ScriptedModel([uses("search"), says("done")]))("go")
-    for span in spans.get_finished_spans():
+    finished = spans.get_finished_spans()
+    assert any(span.name.startswith("invoke_agent") for span in finished)
+    for span in finished:
         assert not any(name.startswith("otel_limits") for name in span.attributes or {})
         assert not any(event.name.startswith("otel_limits") for event in span.events)
 

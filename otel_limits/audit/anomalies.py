@@ -88,7 +88,7 @@ def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesBy
     names, zone = (*by, "day"), inquiry.selection.zone
     groups = fold(spending.spend(inquiry.connection, names, inquiry.selection), names, zone)
     # Money and tokens are not added up: a group is judged by money as soon as one of its days has a
-    # price, or a new price would look like a jump.
+    # price. Otherwise a new price would look like a jump.
     priced = {key[:-1] for key, sums in groups.items() if sums.has_price}
     cost: ValuesByGroup = {}
     tokens: ValuesByGroup = {}

@@ -182,6 +182,7 @@ def _summed(rows: Iterable[tuple[LabelPair, Mapping[str, int]]]) -> Counts:
 
 def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     """The largest share of the ledger first, then by names."""
+    # In every table the share stands third from the end, whatever the names before the figures.
     return sorted(rows, key=lambda row: (-row[-3], *map(str, row[:3])))
 
 

@@ -94,6 +94,7 @@ def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_former: bool = False) -> 
 
 
 def _totals(total: Sums, ended: Sequence[Any]) -> list[Any]:
+    # From the end: the names of the group stand before them, and there may be none at all.
     figures = zip(OUTCOMES, ended[-len(OUTCOMES) :], strict=False)
     return [
         ("Model calls", "count", total.calls),

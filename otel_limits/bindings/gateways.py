@@ -34,8 +34,8 @@ HTTPX_REFUSAL: Final = "HTTPStatusError"
 UNREADABLE: Final = frozenset(
     {"ChecksumMismatch", "InvalidHeadersLength", "InvalidPayloadLength", "UnknownApiResponseError"}
 )
-"""How botocore (eventstream.py) and google-genai (errors.py) call it that an answer came after the
-status 200 which cannot be read. What other clients say of it has that status."""
+"""What botocore (eventstream.py) and google-genai (errors.py) call an answer that came after the
+status 200 and cannot be read. What other clients say of one has that status."""
 
 CUT: Final = re.compile(
     r"without sending complete message body|incomplete (chunked )?read|IncompleteRead"
@@ -53,7 +53,7 @@ CONTENT_FILTER: Final = "content_filter"
 UNREACHED: Final = frozenset(
     {"ClientConnectorError", "ConnectError", "ConnectionRefusedError", "EndpointConnectionError"}
 )
-"""How aiohttp, httpx, Python and botocore call it that there is no connection."""
+"""What aiohttp, httpx, Python and botocore call it when there is no connection."""
 
 BUDGET_SPENT: Final = re.compile(
     r"budget.{0,40}(exceed|exhaust|spent|reached|limit)|(exceed|exhaust|over).{0,40}budget"

@@ -21,7 +21,7 @@ ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions by which a limit ended an invocation."""
 SYNTHETIC: Final = ("halted", "raised")
-"""Those that leave a message which no model wrote: who is wrapped up has the last word."""
+"""Those that leave a message which no model wrote; `wrapped_up` leaves the model's last answer."""
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
 """How much is known of a model call. A halt has no kind: no model was called."""

@@ -54,7 +54,7 @@ class Plot:
     def colours(self) -> dict[str, str]:
         """Give every series a colour: its own, or the next of the palette."""
         own = {name: self.panel.colour_of(name) for name, _ in self.lines}
-        # What another series has for its own is left out, or two of them would look alike.
+        # What another series has for its own is left out: otherwise two of them would look alike.
         left = itertools.cycle(sorted(set(PALETTE) - set(own.values()), key=PALETTE.index))
         return {name: colour or next(left) for name, colour in own.items()}
 
@@ -162,6 +162,7 @@ def bargauge(plot: Plot) -> None:
     # A single bar would otherwise fill the panel.
     rows = max(len(ordered), 5)
     is_beside = axes.bbox.height / axes.figure.dpi / rows < ROW_INCHES
+    # Beside it, the name stands to the left of a bar and the value to its right; else both above.
     left, right, above = (-0.55, 1.25, 0.0) if is_beside else (0.0, 1.0, 0.27)
     place, thick, room = ("center", 0.5, 22) if is_beside else ("bottom", 0.34, 40)
     for at, (name, line) in enumerate(ordered):

@@ -170,7 +170,7 @@ class Database:
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Tell a file from every other, also from one that took its name; none is like one gone."""
+    """What no other file has, not even one that took its name; zeros where there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116  on the path of every commit
     except OSError:

@@ -130,7 +130,7 @@ class Traces:
         return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
 
     def _keys_above(self, span: Span) -> Iterator[SpanKey]:
-        # Above and not at itself, or a call would be around itself.
+        # From above it on: otherwise a call would be around itself.
         seen = {span.key}
         # Files may be broken: a span that is its own ancestor must not be followed for ever.
         key = span.parent
@@ -300,7 +300,7 @@ def _rows(
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
         else:
-            # Its trace stands in for an invocation, or no sum over invocations would contain it.
+            # Its trace stands in for an invocation: otherwise no sum over invocations had it.
             if not around:
                 yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, around, prices)

@@ -42,7 +42,7 @@ class PendingRows:
         self._durable = 0
 
     def add(self, rows: Rows, enough: int) -> int:
-        """Add `rows`, and tell when there are the first, or `enough`; returns how many wait."""
+        """Add `rows`, and notify of the first and of `enough` of them; returns how many wait."""
         with self.changed:
             was_empty = not self.waiting
             self.waiting.extend(rows)

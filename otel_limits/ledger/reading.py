@@ -63,7 +63,7 @@ def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
     """
     with contextlib.ExitStack() as stack:
         # First the files, then the database: what is moved into it meanwhile is in both then, and
-        # counts once. The other way about it would be in neither.
+        # counts once. The other way round it would be in neither.
         waiting, rows = waiting_rows(address)
         connection = _connection(address, waiting, stack)
         if version_of(connection) == 0 and waiting.files:
@@ -207,7 +207,7 @@ def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
 
     log = file.with_name(file.name + "-wal")
     if not log.exists():
-        # All of it is in the file, and nobody has it open. Only so does SQLite leave nothing
+        # All of it is in the file, and nobody has it open. Only then does SQLite leave nothing
         # behind, and work where nothing can be written.
         stack.callback(_require_unmoved, file, log, file.stat().st_mtime_ns)
         return lambda: opened(file, "immutable=1")

@@ -90,7 +90,7 @@ def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
     engine = database.engine().execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
-        # Who may not do it is told so by a warning, and not by an error.
+        # Whoever may not do it is told so by a warning, and not by an error.
         driver.add_notice_handler(lambda notice: refused.append(notice.message_primary))
         for table in TABLES:
             option = "(FULL, ANALYZE)" if is_full else "(ANALYZE)"

@@ -52,7 +52,7 @@ MICROSECONDS: Final = 1_000_000
 PICODOLLARS: Final = 10**12
 """Prices are stored in whole millionths of a millionth of a dollar, which databases add exactly."""
 MAX_INTEGER: Final = 2**63 - 1
-"""What a column can hold. A provider that reports more tokens than that is beside itself."""
+"""What a column can hold. No provider can mean more tokens than that."""
 
 
 def started_rows(fact: Started) -> Rows:

@@ -25,7 +25,7 @@ def tool_uses(
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
     """Sums of tool calls: how many, how many failed, and their microseconds.
 
-    `None` where `by` or the selection has a property that tool calls have not, such as a model.
+    `None` where `by` or the selection has a property that tool calls do not have, such as a model.
     """
     names = columns_for(by, selection.zone)
     sums = (

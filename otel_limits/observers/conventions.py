@@ -1,4 +1,4 @@
-"""The metrics that OpenTelemetry's conventions define for agents, for who asks for them.
+"""The metrics that OpenTelemetry's conventions define for agents, for those who ask for them.
 
 Source: docs/gen-ai/gen-ai-metrics.md of
 https://github.com/open-telemetry/semantic-conventions-genai at commit 004902b, whose schema is

@@ -26,7 +26,7 @@ logger = logging.getLogger("otel_limits")
 
 
 class LogObserver(OwnObserver):
-    """Logs a halt, a soft threshold and what passes a limit on cost by as warnings."""
+    """Logs halts, soft thresholds, and calls that a limit on cost lets pass, as warnings."""
 
     component = "log"
 

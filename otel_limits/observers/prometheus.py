@@ -138,7 +138,7 @@ class PrometheusObserver(CountingObserver):
 
     def stop_serving(self) -> None:
         """Close the endpoint, if there is one."""
-        # Taken away before it is closed, or a second call would close it twice.
+        # Taken away before it is closed: otherwise a second call would close it twice.
         server, self._server = self._server, None
         if server is not None:
             server.close()

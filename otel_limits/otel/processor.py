@@ -145,6 +145,7 @@ class LimitsSpanProcessor(SpanProcessor):
         tokens, span_id = record.usage.total, span.context.span_id
         if tokens and not self._runs.spans.book(span_id, response, scope, tokens):
             return kind
+        # What a way out to a provider has let out is counted there, and only completed here.
         if place.call is not None:
             if tokens:
                 _complete(place.call, record, span)

@@ -87,6 +87,7 @@ class Budget:
             forces_output: Leave out limits that yield to a call that only forces the output.
             side: Leave out limits that a call beside the agent's loop cannot pass.
         """
+        # The last who was under way in it has ended: nobody is left whom a refusal could stop.
         if side and not self.members:
             return
         reserved = self.reserved if with_reserved else None
@@ -100,6 +101,7 @@ class Budget:
     def covers(self, policy: Policy) -> bool:
         """Tell whether a tree within this one, by `policy`, could never be spent before it."""
         caps = dict(self.policy.limits.items())
+        # With another action it would do something else at the same cap, and has to be asked.
         return self.policy.action == policy.action and all(
             name in caps and caps[name] <= cap for name, cap in policy.tree.items()
         )
@@ -126,6 +128,7 @@ class Budgets:
     @property
     def outputs(self) -> dict[str, int]:
         """Most output tokens of one answer by model, as far as the outermost tree has seen."""
+        # It has seen every answer that the trees within it have, and those of their siblings.
         return self.all[-1].outputs
 
     def hold(self, reservation: Reservation) -> Reservation:
@@ -157,7 +160,7 @@ class Budgets:
     def take_wrap_up(self, refusing: Collection[Budget]) -> bool:
         """Take the one last answer of every budget that is spent; False where one has none.
 
-        A tree has one for all who are in it, and none for who has done nothing in it yet.
+        A tree has one for all who are in it, and none for whoever has done nothing in it yet.
 
         Args:
             refusing: Budgets that have refused a tool call, which spends them as well.
@@ -167,15 +170,18 @@ class Budgets:
         spent = []
         for budget in self.all:
             breaches = [breach for breach, _ in budget.reached(with_reserved=True)]
+            # What is not spent, or never stops anybody, has nothing to say about the last answer.
             if budget.policy.action == "observe" or not (breaches or budget in refusing):
                 continue
             if budget.policy.action != "wrap_up" or budget.wrapped_up:
                 return False
+            # A limit on model calls, for instance, would be passed by the last answer itself.
             if not all(breach.leaves_room for breach in breaches):
                 return False
             if budget is not self.own and not self.own.tally.turns:
                 return False
             spent.append(budget)
+        # Only now: what one of them refuses must not have cost another its last answer.
         for budget in (self.own, *spent):
             budget.wrapped_up = True
         return True

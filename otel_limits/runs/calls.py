@@ -72,7 +72,7 @@ class OpenCall:
 
     @property
     def is_side(self) -> bool:
-        """True when something else than the agent's loop asks."""
+        """True when something other than the agent's loop asks."""
         return not self.is_of_loop
 
     @property

@@ -121,6 +121,7 @@ class TimeLimit:
         """Have the invocation cancelled when its time is up; again after a limit was extended."""
         self.forget()
         run, now = self._run, self._run.runs.now()
+        # Without those that were told as observed: otherwise the thread would tell them for ever.
         ends = [
             budget.started + seconds
             for budget in run.budgets

@@ -37,7 +37,7 @@ class Trail:
         if len(self.ended) <= MOST_ENDED:
             return None
         oldest = self.ended.pop(0)
-        # Or spans that each begin within the one before would keep each other for ever.
+        # Otherwise spans that each begin within the one before would keep each other for ever.
         oldest.above = None
         return oldest
 

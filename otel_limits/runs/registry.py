@@ -217,7 +217,7 @@ class Runs:
         return group
 
     def run_of(self, group: Group, model: str) -> Run:
-        """Return what is asked without an agent in a group, which makes an invocation of its own.
+        """Return the invocation of what a group asks of models without an agent.
 
         It has no loop, and ends with the group.
 

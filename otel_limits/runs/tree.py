@@ -59,8 +59,8 @@ CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.Context
 """The invocation that the present task works for: what it starts belongs to it."""
 
 
-# Set only while the tool or the node runs. Who reads the stream keeps the invocation as `CURRENT`
-# where he leaves the stream in the middle, and what he does afterwards is not the work of a tool.
+# Set only while the tool or the node runs. Whoever reads the stream, and leaves it in the middle,
+# keeps the invocation as `CURRENT`; but what such a reader does then is not the work of a tool.
 ACTIVITY: Final[contextvars.ContextVar[Activity | None]] = contextvars.ContextVar(
     "otel_limits_activity", default=None
 )

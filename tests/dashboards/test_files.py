@@ -235,8 +235,10 @@ def test_the_compose_file_mounts_what_is_provisioned() -> None:
 
 def test_the_compose_file_listens_on_loopback_only() -> None:
     """Grafana asks nobody for a password there."""
-    services = load(DASHBOARDS / "compose.yaml")["services"].values()
-    assert all(port.startswith("127.0.0.1:") for each in services for port in each["ports"])
+    services = load(DASHBOARDS / "compose.yaml")["services"]
+    ports = {name: port for name, each in services.items() for port in each["ports"]}
+    assert ports.keys() == services.keys() == {"prometheus", "grafana"}
+    assert all(port.startswith("127.0.0.1:") for port in ports.values())
 
 
 # --- export ---------------------------------------------------------------------------------------

@@ -248,8 +248,10 @@ def test_a_query_uses_the_data_source_and_names_what_it_draws(target: dict[str, 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_query_selects_where_from(target: dict[str, Any]) -> None:
-    """target-job-rule, target-instance-rule: in each of its selectors."""
-    for _, matchers, _ in SELECTOR.findall(target["expr"]):
+    """target-job-rule, target-instance-rule: in each of its selectors, and none goes unseen."""
+    selectors = SELECTOR.findall(target["expr"])
+    assert len(selectors) == len(re.findall(r"\botel_limits_\w+", target["expr"])) >= 1
+    for _, matchers, _ in selectors:
         for label in PLACE:
             assert f'{label}=~"${label}"' in matchers
 

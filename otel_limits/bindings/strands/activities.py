@@ -58,7 +58,7 @@ def forget_request(event: AfterToolCallEvent) -> None:
 
 
 def tool_stage(context: ExecuteToolContext, next_fn: MiddlewareNext[Any, Any]) -> Any:
-    """Let a tool work for who asked for it; one that nobody followed passes through."""
+    """Let a tool work for whoever asked for it; one that nobody followed passes through."""
     requested = _requested(context)
     events = next_fn(context)
     return events if requested is None else _follow(events, *requested)
@@ -82,7 +82,7 @@ def _key(of: Any) -> tuple[int, str]:
 async def _follow(
     events: Any, activity: Activity, at_request: Context
 ) -> AsyncGenerator[Any, None]:
-    """Run a tool in the name of who asked for it.
+    """Run a tool in the name of whoever asked for it.
 
     What says so is set only while the tool itself runs: some executors run it in the task of who
     reads the agent's stream, and what the reader does in between is not the work of the tool.

@@ -156,8 +156,8 @@ class ClassPatcher:
             self._ending(agent)
             try:
                 return original(agent, response, error, cancellation)
-            # Also where ending the span fails, or the invocation would be live for ever, and the
-            # next one of this agent taken for one inside it.
+            # Also where ending the span fails: otherwise the invocation would be live for ever, and
+            # the next one of this agent taken for one inside it.
             finally:
                 self._ended(agent, response, error, cancellation)
 

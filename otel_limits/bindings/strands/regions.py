@@ -56,7 +56,7 @@ def region_of(model: Any, settings: Iterable[Said], addresses: Iterable[str]) ->
 
 
 def _places(model: Any, settings: Iterable[Said], addresses: tuple[str, ...]) -> Iterator[str]:
-    """Yield what says it, what decides first."""
+    """Yield the places that are named, beginning with the one that decides."""
     for name, value in settings:
         if name in REGIONS and isinstance(value, str) and value:
             yield value

@@ -19,7 +19,7 @@ GRACE_SECONDS: Final = 0.02
 """How much later a leg is interrupted than what it waits for, which ends it better."""
 
 WHY: Final = "otel-limits ends the invocation"
-"""Message of our cancellation, for who reads a traceback, and to know it by in Python 3.10."""
+"""Message of our cancellation, for whoever reads a traceback, and to know it by in Python 3.10."""
 
 
 class CutOffError(Exception):
