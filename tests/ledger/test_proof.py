@@ -432,6 +432,8 @@ def test_what_is_not_a_spill_file_is_not_adopted(
     assert main(["ledger", "adopt", str(path), "--into", str(ledger.path)]) == 2
     assert "is not a spill file" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == "mine"
+    assert main(["ledger", "adopt", str(path) + "x", "--into", str(ledger.path)]) == 2
+    assert f"There is no file {path}x." in capsys.readouterr().err
 
 
 # --- asking never writes --------------------------------------------------------------------------
