@@ -78,6 +78,17 @@ def export(options: Namespace) -> int:
     sys.stdout.write(
         f"Wrote {len(written)} files to {options.directory}. Begin with README.md there.\n"
     )
+    # Links that lead nowhere would be found out about when an alert fires.
+    missing = [
+        f"{option} URL says where {what} really is"
+        for option, what, url in (
+            ("--runbook", files.RUNBOOK, options.runbook),
+            ("--grafana", files.GRAFANA, options.grafana),
+        )
+        if url is None
+    ]
+    if missing:
+        sys.stdout.write(f"Alerts need addresses to link to: {', and '.join(missing)}.\n")
     return 0
 
 

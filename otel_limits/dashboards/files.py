@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,9 @@ RUNBOOK: Final = "dashboards/README.md"
 
 GRAFANA: Final = "http://localhost:3000"
 """What the `dashboard_url` of every alert begins with, until --grafana says where it really is."""
+
+PAGE: Final = re.compile(r"\[([^]]*)\]\(\.\./otel_limits/docs/([a-z-]+)\.md(?:#[a-z-]*)?\)")
+PAGE_BY_NAME: Final = r"\1 (`otel-limits docs \2`)"
 
 YAML: Final = ("prometheus/rules.yaml", "grafana/provisioning/alerting/otel-limits.yaml")
 """Files with a `runbook_url` or a `dashboard_url`."""
@@ -68,6 +72,9 @@ def export(target: Path, runbook: str | None = None, grafana: str | None = None)
         text = text.replace(RUNBOOK, runbook or RUNBOOK)
         text = text.replace(GRAFANA, (grafana or GRAFANA).rstrip("/"))
         (target / name).write_text(text, encoding="utf-8")
+    readme = target / "README.md"
+    # The pages stay in the package, where no link from this directory leads.
+    readme.write_text(PAGE.sub(PAGE_BY_NAME, readme.read_text(encoding="utf-8")), encoding="utf-8")
     return [*written, *kubernetes.write(target)]
 
 

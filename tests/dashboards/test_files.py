@@ -261,9 +261,22 @@ def test_export_writes_everything_but_the_code(
     left_out = {p for p in here if p.suffix in {".py", ".pyc"} or code & set(p.parts)}
     made = {Path("kubernetes/dashboards.yaml"), Path("kubernetes/prometheusrules.yaml")}
     assert written == (here - left_out) | made
-    assert f"Wrote {len(written)} files to {tmp_path}." in capsys.readouterr().out
-    for path in written - made:
+    told = capsys.readouterr().out
+    assert f"Wrote {len(written)} files to {tmp_path}." in told
+    assert "--runbook URL says where dashboards/README.md really is, and --grafana URL" in told
+    for path in written - made - {Path("README.md")}:
         assert (tmp_path / path).read_bytes() == (DASHBOARDS / path).read_bytes()
+
+
+def test_every_link_of_the_exported_page_leads_somewhere(tmp_path: Path) -> None:
+    """Pages of the package are named with the command that shows them."""
+    main(["dashboards", "export", str(tmp_path)])
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)", text)
+    assert "pictures/agent-limits-3.png" in links
+    for link in links:
+        assert link.startswith("https://") or (tmp_path / link).is_file(), link
+    assert "`otel-limits docs quotas`" in text
 
 
 def test_export_puts_in_where_the_runbook_is(tmp_path: Path) -> None:
