@@ -145,9 +145,7 @@ def adopt(arguments: Namespace) -> int:
 
     path = Path(arguments.file)
     if not path.exists():
-        raise LedgerError(
-            f"There is no file {path}. otel-limits audit verify lists them."
-        )
+        raise LedgerError(f"There is no file {path}. otel-limits audit verify lists them.")
     if not is_spill_file(path):
         raise LedgerError(f"{path} is not a spill file. otel-limits audit verify lists them.")
     with opened(arguments) as database, working("Adopting") as work:
