@@ -159,6 +159,8 @@ def named(arguments: Namespace) -> Iterator[Address]:
         raise LedgerError(str(error)) from None
     try:
         yield address
+    except BrokenPipeError:  # of standard output: no database fails so
+        raise
     except (DatabaseError, sqlite3.Error, OSError) as error:
         reason = reason_of(error)
         has_damage = "malformed" in reason or "not a database" in reason

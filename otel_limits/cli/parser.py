@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -11,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Final
 
-from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser
+from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, refuse
 from otel_limits.cli.examples import example_of
 
 COMMANDS: Final = {
@@ -33,6 +34,8 @@ COMMANDS: Final = {
 A new command is one module with a help text, `add` and what it does, and its name here.
 """
 
+NOT_WRITTEN: Final = (errno.EPIPE, errno.ENOSPC, errno.EIO)
+"""How writing to standard output fails; whatever else fails is told where it is done."""
 BROKEN_PIPE: Final = 141
 """What shells report for a program that SIGPIPE ended: 128 + 13."""
 
@@ -56,11 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.call(options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. Python flushes once more when it ends, which
-        # would fail again, unless that goes nowhere.
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        # Python flushes once more when it ends, which would fail again, unless that goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        if error.errno == errno.EPIPE:  # the reader, such as `head`, has seen enough
+            return BROKEN_PIPE
+        return refuse([f"The output cannot be written: {error.strerror}."])
     return status
 
 

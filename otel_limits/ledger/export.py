@@ -79,7 +79,10 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
         writers[chosen.form](fields, work.through(rows), chosen.output)
     # A full disk is met while rows are written, and is a sentence as at the beginning.
     except OSError as error:
-        raise LedgerError(f"{chosen.output} cannot be written: {error.strerror}.") from None
+        if isinstance(error, BrokenPipeError):  # whoever reads has seen enough: not a fault
+            raise
+        output = chosen.output or "Standard output"
+        raise LedgerError(f"{output} cannot be written: {error.strerror}.") from None
 
 
 def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
@@ -210,6 +213,11 @@ def _opened(output: str | None) -> Iterator[IO[str]]:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Write next to the file, and put it in its place once it is whole."""
+    # A pipe, a device such as /dev/stdout, or what a link leads to, is written to: a file in its
+    # place would take it away from everybody else.
+    if path.exists() and (path.is_symlink() or not path.is_file()):
+        yield path
+        return
     # A reader of the file never sees half of it, and an older one survives a failure.
     unfinished = path.with_name(path.name + ".unfinished")
     try:

@@ -6,8 +6,11 @@ import csv
 import gzip
 import io
 import json
+import os
 import sqlite3
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -341,6 +344,48 @@ def test_an_export_that_cannot_be_written(kept: LedgerFile, tmp_path: Path, caps
     path = tmp_path / "missing" / "out.csv"
     assert main(["ledger", "export", "--format", "csv", "--output", str(path)]) == 2
     assert f"{path} cannot be written: No such file or directory." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ledger export --format csv", "ledger export --format jsonl", "audit spend --format json"],
+)
+def test_standard_output_that_cannot_be_written_is_told(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output, command: str
+) -> None:
+    """A reader that has seen enough is no error; a full disk is one, and not the ledger's."""
+    write(ledger.address, Entry(calls=[Call()] * 200))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    found = []
+    for descriptor in (write_end, os.open("/dev/full", os.O_WRONLY)):
+        with os.fdopen(descriptor, "w") as output, monkeypatch.context() as ended:
+            ended.setattr(sys, "stdout", output)
+            found.append((main(command.split()), capsys.readouterr().err))
+    assert found[0] == (141, "")
+    status, said = found[1]
+    assert (status, said.count("cannot be written: No space left on device.")) == (2, 1)
+    assert "ledger.db" not in said
+
+
+def test_what_is_not_a_file_is_written_to_and_not_replaced(
+    ledger: LedgerFile, tmp_path: Path
+) -> None:
+    """A link stays a link, and a pipe a pipe: so would /dev/stdout of a container."""
+    write(ledger.address, Entry())
+    export = ["ledger", "export", "--format", "jsonl", "--output"]
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").write_text("before")
+    assert main([*export, str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink()
+    written = (tmp_path / "target").read_text(encoding="utf-8")
+    assert json.loads(written)["agent"] == "worker"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit((tmp_path / "pipe").read_text, encoding="utf-8")
+        assert main([*export, str(tmp_path / "pipe")]) == 0
+        assert read.result() == written
+    assert (tmp_path / "pipe").is_fifo()
 
 
 # --- prune ----------------------------------------------------------------------------------------
