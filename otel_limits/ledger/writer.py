@@ -8,6 +8,7 @@ for long: after `PATIENCE_SECONDS` it appends what is not written yet to the spi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -143,8 +144,8 @@ class Writer:
         atexit.unregister(self.close)
         if self._pid != os.getpid():
             return
-        thread = self._thread
         with self._pending.changed:
+            thread = self._thread
             self._is_closing = True
             self._pending.changed.notify_all()
         if thread is not None:
@@ -160,15 +161,15 @@ class Writer:
         with self._pending.changed:
             if self._thread is not None:
                 return
-            self._thread = threading.Thread(
-                target=self._run, name="otel-limits-ledger", daemon=True
-            )
-        _close_with_child(self.close)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is about to end and permits no new thread
-            self._thread = None
+            thread = threading.Thread(target=self._run, name="otel-limits-ledger", daemon=True)
+            # Under the lock: whoever closes us now would join a thread that has not begun.
+            with contextlib.suppress(RuntimeError):  # the interpreter ends and permits no new one
+                thread.start()
+                self._thread = thread
+        if self._thread is None:
             self._flush()
+        else:
+            _close_with_child(self.close)
 
     def _give_up(self) -> None:
         """Count what is still in memory at the end as lost, and say how much that is."""

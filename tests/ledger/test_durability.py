@@ -550,6 +550,24 @@ def test_a_log_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> N
     assert ("last", "k") in ledger.attributes()
 
 
+def test_a_ledger_in_whose_place_is_a_link_takes_later_rows(
+    ledger: LedgerFile, tmp_path: Path
+) -> None:
+    """Who moves it elsewhere leaves a link, and the log of the open file has no name any more."""
+    database = database_module.Database(ledger.address)
+    database.write(rows_of("first"))
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    ledger.path.rename(moved / "ledger.db")
+    ledger.path.symlink_to(moved / "ledger.db")
+    database.write(rows_of("later"))
+    connection = sqlite3.connect(moved / "ledger.db")
+    keys = connection.execute("SELECT invocation_id FROM otel_limits_attributes").fetchall()
+    connection.close()
+    database.close()
+    assert ("later",) in keys
+
+
 READ_ONLY = """
 from pathlib import Path
 from otel_limits.core.faults import FAULTS
@@ -963,6 +981,30 @@ def test_threads_share_one_writer(ledger: LedgerFile, make_agent: MakeAgent) -> 
     for thread in threads:
         thread.join()
     assert (len(ledger.invocations()), whole(ledger)) == (40, 40)
+
+
+def test_a_ledger_that_is_closed_while_its_thread_begins(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever switches off at that moment meets no error, and no row is lost."""
+    writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
+    closed: list[bool] = []
+    closing = threading.Thread(target=lambda: closed.append(writer.close() is None))
+
+    class Slow(threading.Thread):
+        """Somebody closes the ledger before it has begun, unless he has to wait for that."""
+
+        def start(self) -> None:
+            """Begin late."""
+            closing.start()
+            closing.join(0.2)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Slow)
+    writer.put(rows_of("only"))
+    closing.join()
+    assert closed == [True]
+    assert ("only", "k") in ledger.attributes()
 
 
 def test_an_exit_while_the_database_hangs_is_short(program: Start, ledger: LedgerFile) -> None:
