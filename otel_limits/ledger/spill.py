@@ -145,12 +145,24 @@ class SpillFiles:
             file = files.create(path, self.address.group)
             # Between the creation and the lock another process may take it for one left behind.
             with contextlib.suppress(BlockingIOError):
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(path, file)
                 if path.exists():
                     return SpillFile(path, file, {OWNER: self.address.name})
             file.close()
         raise BlockingIOError(f"No spill file could be kept beside {place}.")
+
+
+def _lock(path: Path, file: IO[bytes]) -> None:
+    """Lock a new file; where its file system has no locks, as some over a network, none is left."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        path.unlink(missing_ok=True)
+        file.close()
+        raise
 
 
 class SpillFile:

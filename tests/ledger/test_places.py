@@ -21,6 +21,7 @@ import pytest
 
 from otel_limits.cli import main
 from otel_limits.ledger import files as files_module
+from otel_limits.ledger import spill as spill_module
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import OWNER, SpillFiles, orphans, taking_back
@@ -96,6 +97,28 @@ def test_no_place_is_an_error_and_leaves_nothing(ledger: LedgerFile, full: set[P
         with pytest.raises(OSError, match="No space"):
             spill.append([row(1)], to_disk=True)
     assert spill.files() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_leads_to_the_next_place(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As some over a network are; no empty file is left there."""
+    beside, lock = places(ledger.address)[0], spill_module.fcntl.flock
+
+    def locked(file: Any, how: int) -> None:
+        if Path(f"/proc/self/fd/{file.fileno()}").readlink().parent == beside:
+            raise OSError(number, os.strerror(number))
+        lock(file, how)
+
+    monkeypatch.setattr(spill_module.fcntl, "flock", locked)
+    spill = SpillFiles(ledger.address)
+    for each in range(3):
+        spill.append([row(each)], to_disk=True)
+    spill.seal()
+    assert [path.parent for path in spill.files()] == places(ledger.address)[1:2]
+    with closing(Database(ledger.address)) as database:
+        assert sum(taking_back(database, spill)) == 3
 
 
 def test_a_process_has_one_file(ledger: LedgerFile) -> None:
