@@ -26,6 +26,7 @@ from otel_limits.ledger.totals import recount
 from otel_limits.ledger.upgrades import UPGRADES, Upgrade, migrate, version_of
 
 if TYPE_CHECKING:
+    import psycopg
     from sqlalchemy.sql.compiler import SQLCompiler
 
     from otel_limits.ledger.address import Address
@@ -164,9 +165,11 @@ class Database:
     def _file_identity(self) -> tuple[int, ...] | None:
         if self.address.file is None:
             return None
+        # SQLite follows a link when it opens, and its log is beside what the link led to then.
+        file = os.path.realpath(self.address.file)
         # Its log as well: who deletes a directory may meet a file that was made anew meanwhile,
         # and its log would be written to without a name.
-        return (*identity(self.address.file), *identity(f"{self.address.file}-wal"))
+        return (*identity(file), *identity(f"{file}-wal"))
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -303,13 +306,23 @@ def reason_of(error: Exception) -> str:
 def make_engine(address: Address) -> sa.Engine:
     """Make the engine for an address; it keeps one connection open, enough for one thread."""
     if address.file is None:
-        return sa.create_engine(
+        engine = sa.create_engine(
             address.url,
             hide_parameters=True,
             pool_size=1,
             max_overflow=0,
-            connect_args={"connect_timeout": SERVER_SECONDS, "application_name": "otel-limits"},
+            # A server that was restarted, or that ends idle sessions, has not lost anything.
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": SERVER_SECONDS,
+                "application_name": "otel-limits",
+                # Whatever a role has set. A database in SQL_ASCII would give back bytes, as nobody
+                # knows what encoding its texts are in.
+                "client_encoding": "UTF8",
+            },
         )
+        sa.event.listen(engine, "connect", _set_up_postgresql)
+        return engine
     file = address.file
     files.make_directory(file.parent, address.group)
     with contextlib.suppress(FileExistsError):
@@ -349,6 +362,25 @@ def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
             return
     with writing(engine) as connection:
         migrate(connection, upgrades)
+
+
+def _set_up_postgresql(connection: psycopg.Connection[Any], _: object) -> None:
+    """Write names in the encoding of the database, which may not have all of their characters."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding in (None, "UTF8", "SQL_ASCII"):
+        return
+    # In ours the server would refuse such a name, and every row beside it for ever.
+    from psycopg.types.string import StrDumper
+
+    class Escaping(StrDumper):
+        """Writes the number of a character that the encoding does not have."""
+
+        def dump(self, text: str) -> bytes:
+            return text.encode(connection.info.encoding, "backslashreplace")
+
+    connection.execute(f"SET client_encoding TO {encoding}")
+    connection.commit()
+    connection.adapters.register_dumper(str, Escaping)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

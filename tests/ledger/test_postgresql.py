@@ -144,6 +144,55 @@ def tables(server: Server, database: str) -> bool:
     return found != [(None,)]
 
 
+@pytest.fixture(params=["SQL_ASCII", "LATIN1"])
+def encoding(
+    server: Server,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> str:
+    """That of an empty database, with the same name, that `enable()` records in."""
+    name = str(request.param)
+    as_it_is = "LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    server.ask("postgres", f"CREATE DATABASE {name.lower()} ENCODING '{name}' {as_it_is}")
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", server.url(name.lower()))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return name
+
+
+def test_a_database_in_another_encoding(
+    server: Server, encoding: str, make_agent: MakeAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it has no characters for is escaped, and keeps no other row from it."""
+    enable()
+    for agent in ("日本", "über"):
+        make_agent(ScriptedModel([says("x")]), name=agent)("go")
+    disable()
+    counted = server.ask(encoding.lower(), "SELECT count(*) FROM otel_limits_model_calls")
+    assert (counted, main(["audit", "verify"])) == ([(2,)], 0)
+    capsys.readouterr()
+    assert main(["audit", "spend", "--by", "agent", "--format", "json"]) == 0
+    groups = json.loads(capsys.readouterr().out)["spend"]
+    agents = {"SQL_ASCII": {"日本", "über"}, "LATIN1": {r"\u65e5\u672c", "über"}}
+    assert {group["agent"] for group in groups} == agents[encoding]
+
+
+def test_a_connection_that_the_server_has_ended_is_made_anew(
+    server: Server, database: str, make_agent: MakeAgent
+) -> None:
+    """As after its restart, or where it ends idle sessions: that is not an error."""
+    enable()
+    calls = "SELECT count(*) FROM otel_limits_model_calls"
+    sessions = f"FROM pg_stat_activity WHERE datname = '{database}'"
+    end = "SELECT pg_terminate_backend(pid) " + sessions
+    for number in (1, 2):
+        make_agent(ScriptedModel([says("x")]))("go")
+        eventually(lambda: tables(server, database))
+        counted = [(number,)]
+        eventually(lambda counted=counted: server.ask(database, calls) == counted)  # type: ignore[misc]
+        server.ask("postgres", end)
+
+
 def test_eight_processes_in_one_database(server: Server, database: str, tmp_path: Path) -> None:
     """Eight processes record 2,000 model calls each: every row is there, once."""
     record_from_processes(server.url(database), tmp_path, 8, 2_000)
