@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
-from otel_limits.audit.formatting import UNFINISHED, written
+from otel_limits.audit.formatting import UNFINISHED, many, written
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.repeats import Alike, alike
 from otel_limits.audit.sums import Sums
@@ -168,7 +168,10 @@ def summary(branches: Sequence[Branch], tools: Tools) -> str:
     said = first.row.halt or _sentence(first.row)
     if first.row.breach_limit in LOOP_LIMITS:
         said += _repeated(alike(tools.get(first.row.id, ())))
-    said += f" It had used {_spent(first)} in {_turns(first.row)}"
+    # Of the whole branch, as what it spent is: turns of a parent alone would seem dear.
+    turns = sum(branch.row.turns or 0 for _, branch in walk(first))
+    who = "It and what it started" if first.children else "It"
+    said += f" {who} had used {_spent(first)} in {many(turns, 'turn', 'turns')}"
     others = len(halted) - 1
     were = "was" if others == 1 else "were"
     return said + (f"; {others:,} more of the tree {were} halted." if others else ".")
@@ -191,12 +194,9 @@ def _unhalted(branch: Branch) -> str:
     # A process that was killed never told how its invocations ended.
     if row.ended_us is None:
         return f"{row.agent} has no recorded end; it has used {_spent(branch)} so far."
-    ended = f"{row.agent} ended with {row.reason} after {_turns(row)}"
+    turns = many(row.turns or 0, "turn", "turns")
+    ended = f"{row.agent} ended with {row.reason} after {turns}"
     return f"{ended}, and no limit halted anything. It used {_spent(branch)}."
-
-
-def _turns(row: Any) -> str:
-    return f"{row.turns or 0:,} turn{'' if row.turns == 1 else 's'}"
 
 
 def _spent(branch: Branch) -> str:

@@ -198,6 +198,14 @@ def test_a_tree_names_its_first_halt_and_counts_the_others(
     assert said.endswith("It had used 120 tokens in 1 turn; 1 more of the tree was halted.")
 
 
+def test_tokens_and_turns_are_those_of_the_same_branch(ledger: LedgerFile, capsys: Output) -> None:
+    """A parent that was halted is shown with the turns of what it started, whose tokens it has."""
+    parent, *_ = write(ledger.address, Entry(agent="top", **LOOPED))
+    write(ledger.address, Entry(agent="low", calls=[Call()] * 3, parent=parent), first=10)
+    said = asked(capsys, "show", "00000001")["summary"]
+    assert said.endswith("It and what it started had used 480 tokens in 4 turns.")
+
+
 def test_the_turns_and_tools_of_a_tree(ledger: LedgerFile, capsys: Output) -> None:
     """Each turn with its calls, its cost and the tools that it asked for."""
     write(ledger.address, RUNAWAY)
