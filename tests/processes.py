@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -27,3 +29,18 @@ def bounded(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterato
         raise
     finally:
         alarm.cancel()
+
+
+PORTS = range(12_000, 22_000)
+"""Below those that systems give to connections: that of another test would take one before a server
+listens there."""
+
+
+def free_port() -> int:
+    """Find a port that nobody uses."""
+    while True:
+        # Not of `random`, which Hypothesis seeds alike in every process of tests.
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

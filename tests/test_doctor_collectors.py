@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from otel_limits.cli.doctor.collector import examine_collectors
 from otel_limits.settings.declared import harmless_copy
-from tests.test_run import free_port
+from tests.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

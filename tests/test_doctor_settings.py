@@ -14,7 +14,7 @@ import pytest
 from otel_limits import Limits, enable
 from otel_limits.cli.doctor.finding import Finding
 from otel_limits.cli.doctor.settings import examine_settings
-from tests.test_run import free_port
+from tests.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,6 +27,7 @@ from otel_limits.observers.counting import CountingObserver
 from otel_limits.runs.calls import OpenCall
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from tests.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -363,10 +364,7 @@ def test_the_default_registry_has_them_and_loses_them(make_agent: MakeAgent) -> 
 @pytest.fixture
 def port() -> int:
     """A TCP port that is free."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number: int = listener.getsockname()[1]
-        return number
+    return free_port()
 
 
 def scrape(port: int, host: str = "127.0.0.1") -> str:
@@ -418,11 +416,10 @@ def without_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return close
 
 
-def test_connections_that_send_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_send_nothing_are_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After 10 seconds, with their threads; half of a request is nothing more to wait for."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     enable(Limits(max_turns=2))
     before = threading.active_count()

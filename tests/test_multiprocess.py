@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.dashboards.servers import free_port
+from tests.processes import free_port
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="This system cannot fork.")
 

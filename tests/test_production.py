@@ -27,10 +27,9 @@ from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.launching import RUN
 from tests.pages import BLOCK, files, sessions
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, free_port
 from tests.quotas.conftest import Server, require_program
 from tests.readme import PAGES, README, ROOT
-from tests.test_run import free_port
 from tests.test_workers import PROGRAMS, ask, served
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
-from tests.processes import bounded
+from tests.processes import bounded, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,13 +58,6 @@ def started(*command: str) -> Iterator[subprocess.Popen[str]]:
         bounded(process),
     ):
         yield process
-
-
-def free_port() -> int:
-    """Find a port that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- the same limit, three ways -------------------------------------------------------------------

@@ -25,9 +25,8 @@ from tests.ledger.conftest import LedgerFile
 from tests.otlp.receiver import Received, http_receiver
 from tests.otlp.test_sigterm import export_to, stops
 from tests.pages import BLOCK, files
-from tests.processes import PATIENCE_SECONDS, bounded
+from tests.processes import PATIENCE_SECONDS, bounded, free_port
 from tests.readme import ROOT
-from tests.test_run import free_port
 from tests.test_workers import PROGRAMS, ask
 
 LAMBDA, AGENTCORE = (ROOT / f"otel_limits/docs/{name}.md" for name in ("lambda", "agentcore"))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dashboards.servers import free_port
 from tests.launching import ENDLESS, RUN, execute, fresh_environment
-from tests.processes import bounded
+from tests.processes import bounded, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

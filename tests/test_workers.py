@@ -24,9 +24,8 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, free_port
 from tests.test_autoload import CAP, Environment
-from tests.test_run import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.dashboards.panels import TimeRange
 from tests.dashboards import workload
+from tests.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards/prometheus/rules.yaml"
@@ -74,14 +74,6 @@ Find: TypeAlias = Callable[[str], str]
 """`program` or `newer`: of which Prometheus the programs are."""
 
 RELEASES: Final = (pytest.param(program, id="of Debian"), pytest.param(newer, id="3"))
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def until(claim: Callable[[], Any], what: str) -> Any:

@@ -14,8 +14,9 @@ from otel_limits.dashboards.api import Prometheus
 from otel_limits.dashboards.files import directory
 from otel_limits.dashboards.panels import TimeRange
 from tests.dashboards.reconciling import INPUT, OUTPUT, POLICY, agent_of, dollars, model_of
-from tests.dashboards.servers import RULES, free_port, newer, until, value_of, watched
+from tests.dashboards.servers import RULES, newer, until, value_of, watched
 from tests.dashboards.test_reconciled import Process, Truth, answer
+from tests.processes import free_port
 
 LIVES = 3
 NUMBER = 1

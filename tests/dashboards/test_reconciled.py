@@ -45,13 +45,13 @@ from tests.dashboards.reconciling import __name__ as PROGRAM  # noqa: N812  it i
 from tests.dashboards.servers import (
     ROOT,
     RULES,
-    free_port,
     program,
     remembering,
     until,
     value_of,
     watched,
 )
+from tests.processes import free_port
 
 AUTOLOADED: Final = (
     "import otel_limits_startup, runpy; otel_limits_startup.autoload(); "

@@ -16,7 +16,8 @@ from typing import Final
 
 from otel_limits.quotas.redis_rights import needed
 from otel_limits.quotas.redis_scripts import KeyNames
-from tests.quotas.conftest import Server, Wire, eventually, free_port, require_program
+from tests.processes import free_port
+from tests.quotas.conftest import Server, Wire, eventually, require_program
 
 USER: Final = "agents:hunter2"
 """Who has the documented rights, where there is an ACL."""

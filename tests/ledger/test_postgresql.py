@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import pwd
-import socket
 import subprocess
 import tempfile
 import time
@@ -35,6 +34,7 @@ from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.conftest import eventually
 from tests.ledger.test_durability import record_from_processes
+from tests.processes import free_port
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -56,9 +56,7 @@ class Server:
         assert PROGRAMS, "CI needs postgresql"
         self.data = directory / "data"
         self.log = directory / "log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._run("initdb", "-D", str(self.data), "-U", "auditor", "-A", "trust", "--no-sync")
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from tests.ledger.book import Entry, write
 from tests.ledger.conftest import eventually
+from tests.processes import free_port
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import LedgerFile
@@ -59,13 +59,6 @@ scrape_configs:
   - job_name: agents
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
-
-
-def free_port() -> int:
-    """A port of the loopback address that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture

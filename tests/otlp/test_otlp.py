@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dashboards.servers import free_port, until
+from tests.dashboards.servers import until
 from tests.otlp.receiver import Received, grpc_receiver, http_receiver
-from tests.processes import bounded
+from tests.processes import bounded, free_port
 
 if TYPE_CHECKING:
     from tests.otlp.receiver import Behaviour

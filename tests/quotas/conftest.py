@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +25,7 @@ import otel_limits
 from otel_limits.quotas import redis_scripts
 from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
+from tests.processes import free_port
 
 if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
@@ -35,14 +36,6 @@ DELAY = 2.5
 
 PATIENCE = 60.0
 """Seconds that nothing takes, be the machine as crowded as it may."""
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -16,7 +16,8 @@ from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.drills import deployments
-from tests.quotas.conftest import eventually, free_port
+from tests.processes import free_port
+from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

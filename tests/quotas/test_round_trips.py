@@ -29,7 +29,8 @@ from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.drills import deployments
-from tests.quotas.conftest import Server, Wire, eventually, free_port
+from tests.processes import free_port
+from tests.quotas.conftest import Server, Wire, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.cli.top import command
-from tests.quotas.conftest import free_port
+from tests.processes import free_port
 from tests.top.pages import page
 from tests.top.test_endpoints import answering
 

@@ -20,7 +20,7 @@ from otel_limits.testing import ScriptedModel, endless, says, uses
 from otel_limits.top.endpoints import Endpoint, samples_of
 from otel_limits.top.scrapes import ScrapeError, scrape
 from otel_limits.top.standing import Watch
-from tests.quotas.conftest import free_port
+from tests.processes import free_port
 from tests.top.pages import page, row_of
 
 if TYPE_CHECKING:
