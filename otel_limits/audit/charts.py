@@ -10,6 +10,7 @@ from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, Rows, Sums, fold
 from otel_limits.core.facts import HALTED
+from otel_limits.core.wording import many
 from otel_limits.ledger.rows import caps_in
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: CellKind, axis: str) ->
         # Agents beyond the colours that can be told apart are one series.
         name = agent if agent in values else OTHERS
         values[name][index[str(day)]] += size(sums, kind)
+    lost = many(unpriced, "token has", "tokens have")
     return Chart(
         name="over_time",
         title=f"Spend per day, in {UNITS[kind]}",
@@ -83,7 +85,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: CellKind, axis: str) ->
         kind=kind,
         wide=True,
         axis=axis,
-        note=f"{unpriced:,} tokens have no known price and are not in here." if unpriced else "",
+        note=f"{lost} no known price, and no place in the chart." if unpriced else "",
     )
 
 

@@ -37,11 +37,6 @@ def written(value: Any, kind: CellKind) -> str:
     return f"{value:,}" if kind == "count" and value != "" else str(value)
 
 
-def many(number: int, one: str, several: str) -> str:
-    """Write a number of things in a sentence, such as `1 row waits` and `2 rows wait`."""
-    return f"{number:,} {one if number == 1 else several}"
-
-
 def ranges(numbers: Iterable[int]) -> str:
     """Write numbers that rise, those without a gap as one range: `2-5, 9`."""
     # Without a gap a number and its place rise together, so that their difference stays the same.

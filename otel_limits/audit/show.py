@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
-from otel_limits.audit.formatting import UNFINISHED, many, written
+from otel_limits.audit.formatting import UNFINISHED, written
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.repeats import Alike, alike
 from otel_limits.audit.sums import Sums
@@ -24,6 +24,7 @@ from otel_limits.audit.turns import (
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.halts import halt_sentence
 from otel_limits.core.limits import LIMITS, LOOP_LIMITS, TREE_PREFIX, Breach
+from otel_limits.core.wording import many
 from otel_limits.ledger.rows import MICROSECONDS
 
 HALTS: Final[Mapping[str, str]] = {
@@ -36,7 +37,7 @@ HALTS: Final[Mapping[str, str]] = {
 COLUMNS: Final = (
     Column("agent", "Agent", is_key=True),
     Column("reason", "Ended"),
-    Column("halt", "Halt"),
+    Column("halt", "Halt", "sentence"),
     Column("turns", "Turns", "count"),
     Column("calls", "Calls", "count"),
     Column("side_calls", "Side calls", "count"),
@@ -171,10 +172,10 @@ def summary(branches: Sequence[Branch], tools: Tools) -> str:
     # Of the whole branch, as what it spent is: turns of a parent alone would seem dear.
     turns = sum(branch.row.turns or 0 for _, branch in walk(first))
     who = "It and what it started" if first.children else "It"
-    said += f" {who} had used {_spent(first)} in {many(turns, 'turn', 'turns')}"
+    said += f" {who} had used {_spent(first)} in {many(turns, 'turn')}"
     others = len(halted) - 1
-    were = "was" if others == 1 else "were"
-    return said + (f"; {others:,} more of the tree {were} halted." if others else ".")
+    more = many(others, "more of the tree was", "more of the tree were")
+    return said + (f"; {more} halted." if others else ".")
 
 
 def _sentence(row: Any) -> str:
@@ -194,13 +195,13 @@ def _unhalted(branch: Branch) -> str:
     # A process that was killed never told how its invocations ended.
     if row.ended_us is None:
         return f"{row.agent} has no recorded end; it has used {_spent(branch)} so far."
-    turns = many(row.turns or 0, "turn", "turns")
+    turns = many(row.turns or 0, "turn")
     ended = f"{row.agent} ended with {row.reason} after {turns}"
     return f"{ended}, and no limit halted anything. It used {_spent(branch)}."
 
 
 def _spent(branch: Branch) -> str:
-    tokens = f"{branch.whole.tokens:,} tokens"
+    tokens = many(branch.whole.tokens, "token")
     cost = branch.whole.cost
     return tokens if cost is None else f"{tokens} and {written(cost, 'money')}"
 

@@ -15,6 +15,7 @@ from otel_limits.audit.backtest import is_success
 from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
 from otel_limits.core.facts import HALTED
+from otel_limits.core.wording import many
 
 ROUND_TO: Final = 2
 """Digits of a suggested number of tokens: more would claim a precision that is not there."""
@@ -79,12 +80,12 @@ def policy_file(
         f"# what {100 * share:g}% of an agent's invocations need at most, plus {head_room:.0%}.",
         "# A halted invocation needed at least what it had used.",
     ]
-    lines += [
-        f"# {json.dumps(agent)}: {len(each.turns)} successful invocations are too few, {enough} "
-        f"are enough."
-        for agent, each in sorted(needs.items())
-        if len(each.turns) < enough
-    ]
+    for agent, each in sorted(needs.items()):
+        if len(each.turns) < enough:
+            few = many(len(each.turns), "successful invocation is", "successful invocations are")
+            lines.append(
+                f"# {json.dumps(agent)}: {few} too few, {many(enough, 'is', 'are')} enough."
+            )
     agents = [
         line
         for agent, each in sorted(needs.items())
@@ -104,9 +105,10 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
     if turns.value is None or tokens.value is None:
         yield from _unknown(agent, needs, share)
         return
-    seen = f"{len(needs.turns):,} invocations"
+    seen = many(len(needs.turns), "invocation")
     if needs.halted_turns:
-        seen = f"{len(needs.turns):,} successful and {len(needs.halted_turns):,} halted invocations"
+        halted = many(len(needs.halted_turns), "halted invocation")
+        seen = f"{len(needs.turns):,} successful and {halted}"
     caps = (
         f"max_turns: {with_room(turns.value, head_room)}, "
         f"max_token_budget: {with_room(tokens.value, head_room, ROUND_TO)}"
@@ -121,11 +123,11 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
 def _unknown(agent: str, needs: Needs, share: float) -> Iterator[str]:
     """Why there is no limit: a cap that was too low says nothing about one that is enough."""
     halted, all_ = len(needs.halted_turns), len(needs.turns) + len(needs.halted_turns)
-    yield f"  # {json.dumps(agent)}: {halted:,} of {all_:,} invocations were halted. So it"
-    yield (
-        f"  # is not known what {100 * share:g}% need: more than {max(needs.halted_turns):,} turns "
-        f"or {max(needs.halted_tokens):,} tokens."
-    )
+    of_all = many(all_, "invocation was halted", "invocations were halted")
+    turns = many(max(needs.halted_turns), "turn")
+    tokens = many(max(needs.halted_tokens), "token")
+    yield f"  # {json.dumps(agent)}: {halted:,} of {of_all}. So it"
+    yield f"  # is not known what {100 * share:g}% need: more than {turns} or {tokens}."
     yield "  # Let them go on for a while with a higher cap, or with the action observe."
 
 

@@ -13,6 +13,7 @@ from otel_limits.audit.completeness import completeness
 from otel_limits.audit.formatting import ranges
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
+from otel_limits.core.wording import many
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def verify(
         about=inquiry.about,
         tables=[_checks_table(checks), _troubles_table(troubles)],
         status=int(any(check[2] == FAILED for check in checks)),
-        complete=completeness(inquiry, balance),
+        complete=completeness(inquiry, balance, sum(troubles.found.values())),
     )
 
 
@@ -129,7 +130,7 @@ def _look(inquiry: Inquiry, balance: Balance, suspects: int, troubles: Troubles)
     # Only then: to look for invocations without any call goes through all of them.
     if troubles.found[DIFFERS] or not balance.is_even:
         for row in proof.without_calls(connection):
-            troubles.add(DIFFERS, row.id, "0 of {:,} calls are there".format, row.model_calls)
+            troubles.add(DIFFERS, row.id, _none_there, row.model_calls)
     for row in proof.counted_twice(connection):
         told = "row {} was imported, row {} is the same".format
         troubles.add(TWICE, row.invocation_id, told, row.id, row.live_id)
@@ -139,7 +140,7 @@ def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
     """Find out what is wrong with an invocation and its calls."""
     name, is_live = str(row.invocation_id), row.source == "live"
     if row.id is None:
-        troubles.add(DIFFERS, name, "{:,} calls have no invocation".format, row.calls)
+        troubles.add(DIFFERS, name, _ownerless, row.calls)
         return
     if is_live and row.numbered != row.calls:
         troubles.add(TWICE, name, _doubles, connection, name)
@@ -157,15 +158,26 @@ def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
         troubles.add(DIFFERS, name, told, _amounts(*says), _amounts(*has))
 
 
+def _none_there(calls: int) -> str:
+    return f"0 of {many(calls, 'call')} are there"
+
+
+def _ownerless(calls: int) -> str:
+    return f"{many(calls, 'call has', 'calls have')} no invocation"
+
+
 def _amounts(calls: int, sent: int, received: int, pico: int) -> str:
-    return f"{calls:,} calls, {sent + received:,} tokens ({sent:,} of input), ${dollars(pico)}"
+    tokens = many(sent + received, "token")
+    return f"{many(calls, 'call')}, {tokens} ({sent:,} of input), ${dollars(pico)}"
 
 
 def _doubles(connection: Connection, name: str) -> str:
     from otel_limits.ledger.proof import unnumbered
 
-    rows = ", ".join(map(str, unnumbered(connection, name)))
-    return f"rows {rows} have a number that another call had"
+    found = unnumbered(connection, name)
+    rows = ", ".join(map(str, found))
+    have = "row {} has" if len(found) == 1 else "rows {} have"
+    return f"{have.format(rows)} a number that another call had"
 
 
 def _gaps(connection: Connection, name: str) -> str:
@@ -187,7 +199,7 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
                 of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
                 both = (row["ledger"], row["prometheus"], row["prometheus_most"])
                 troubles.add(METRICS, of, told, row.get("measure", table.name), *both)
-    return f"Prometheus counted the same in the last day: {figures:,} figures"
+    return f"Prometheus counted the same in the last day: {many(figures, 'figure')}"
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -195,7 +207,8 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
 
 def _totals(balance: Balance, differing: int) -> Check:
     is_even = balance.is_even and not differing
-    says = f"{balance.calls.calls:,} calls, {balance.calls.tokens:,} tokens on both sides"
+    calls, tokens = many(balance.calls.calls, "call"), many(balance.calls.tokens, "token")
+    says = f"{calls}, {tokens} on both sides"
     return (
         "Totals of invocations against the sums of their calls",
         differing or int(not is_even),
@@ -238,7 +251,8 @@ def _open(balance: Balance, oldest: float) -> Check:
     is_stale = balance.oldest_open_us is not None and balance.oldest_open_us < oldest
     state = FAILED if is_stale else WAITING if balance.open_invocations else OK
     why = (
-        f"they began before the time that --stale permits, and hold {balance.open.tokens:,} tokens"
+        "they began before the time that --stale permits, and hold "
+        f"{many(balance.open.tokens, 'token')}"
         if is_stale
         else ""
     )

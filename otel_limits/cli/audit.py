@@ -88,8 +88,8 @@ def ask(question: Question, arguments: Namespace) -> int:
             answer = _ask(question, arguments)
         except LedgerMovedError:
             answer = _ask(question, arguments)  # by the way for a ledger that is in use
-    # On standard error: standard output is one table that another program reads.
-    if arguments.format == "csv":
+    # On standard error: standard output is one table, or a policy file, for another program.
+    if arguments.format == "csv" or (answer.text and arguments.format == "table"):
         for line in beside(answer):
             sys.stderr.write(f"{line}\n")
     if arguments.format == "table":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.cli.command import add_command, add_group, refuse
+from otel_limits.core.wording import many
 from otel_limits.dashboards import files, panels
 from otel_limits.dashboards.api import Line, Prometheus, PrometheusError
 from otel_limits.dashboards.panels import Dashboard, Target, TimeRange
@@ -76,7 +77,7 @@ def export(options: Namespace) -> int:
     except OSError as error:
         return refuse([unwritten(options.directory, error)])
     sys.stdout.write(
-        f"Wrote {len(written)} files to {options.directory}. Begin with README.md there.\n"
+        f"Wrote {many(len(written), 'file')} to {options.directory}. Begin with README.md there.\n"
     )
     # Links that lead nowhere would be found out about when an alert fires.
     missing = [

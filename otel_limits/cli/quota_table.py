@@ -9,6 +9,7 @@ from rich.text import Text
 
 from otel_limits.audit.answers import Column, Table
 from otel_limits.cli.show.layout import fit
+from otel_limits.core.wording import many
 from otel_limits.quotas.windows import shown_time
 from otel_limits.top.fleet import NEAR_END
 
@@ -48,7 +49,8 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
         columns = ", ".join(layout.left_out)
         shown.append(f"\nNo room for: {columns}. --format json has them.", style="dim italic")
     if uses.omitted:
-        shown.append(f"\n{uses.omitted:,} keys further from their end are not shown (--top).")
+        one, several = "key further from its end is", "keys further from their end are"
+        shown.append(f"\n{many(uses.omitted, one, several)} not shown (--top).")
     return shown
 
 

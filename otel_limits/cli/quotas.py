@@ -18,6 +18,7 @@ from otel_limits.core.facts import QuotaGrant
 from otel_limits.core.hints import meant
 from otel_limits.core.secrets import masked
 from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
+from otel_limits.core.wording import many
 from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
@@ -240,7 +241,7 @@ def revoke_grants(options: Namespace) -> None:
     if not found:
         raise ValueError(f"Nothing is granted to {key.shown} of quota {quota.name!r} now.")
     record(ledger, changed(quota, key, "revoke", 0, None))
-    grants = "1 grant is" if found == 1 else f"{found} grants are"
+    grants = many(found, "grant is", "grants are")
     sys.stdout.write(f"Quota {quota.name!r}: {grants} taken back from {key.shown}.\n")
 
 
@@ -280,8 +281,7 @@ def kill_named(pattern: str) -> str:
         StoreError: It does not answer.
     """
     heard = shared_store(NO_WAY_TO_AGENTS).kill(pattern)
-    processes = "1 process" if heard == 1 else f"{heard} processes"
-    told = f"Told {processes} to end agents named {pattern!r}."
+    told = f"Told {many(heard, 'process', 'processes')} to end agents named {pattern!r}."
     # The store answered, so that it is the right one for nobody: most likely another namespace.
     return told if heard else f"{told} {NOBODY_LISTENS}"
 

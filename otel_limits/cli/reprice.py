@@ -10,6 +10,7 @@ from otel_limits.audit.question import SELECTION
 from otel_limits.cli.opening import add_ledger_command, add_option, opened, selected
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.wording import many
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
@@ -64,13 +65,15 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
     """Say what changed, by model."""
     from otel_limits.audit.formatting import money
 
-    verb = "would be priced" if is_dry else "were priced"
-    lines = [f"{done.changed:,} of {done.seen:,} model calls {verb} again."]
+    verbs = ("would be", "would be") if is_dry else ("was", "were")
+    seen = many(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")
+    lines = [f"{done.changed:,} of {seen} priced again."]
     for model, change in sorted(done.by_model.items()):
         lines.append(
-            f"{model}: {change.calls:,} calls, {change.was_unpriced:,} of them without a price; "
+            f"{model}: {many(change.calls, 'call')}, {change.was_unpriced:,} without a price; "
             f"{money(change.former)} before, {money(change.now)} now."
         )
     if done.still_unpriced:
-        lines.append(f"{done.still_unpriced:,} model calls still have no price.")
+        still = many(done.still_unpriced, "model call still has", "model calls still have")
+        lines.append(f"{still} no price.")
     return "".join(f"{line}\n" for line in lines)

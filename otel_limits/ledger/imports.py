@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.price import OF_NO_CALL
 from otel_limits.core.terms import DEFAULT_TERMS, sale_of
+from otel_limits.core.wording import many
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
@@ -52,7 +53,7 @@ from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider
 from otel_limits.runs.responses import Responses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
     from otel_limits.core.work import Work
@@ -67,7 +68,7 @@ NO_AGENT: Final = "(no agent)"
 
 
 NO_CALL: Final = (
-    "There is no model call among the {} spans. A model call is known by gen_ai.operation.name, "
+    "{} read, none is a model call. A model call is known by gen_ai.operation.name, "
     "openinference.span.kind, llm.request.type or langfuse.observation.type, or by two of these: "
     "a model, usage, and a name like `chat`. Metrics and logs have none."
 )
@@ -93,15 +94,19 @@ class Imported:
 
     def __str__(self) -> str:
         """In words."""
-        others = f"{self.invocations:,} invocations and {self.tools:,} tool calls."
-        parts = [f"Imported {self.calls:,} model calls, {others}"]
+        others = f"{many(self.invocations, 'invocation')} and {many(self.tools, 'tool call')}."
+        parts = [f"Imported {many(self.calls, 'model call')}, {others}"]
         if self.spans and self.has_no_call:
-            parts = [NO_CALL.format(f"{self.spans:,}")]
+            parts = [NO_CALL.format(many(self.spans, "span was", "spans were"))]
         if self.known_calls:
-            parts.append(f"{self.known_calls:,} model calls were in the ledger already.")
+            known = many(self.known_calls, "model call was", "model calls were")
+            parts.append(f"{known} in the ledger already.")
         if not self.bad:
             return " ".join(parts)
-        parts.append(f"{len(self.bad):,} lines are not OTLP JSON and were left out:")
+        bad = many(
+            len(self.bad), "line is not OTLP JSON and was", "lines are not OTLP JSON and were"
+        )
+        parts.append(f"{bad} left out:")
         more = [f"and {len(self.bad) - SHOWN:,} more"] if len(self.bad) > SHOWN else []
         return "\n  ".join([" ".join(parts), *self.bad[:SHOWN], *more])
 
@@ -129,15 +134,15 @@ class Traces:
         """The spans above one that become rows, the nearest first."""
         return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
 
-    def _keys_above(self, span: Span) -> Iterator[SpanKey]:
-        # From above it on: otherwise a call would be around itself.
-        seen = {span.key}
-        # Files may be broken: a span that is its own ancestor must not be followed for ever.
+    def _keys_above(self, span: Span) -> Iterable[SpanKey]:
+        above: dict[SpanKey, None] = {}
         key = span.parent
-        while key is not None and key not in seen:
-            seen.add(key)
-            yield key
+        # Files may be broken: a span that is its own ancestor must not be followed for ever.
+        while key is not None and key not in above and key != span.key:
+            above[key] = None
             key = self.parents.get(key)
+        # Of calls in a ring each would be within another, and none would count.
+        return () if key == span.key else above
 
     def _calls_around(self, span: Span) -> Iterator[Span]:
         """The spans around a model call that show the same one: up to a tool or an agent."""
@@ -248,7 +253,8 @@ def _take(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
     if not line.strip():
         return
     try:
-        for span in list(spans_in(line.decode(), keys)):  # all of a line, or nothing
+        # Windows puts a mark in front of a file. All of a line, or nothing.
+        for span in list(spans_in(line.decode("utf-8-sig"), keys)):
             # Of every span: what becomes a row may hang under others that do not.
             traces.parents[span.key] = span.parent
             if span.is_boundary:

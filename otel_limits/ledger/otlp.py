@@ -50,6 +50,7 @@ KEPT: Final = frozenset(
         *SESSIONS,
         semconv.STOP_REASON,
         semconv.STOP_ACTION,
+        semconv.STOP_MESSAGE,
         semconv.LIMIT_NAME,
         semconv.LIMIT_VALUE,
         semconv.LIMIT_CONSUMED,

@@ -14,7 +14,6 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     IS_OF_UNKNOWN_SIZE,
     MODEL_CALL_TABLE,
-    RUN_TOKENS,
     RUNS,
 )
 from otel_limits.ledger.totals import COST
@@ -29,8 +28,14 @@ class Sum(NamedTuple):
     """Model calls added up: how many, their tokens and their picodollars."""
 
     calls: int
-    tokens: int
+    input: int
+    output: int
     pico: int
+
+    @property
+    def tokens(self) -> int:
+        """Input and output together."""
+        return self.input + self.output
 
 
 class Balance(NamedTuple):
@@ -48,14 +53,16 @@ class Balance(NamedTuple):
     unpriced_tokens: int
 
     @property
+    def missing(self) -> Sum:
+        """By how much the calls are more than what the invocations say, or below 0 less."""
+        of_both = zip(self.calls, self.ended, self.open, strict=True)
+        return Sum(*(calls - ended - still_open for calls, ended, still_open in of_both))
+
+    @property
     def is_even(self) -> bool:
         """Whether both agree; each price is rounded by itself, to a picodollar."""
-        missing = self.calls.pico - self.ended.pico - self.open.pico
-        return (
-            self.calls.calls == self.ended.calls + self.open.calls
-            and self.calls.tokens == self.ended.tokens + self.open.tokens
-            and abs(missing) <= self.calls.calls
-        )
+        *counts, pico = self.missing
+        return not any(counts) and abs(pico) <= self.calls.calls
 
 
 def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Balance:
@@ -64,7 +71,8 @@ def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Ba
     Args:
         connection: The ledger.
         calls: What all calls come to, where somebody has added them up already, which takes
-            longest: how many, their tokens, their picodollars, and their tokens without a price.
+            longest: how many, their input and output tokens, their picodollars, and their tokens
+            without a price.
     """
     calls = calls or _one(connection, sa.select(*SUMS, UNPRICED).select_from(MODEL_CALL_TABLE))
     ended = _one(connection, sa.select(*SUMS_OF_RUNS, sa.func.count()).where(HAS_ENDED))
@@ -77,22 +85,28 @@ def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Ba
     waiting = _one(connection, oldest)
     unmeasured = sa.select(sa.func.count()).select_from(MODEL_CALL_TABLE).where(IS_OF_UNKNOWN_SIZE)
     return Balance(
-        calls=Sum(*calls[:3]),
-        ended=Sum(*ended[:3]),
+        calls=Sum(*calls[:4]),
+        ended=Sum(*ended[:4]),
         open=Sum(*of_open),
-        invocations=ended[3] + waiting[0],
+        invocations=ended[4] + waiting[0],
         open_invocations=waiting[0],
         oldest_open_us=waiting[1] or None,
         unmeasured_calls=_one(connection, unmeasured)[0],
-        unpriced_tokens=calls[3],
+        unpriced_tokens=calls[4],
     )
 
 
-SUMS: Final = (sa.func.count(), sa.func.sum(CALL_TOKENS), sa.func.sum(CALLS.price_pico))
+SUMS: Final = (
+    sa.func.count(),
+    sa.func.sum(CALLS.input_tokens),
+    sa.func.sum(CALLS.output_tokens),
+    sa.func.sum(CALLS.price_pico),
+)
 UNPRICED: Final = sa.func.sum(CALL_TOKENS).filter(CALLS.price_pico.is_(None))
 SUMS_OF_RUNS: Final = (
     sa.func.sum(RUNS.model_calls),
-    sa.func.sum(RUN_TOKENS),
+    sa.func.sum(RUNS.input_tokens),
+    sa.func.sum(RUNS.output_tokens),
     sa.func.sum(COST),
 )
 
@@ -146,7 +160,7 @@ def looked_through(connection: sa.Connection) -> tuple[Sequence[int], int]:
         connection.exec_driver_sql("PRAGMA cache_size = -32768")
     calls = _by_invocation()
     c = calls.c
-    sums = [sa.func.sum(each) for each in (c.calls, c.input + c.output, c.pico, c.unpriced)]
+    sums = [sa.func.sum(each) for each in (c.calls, c.input, c.output, c.pico, c.unpriced)]
     suspicious = sa.func.count().filter(_is_suspect(c))
     joined = calls.outerjoin(INVOCATION_TABLE, RUNS.id == c.invocation_id)
     *added, found = _one(connection, sa.select(*sums, suspicious).select_from(joined))

@@ -19,15 +19,34 @@ COST: Final[sa.ColumnElement[Any]] = sa.func.coalesce(
 )
 """Picodollars of an invocation; by its calls where its row has none, as beyond 64 bits."""
 
+
+def _sum(each: Any) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(each), 0)
+
+
+def _exact(pico: Any) -> sa.ColumnElement[Any]:
+    """Add up in two halves: nothing where the sum leaves 64 bits, which would be an error."""
+    half = 2**32
+    high, low = _sum(pico // half), _sum(pico % half)
+    return sa.case((high + low / half < half // 2, high * half + low))
+
+
+MADE: Final = sa.case(
+    (sa.func.max(CALLS.number) > sa.func.count(), sa.func.max(CALLS.number)), else_=sa.func.count()
+)
+"""How many calls an invocation has made. Their numbers count those that are missing, too: totals
+that say no more than what is there would be even after a loss."""
+
 SUMMED: Final[dict[str, Any]] = {
-    "model_calls": 1,
-    **{column: CALLS[column] for column in (*tokens(None), "price_pico")},
-    "unpriced_calls": sa.case((IS_UNPRICED, 1), else_=0),
+    "model_calls": MADE,
+    **{column: _sum(CALLS[column]) for column in tokens(None)},
+    "price_pico": _exact(CALLS.price_pico),
+    "unpriced_calls": _sum(sa.case((IS_UNPRICED, 1), else_=0)),
 }
-"""Columns of an invocation, and what is added up for each."""
+"""Columns of an invocation, and how its calls make them."""
 
 
-ANSWERED: Final = sa.case((CALLS.state != "failed", 1), else_=0)
+ANSWERED: Final = _sum(sa.case((CALLS.state != "failed", 1), else_=0))
 
 
 def recount(
@@ -61,18 +80,5 @@ def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
 def _sums(summed: dict[str, Any], runs: Any = RUNS) -> dict[str, Any]:
     of_run = CALLS.invocation_id == runs.id
     return {
-        column: sa.select(
-            _exact(each) if column == "price_pico" else sa.func.coalesce(sa.func.sum(each), 0)
-        )
-        .where(of_run)
-        .scalar_subquery()
-        for column, each in summed.items()
+        column: sa.select(each).where(of_run).scalar_subquery() for column, each in summed.items()
     }
-
-
-def _exact(pico: Any) -> sa.ColumnElement[Any]:
-    """Add up in two halves: nothing where the sum leaves 64 bits, which would be an error."""
-    half = 2**32
-    high = sa.func.coalesce(sa.func.sum(pico // half), 0)
-    low = sa.func.coalesce(sa.func.sum(pico % half), 0)
-    return sa.case((high + low / half < half // 2, high * half + low))

@@ -365,7 +365,7 @@ def test_a_tree_on_a_terminal(family: LedgerFile, capsys: pytest.CaptureFixture[
     assert summary.startswith("Agent 'bad' was halted by max_turns: 3 of 3 turns used.")
     assert title == "Budget tree"
     assert [line[:9] for line in tree[:4]] == ["boss  end", "├── good ", "└── bad  ", "    └── d"]
-    assert "halted at max_turns (3 of 3)" in tree[2]
+    assert "  ended max_turns  halted at max_turns (3 of 3)  turns 3" in tree[2]
 
 
 # --- backtest -------------------------------------------------------------------------------------
@@ -451,7 +451,8 @@ def test_suggested_limits_are_a_policy_file(
     few = [Entry(agent="few")] * 3
     write(ledger.address, *runs, *failed, *few)
     assert main(["audit", "suggest"]) == 0
-    text = capsys.readouterr().out
+    text, beside = capsys.readouterr()
+    assert beside.startswith("Complete in sum: ")
     assert "limits: {max_turns: 119, max_token_budget: 12000}" in text
     assert '# "few": 3 successful invocations are too few' in text
     policy = tmp_path / "policy.yaml"

@@ -149,7 +149,7 @@ def test_a_file_without_a_model_call_says_so(
     file = tmp_path / "spans.jsonl"
     file.write_text(spans({"http.request.method": "GET"}))
     assert main(["ledger", "import", str(file)]) == 1
-    assert capsys.readouterr().err.startswith("There is no model call among the 1 spans.")
+    assert capsys.readouterr().err.startswith("1 span was read, none is a model call.")
 
 
 @pytest.mark.parametrize("unset", [{}, {"value": None}, {"value": {}}])

@@ -64,6 +64,28 @@ def test_a_bad_line_costs_no_good_one(
     assert len(ledger.calls()) == 50
 
 
+def test_calls_in_a_ring_all_count(ledger: LedgerFile, tmp_path: Path) -> None:
+    """Each says that it is within the next: none of them is lost for being within another."""
+    path = tmp_path / "spans.jsonl"
+    trace, ids = f"{1:032x}", [f"{number:016x}" for number in (1, 2, 3)]
+    ring = zip(ids, [*ids[1:], ids[0]], strict=True)
+    lines = [line(1, traceId=trace, spanId=each, parentSpanId=other) for each, other in ring]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert main(["ledger", "import", str(path)]) == 0
+    assert len(ledger.calls()) == 3
+
+
+def test_the_mark_that_windows_puts_in_front_is_not_damage(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first line of such a file counts; a single one of anything is not written as several."""
+    path = tmp_path / "spans.jsonl"
+    path.write_text(line(1), encoding="utf-8-sig")
+    assert main(["ledger", "import", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told == "Imported 1 model call, 1 invocation and 0 tool calls.\n"
+
+
 def test_a_damaged_archive_gives_what_is_before_the_damage(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,5 +124,5 @@ def test_bad_lines_are_shown_beside_spans_without_a_call(
     path.write_text(f"{line(1, attributes=[], name='GET')}\nnonsense\n", encoding="utf-8")
     assert main(["ledger", "import", str(path)]) == 1
     said = capsys.readouterr().err
-    assert "There is no model call among the 1 spans." in said
+    assert "1 span was read, none is a model call." in said
     assert f"{path}, line 2: " in said

@@ -83,7 +83,7 @@ def test_imported_spend_is_the_scripted_truth(
 ) -> None:
     """Model calls are summed, never the agent's spans, whose usage is that of its whole life."""
     assert main(["ledger", "import", str(exported)]) == 0
-    said = "Imported 4 model calls, 3 invocations and 1 tool calls."
+    said = "Imported 4 model calls, 3 invocations and 1 tool call."
     assert said in capsys.readouterr().out
     *calls, last = [(c["input_tokens"], c["output_tokens"], c["state"]) for c in ledger.calls()]
     assert calls == [(1000, 100, "measured"), (100, 10, "measured"), (10, 1, "measured")]
@@ -182,6 +182,7 @@ def test_a_halt_is_imported_with_its_limit(
     (row,) = ledger.invocations()
     columns = ("reason", "action", "breach_limit", "breach_cap", "turns")
     assert [row[name] for name in columns] == ["max_turns", "halted", "max_turns", "2", 2]
+    assert row["halt"].startswith("Agent 'tester' was halted by max_turns: 2 of 2 turns used.")
 
 
 def test_sub_agents_are_imported_as_a_tree(

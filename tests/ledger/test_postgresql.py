@@ -358,7 +358,7 @@ def test_who_does_not_own_the_tables_can_prune_them(
         theirs = server.url(database).replace("auditor@", "keeper@")
         prune = ["ledger", "prune", "--older-than", "1d", "--ledger", theirs]
         assert main(prune) == 0
-        assert "1 invocations deleted" in capsys.readouterr().out
+        assert "1 invocation deleted" in capsys.readouterr().out
         assert main([*prune, "--full"]) == 2
         said = capsys.readouterr().err
         assert "PostgreSQL did not give their space back to the disk: " in said
@@ -433,7 +433,7 @@ def test_what_waits_is_in_every_answer(
     for question, wanted in (("spend", 5 * 120), ("stops", 5 * 120)):
         said = json.loads(answer(capsys, url, "audit", question, "--format", "json"))
         assert said["totals"][question]["tokens"] == wanted
-        assert said["complete"].startswith("Complete: the 5 calls of the ledger add up to")
+        assert said["complete"].startswith("Complete in sum: the 5 calls of the ledger add up to")
     spend = ("audit", "spend", "--by", "agent,tool,tenant", "--format", "json")
     waited = answer(capsys, url, *spend)
     assert server.ask(database, count) == before == [(2, 1)]
@@ -631,4 +631,4 @@ def test_who_may_only_read_can_ask(
     for question in ("spend", "stops", "verify"):
         assert main(["audit", question, "--ledger", url, "--format", "json"]) == 0
         answer = json.loads(capsys.readouterr().out)
-        assert answer["complete"].startswith("Complete: the 2 calls")
+        assert "the 2 calls of the ledger add up" in answer["complete"]

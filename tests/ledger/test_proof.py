@@ -132,6 +132,37 @@ def test_input_that_stands_as_output_is_found(
     (row,) = answer["rows"]
     assert "its row says 2 calls, 240 tokens (201 of input)" in row["rows"]
     assert "its calls are 2 calls, 240 tokens (200 of input)" in row["rows"]
+    assert answer["complete"].startswith("NOT complete: 1 row is not as it should be")
+    assert "differ by 1 input token, 1 output token;" in ask(capsys, "spend")[1]["complete"]
+
+
+def test_what_cancels_out_is_found_by_each_and_not_denied_by_the_sum(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One invocation says a token more than its calls have, and another one less."""
+    first, second = write(ledger.address, entry(), entry())
+    for each, change_by in ((first, "+ 1"), (second, "- 1")):
+        change(
+            ledger,
+            f"UPDATE otel_limits_invocations SET input_tokens = input_tokens {change_by} "  # noqa: S608
+            f"WHERE id = '{each.id}'",
+        )
+    status, answer = ask(capsys, "verify")
+    assert (status, len(answer["rows"])) == (1, 2)
+    assert answer["complete"].startswith("NOT complete: 2 rows are not as they should be")
+    assert ask(capsys, "spend")[1]["complete"].startswith("Complete in sum: ")
+
+
+def test_a_loss_is_not_forgotten_when_totals_are_brought_up_to_date(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A call after the end has a number, which tells how many were made before it."""
+    told = facts_of(entry(), ledger)
+    record(ledger, *told)
+    change(ledger, "DELETE FROM otel_limits_model_calls WHERE number = 2")
+    record(ledger, replace(told[1], number=3, at=NOW + 9))
+    assert ask(capsys, "verify")[0] == 1
+    assert "differ by 1 call;" in ask(capsys, "spend")[1]["complete"]
 
 
 def test_a_pipe_is_not_waited_for(
@@ -231,8 +262,12 @@ def test_a_whole_ledger_is_said_to_be_complete(
     for question in (("spend",), ("stops",), ("show", "00000001"), ("grants",)):
         _, other = ask(capsys, *question)
         assert other["complete"].startswith(
-            "Complete: the 4 calls of the ledger add up to the totals of its 2 invocations"
+            "Complete in sum: the 4 calls of the ledger add up to the totals of its 2 invocations, "
+            "all together; otel-limits audit verify compares each"
         )
+    assert answer["complete"].startswith(
+        "Complete: the 4 calls of the ledger add up to the totals of its 2 invocations, one by one"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +285,7 @@ def test_a_whole_ledger_is_said_to_be_complete(
         (
             TWICE,
             "counted twice",
-            "rows 3",
+            "row 3 has",
         ),
     ],
 )
@@ -261,14 +296,14 @@ def test_a_row_that_is_missing_changed_or_double_is_found(
     trouble: str,
     how: str,
 ) -> None:
-    """Status 1, and the rows are named; so is it under every other answer."""
+    """Status 1, and the rows are named; other answers are said not to be complete either."""
     write(ledger.address, entry())
     change(ledger, statement)
     status, answer = ask(capsys, "verify")
     assert status == 1
     assert any(each["trouble"] == trouble and how in each["rows"] for each in answer["rows"])
-    if trouble == "totals differ":
-        assert ask(capsys, "spend")[1]["complete"].startswith("NOT complete")
+    assert answer["complete"].startswith("NOT complete")
+    assert ask(capsys, "spend")[1]["complete"].startswith("NOT complete")
 
 
 def test_what_is_open_fails_only_when_it_is_old(
@@ -605,7 +640,7 @@ def test_a_spreadsheet_finds_no_formula(
     assert sorted(row["agent"][:2] for row in csv.DictReader(io.StringIO(told.out))) == [
         "'+", "'-", "'=", "'@",
     ]  # fmt: skip
-    assert "\nComplete: " in told.err
+    assert "\nComplete in sum: " in told.err
     out = tmp_path / "calls.csv"
     main(["ledger", "export", "--format", "csv", "--output", str(out)])
     exported = csv.DictReader(io.StringIO(out.read_text(encoding="utf-8")))

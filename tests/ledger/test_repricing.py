@@ -57,7 +57,7 @@ def test_what_was_unpriced_is_priced(
     assert main(["ledger", "reprice", "--dry-run"]) == 0
     assert capsys.readouterr().out == (
         "2 of 2 model calls would be priced again.\n"
-        "scripted: 2 calls, 2 of them without a price; $0.00 before, $0.00006 now.\n"
+        "scripted: 2 calls, 2 without a price; $0.00 before, $0.00006 now.\n"
     )
     assert [call["price_pico"] for call in recorded.calls()] == [None, None]
     assert main(["ledger", "reprice"]) == 0

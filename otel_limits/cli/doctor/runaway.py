@@ -15,6 +15,7 @@ from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.cli.doctor.launcher import Launcher, server_in
 from otel_limits.cli.doctor.sandbox import FORCED, collector, sandboxed
 from otel_limits.core.secrets import masked_words
+from otel_limits.core.wording import many
 
 PATIENCE_SECONDS: Final = 120
 """How long the runaway may take, the imports of a slow machine included."""
@@ -134,7 +135,7 @@ def _halt(report: Mapping[str, Any]) -> Finding:
         return ok("runaway", f"It was halted after {CAP} of {CAP} turns by {report['python']}.")
     return fail(
         "runaway",
-        f"It was not halted at max_turns={CAP}: {calls} model calls, and then {reason}.",
+        f"It was not halted at max_turns={CAP}: {many(calls, 'model call')}, and then {reason}.",
     )
 
 

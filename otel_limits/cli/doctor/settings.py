@@ -13,6 +13,7 @@ from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import masked
 from otel_limits.core.usage import Usage
+from otel_limits.core.wording import many
 from otel_limits.quotas.store import Count, StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import Window
@@ -175,9 +176,10 @@ def _spilled(address: Address) -> Finding:
     if not files:
         return nothing("spilled rows", "No rows wait for the ledger.")
     size = sum(file.stat().st_size for file in files)
+    waiting = many(size, "byte of rows waits", "bytes of rows wait")
     return ok(
         "spilled rows",
-        f"{size} bytes of rows wait in {', '.join(map(str, files))}.",
+        f"{waiting} in {', '.join(map(str, files))}.",
         "The next process that writes to the ledger takes them over.",
     )
 

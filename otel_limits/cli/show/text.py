@@ -91,7 +91,9 @@ def _line(table: Table, row: Sequence[Any], level: int | None) -> Text:
         if value in (None, ""):
             continue
         style = "red" if column.name == "halt" else ""
-        line.append(f"  {column.title.lower()} ", style="dim not bold")
+        # A sentence says by itself what it is about.
+        title = "" if column.kind == "sentence" else f"{column.title.lower()} "
+        line.append(f"  {title}", style="dim not bold")
         text = printable(written(value, column.kind))
         # A line ends between values, never within a number or a time.
         text = text if column.kind in ("text", "sentence") else text.replace(" ", HARD_SPACE)
