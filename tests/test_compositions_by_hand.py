@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,13 +24,13 @@ from strands.multiagent import Swarm
 from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
-from otel_limits import Fact, LimitReachedError, Limits, LimitsPlugin, Stop, enable
+from otel_limits import Fact, LimitReachedError, Limits, LimitsPlugin, Started, Stop, enable
 from otel_limits.core.policy import KILLED
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 from tests.metered import Metered
 from tests.test_detached_work import remembering
-from tests.test_group_calls import graph_of
+from tests.test_group_calls import Asking, graph_of
 from tests.test_trees import agent_of, asking, calls_of, runaways
 from tests.test_ways_out import ByItself, Report, calls, extract, read, stops
 
@@ -61,6 +62,100 @@ def test_loops_in_threads_of_a_tool() -> None:
     parent = agent_of(Metered(endless(uses("mix"))), "parent", tools=[mix])
     assert str(parent("go").stop_reason) == "max_turns"
     assert calls_of(parent, *(each for group in groups for each in group)) == 5
+
+
+def in_plain_threads(ask: list[Any]) -> None:
+    """Use threads as who knows nothing of contexts does."""
+    threads = [threading.Thread(target=each) for each in ask]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def in_timers(ask: list[Any]) -> None:
+    """Use the threads of timers."""
+    timers = [threading.Timer(0, each) for each in ask]
+    for timer in timers:
+        timer.start()
+    for timer in timers:
+        timer.join()
+
+
+def in_a_pool(ask: list[Any]) -> None:
+    """Use a pool that begins and ends here."""
+    with ThreadPoolExecutor(len(ask)) as pool:
+        for job in [pool.submit(each) for each in ask]:
+            job.result()
+
+
+def in_an_old_pool(ask: list[Any]) -> None:
+    """Use a pool whose threads are older than any agent."""
+    for job in [OLD_POOL.submit(each) for each in ask]:
+        job.result()
+
+
+OLD_POOL = ThreadPoolExecutor(2)
+OLD_POOL.submit(int).result()
+
+
+@pytest.mark.parametrize("threads", [in_plain_threads, in_timers, in_a_pool, in_an_old_pool])
+def test_threads_that_are_given_no_context(threads: Any, facts: list[Fact]) -> None:
+    """What a tool starts in them stays in the tree: agents, and models that they ask."""
+    enable(tree=Limits(max_model_calls=6), observers=[facts.append])
+    children, helper = runaways(3), ScriptedModel(endless(says("x")), model_id="helper")
+
+    @tool
+    def ask_all() -> str:
+        """Ask a model once, and each agent at once."""
+        threads([lambda: asyncio.run(read(helper))])
+        threads([functools.partial(each, "go") for each in children])
+        return "asked"
+
+    parent = agent_of(Metered(endless(uses("ask_all"))), "parent", tools=[ask_all])
+    assert str(parent("go").stop_reason) == "max_model_calls"
+    assert (calls_of(parent, *children), helper.calls) == (5, 1)
+    assert [each.side for each in calls(facts) if each.model == "helper"] == [True]
+    begun = [fact.invocation for fact in facts if isinstance(fact, Started)]
+    assert len({each.root_id for each in begun}) == 1
+
+
+def test_a_hook_that_starts_a_plain_thread() -> None:
+    """Its agents are of the invocation whose hook it is; after that, they are free."""
+    enable(tree=Limits(max_turns=4))
+    child = agent_of(Metered(endless(uses("look"))), "child")
+    parent = agent_of(Metered(endless(says("done"))), "parent")
+
+    def ask_child() -> None:
+        with suppress(LimitReachedError):
+            child("go")
+
+    parent.hooks.add_callback(BeforeModelCallEvent, lambda _: in_plain_threads([ask_child]))
+    assert str(parent("go").stop_reason) == "max_turns"
+    assert calls_of(parent, child) == 4
+    in_plain_threads([ask_child])
+    assert calls_of(child) == 8
+
+
+class Threading(Asking):
+    """A node that runs agents in plain threads."""
+
+    def __init__(self, ask: list[Any]) -> None:
+        super().__init__(ScriptedModel([]), 0)
+        self.ask = ask
+
+    async def invoke_async(self, *_: Any, **__: Any) -> Any:
+        """Run them."""
+        in_plain_threads(self.ask)
+        return await super().invoke_async()
+
+
+def test_a_node_that_starts_plain_threads(facts: list[Fact]) -> None:
+    """A node that is not an agent, of a graph with a budget."""
+    enable(tree=Limits(max_turns=4), observers=[facts.append])
+    children = runaways(3)
+    graph_of(Threading([functools.partial(each, "go") for each in children]))("go")
+    assert calls_of(*children) == 4
 
 
 def test_agents_as_tools_of_a_swarm() -> None:

@@ -7,9 +7,14 @@ import threading
 import uuid
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry import context as otel_context
+
 from otel_limits.core.facts import Invocation
+from otel_limits.core.faults import never_raises
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
     from otel_limits.core.policy import Policy
     from otel_limits.runs.budget import Budget
     from otel_limits.runs.run import Run
@@ -51,8 +56,7 @@ class Activity:
         """Stays false where it is broken off: nobody sees the end of a thread left behind."""
 
 
-# Tasks and `asyncio.to_thread` inherit it, a plain `threading.Thread` does not. Never in
-# `invocation_state`, which Strands shares between the nodes of a graph.
+# Never in `invocation_state`, which Strands shares between the nodes of a graph.
 CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.ContextVar(
     "otel_limits_run", default=None
 )
@@ -67,6 +71,28 @@ ACTIVITY: Final[contextvars.ContextVar[Activity | None]] = contextvars.ContextVa
 """The tool call or the node that the present task works for."""
 
 
+# Tasks and `asyncio.to_thread` inherit Python's context variables, plain threads and pools do not.
+# Those inherit OpenTelemetry's context, by its instrumentation of `threading`, which Strands
+# switches on for itself.
+FOR_THREADS: Final = otel_context.create_key("otel_limits")
+"""Where OpenTelemetry's context says what a thread works for that is started within it."""
+
+
+@never_raises("runs")
+def for_threads(scope: Run | Group, activity: Activity | None, context: Context) -> Context:
+    """Return `context`, in which whatever starts a thread works for these."""
+    return otel_context.set_value(FOR_THREADS, (scope, activity), context)
+
+
+def working_for() -> tuple[Run | Group | None, Activity | None]:
+    """Return what the present task or thread works for, be it over or not."""
+    scope = CURRENT.get()
+    if scope is not None:
+        return scope, ACTIVITY.get()
+    known = otel_context.get_value(FOR_THREADS)
+    return known if isinstance(known, tuple) else (None, None)
+
+
 def current() -> Run | Group | None:
     """Whatever the present task works for: what is over leaves it to what began it.
 
@@ -74,15 +100,14 @@ def current() -> Run | Group | None:
     that is broken off, and the agents that it goes on to ask must not get the budget of a tree once
     more.
     """
-    scope = CURRENT.get()
-    while scope is not None and scope.finished and not _is_active(scope):
+    scope, activity = working_for()
+    while scope is not None and scope.finished and not _is_active(scope, activity):
         scope = scope.parent
     return scope
 
 
-def _is_active(scope: Run | Group) -> bool:
-    """Tell whether the present task works for a tool or a node of `scope` that has not ended."""
-    activity = ACTIVITY.get()
+def _is_active(scope: Run | Group, activity: Activity | None) -> bool:
+    """Tell whether an activity is, or stands within, one of `scope` that has not ended."""
     while activity is not None and activity.scope is not scope:
         activity = activity.outer
     return activity is not None and not activity.has_ended

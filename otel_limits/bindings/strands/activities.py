@@ -15,7 +15,7 @@ from strands.hooks import AfterNodeCallEvent, BeforeNodeCallEvent
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import ACTIVITY, CURRENT, Activity, Group
+from otel_limits.runs.tree import ACTIVITY, CURRENT, Activity, Group, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -89,21 +89,21 @@ async def _follow(
     """
     scope: Run | Group | None = activity.scope
     activity.has_ended = False
-    # Spans as well, where it was moved; else what stands around us may have set more of its own.
-    spans = None if CURRENT.get() is scope else at_request
+    # Spans as well, where it was moved.
+    spans = otel_context.get_current() if CURRENT.get() is scope else at_request
+    spans = for_threads(activity.scope, activity, spans) or spans
     try:
         while True:
             tokens = CURRENT.set(scope), ACTIVITY.set(activity)
-            attached = None if spans is None else otel_context.attach(spans)
+            attached = otel_context.attach(spans)
             try:
                 event = await anext(events)
             except StopAsyncIteration:
                 break
             finally:
                 scope = CURRENT.get()  # an agent that is the tool
-                if attached is not None:
-                    spans = otel_context.get_current()
-                    otel_context.detach(attached)
+                spans = otel_context.get_current()
+                otel_context.detach(attached)
                 ACTIVITY.reset(tokens[1])
                 CURRENT.reset(tokens[0])
             yield event
@@ -154,7 +154,10 @@ def begin_node(event: BeforeNodeCallEvent) -> None:
     del event
     scope = CURRENT.get()
     if isinstance(scope, Group):
-        ACTIVITY.set(Activity(scope, ACTIVITY.get()))
+        ACTIVITY.set(activity := Activity(scope, ACTIVITY.get()))
+        # Never detached: the node has a task of its own.
+        spans = otel_context.get_current()
+        otel_context.attach(for_threads(scope, activity, spans) or spans)
 
 
 @never_raises("binding")

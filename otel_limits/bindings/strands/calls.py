@@ -39,7 +39,7 @@ from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.faults import never_raises
 from otel_limits.runs.calls import FOLLOWED, OpenCall, Within
-from otel_limits.runs.tree import CURRENT, Group
+from otel_limits.runs.tree import Group, working_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -124,21 +124,12 @@ def _as_function(method: Any) -> Callable[..., Any]:
 @never_raises("binding")
 def _run_of_task(model: Any) -> Run | None:
     """Return what a request of the present task counts for, if it is followed."""
-    scope, host = CURRENT.get() or _run_of_thread(), STRANDS.host
+    scope, host = working_for()[0], STRANDS.host
     if isinstance(scope, Group):  # a node that is not an agent asks by itself
         if host is None or not host.is_on:
             return None
         scope = host.runs.run_of(scope, model_id(model))
     return None if scope is None or scope.released else scope
-
-
-def _run_of_thread() -> Run | None:
-    """Return the invocation that a plain thread works for: it has only the span of its parent."""
-    context, host = trace.get_current_span().get_span_context(), STRANDS.host
-    if host is None or not context.is_valid:
-        return None
-    place = host.runs.spans.place(context.span_id)
-    return None if place is None else place.run
 
 
 # --- one passage ----------------------------------------------------------------------------------

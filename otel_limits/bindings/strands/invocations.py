@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_limits.bindings.strands.a2a import tell_client
@@ -19,7 +20,7 @@ from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.faults import FAULTS, never_raises
 from otel_limits.core.messages import halt_text
 from otel_limits.core.policy import Verdict
-from otel_limits.runs.tree import CURRENT
+from otel_limits.runs.tree import ACTIVITY, CURRENT, for_threads
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Live:
 
     run: Run
     agent: weakref.ref[Agent]
-    hooks: HookRegistry
+    hooks: HookRegistry | None
     """The registry that our hooks are in: an application may put another one in its place."""
     verdict: Verdict | None = None
     """The halt under way."""
@@ -137,6 +138,8 @@ class AgentState:
             if live is None:
                 return None
             self.live.remove(live)
+        # A thread that outlives it keeps the invocation, and must not keep the agent by its hooks.
+        live.hooks = None
         CURRENT.set(live.run.parent)
         return live.run
 
@@ -239,6 +242,9 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
     take(agent, answer)
     # Not reset by a token: the stream may be read, and closed, in another context than this one.
     CURRENT.set(run)
+    # Nor this: Strands takes back all that is attached until the span of an invocation has begun.
+    spans = otel_context.get_current()
+    otel_context.attach(for_threads(run, ACTIVITY.get(), spans) or spans)
     # Before the deadline, which is not waited for where nothing could be broken off.
     run.cancel = _canceller(weakref.ref(agent), weakref.ref(run))
     run.time_limit.start()
