@@ -140,9 +140,9 @@ class Prometheus:
         """
         data = self.get(path, **parameters)
         # Anything may listen at an address; its answer is looked at before it is used.
-        if not isinstance(data, dict) or not isinstance(data.get("result"), list):
+        found = data.get("result") if isinstance(data, dict) else None
+        if not isinstance(found, list) or not all(map(_is_series, found)):
             raise PrometheusError(f"{self._shown} does not answer like a Prometheus.")
-        found: list[dict[str, Any]] = data["result"]
         return found
 
     def get(self, path: str, **parameters: str) -> Any:
@@ -163,7 +163,10 @@ class Prometheus:
             raise PrometheusError(f"{self._shown} refused a query: {_reason(error)}") from error
         except http.client.InvalidURL:  # whose words quote what stands for a port
             raise self._misfit() from None
-        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        # RecursionError: `json` raises it for a hundred thousand brackets.
+        except (
+            OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException,
+        ) as error:  # fmt: skip
             reason = getattr(error, "reason", None) or error
             raise PrometheusError(
                 f"{self._shown} does not answer like a Prometheus ({reason})."
@@ -187,6 +190,17 @@ def _reason(error: HTTPError) -> str:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):
         return f"status {error.code}"
+
+
+def _is_series(found: Any) -> bool:
+    """Tell whether a part of an answer has labels, and points of a time and a number each."""
+    try:
+        points = found["values"] if "values" in found else [found["value"]]
+        for time, value in points:
+            float(time), float(value)
+        return isinstance(found["metric"], dict)
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _lines(series: Any) -> tuple[Line, ...]:

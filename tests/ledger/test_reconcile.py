@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import pytest
 from otel_limits.audit.counters import counters_of
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
+from otel_limits.dashboards.api import WebAddress
 from tests.ledger.book import Entry, write
 from tests.ledger.conftest import eventually
 from tests.processes import free_port
@@ -158,6 +160,33 @@ def test_a_prometheus_that_does_not_answer(
     url = f"http://127.0.0.1:{free_port()}"
     assert main(["audit", "reconcile", "--prometheus", url]) == 2
     assert f"{url} does not answer like a Prometheus (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        '{"value": [1, "2"]}',
+        "[1]",
+        '[{"stream": {}, "values": [[1, "2"]]}]',
+        '[{"metric": {}, "values": [[1]]}]',
+        '[{"metric": {}, "values": [[1, "many"]]}]',
+        '[{"metric": [], "value": [1, "2"]}]',
+        '[{"metric": {}}]',
+        "[" * 100_000,
+    ],
+)
+def test_what_answers_otherwise_is_not_a_prometheus(
+    ledger: LedgerFile,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    result: str,
+) -> None:
+    """Anything may listen at an address, and no answer of it is a traceback."""
+    write(ledger.address, Entry())
+    body = f'{{"data": {{"result": {result}}}}}'.encode()
+    monkeypatch.setattr(WebAddress, "open", lambda *_, **__: io.BytesIO(body))
+    assert main(["audit", "reconcile", "--prometheus", "http://some.where"]) == 2
+    assert "http://some.where does not answer like a Prometheus" in capsys.readouterr().err
 
 
 def test_only_http_is_asked() -> None:
