@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
+from otel_limits.core.labels import MAX_LENGTH, OTHER
 from otel_limits.core.values import (
     DURATION,
     DURATION_TEXT,
@@ -119,7 +120,14 @@ def _selected(variables: list[tuple[str, str]]) -> Conditions:
     # What a ledger cannot know would otherwise be left out, and the answer be of too much.
     if any(name not in SELECTABLE for name, _ in named):
         raise UnfitError("A ledger knows agents, models and reasons alone.")
-    return tuple((name, value) for name, value in named if value not in ALL)
+    if any(value == OTHER for _, value in named):
+        raise UnfitError(f"{OTHER} stands for many names, and a ledger has each: select All.")
+    return tuple((name, _uncut(value)) for name, value in named if value not in ALL)
+
+
+def _uncut(value: str) -> str:
+    # Metrics cut a name where a ledger still has more of it.
+    return value if len(value) < MAX_LENGTH else f"{value}*"
 
 
 def _variables(text: str) -> list[tuple[str, str]]:

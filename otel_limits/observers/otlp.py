@@ -87,9 +87,12 @@ class OtlpObserver(CountingObserver):
         super().after_fork()
         self._is_due = threading.Lock()
         self._flushed_at = -FLUSH_INTERVAL_SECONDS
-        if self._meter_of_child is None:
-            return
-        meter = self._meter_of_child()
+        if self._meter_of_child is not None:
+            self._count_anew(self._meter_of_child)
+
+    @never_raises("otlp")
+    def _count_anew(self, meter_of_child: Callable[[], Meter]) -> None:
+        meter = meter_of_child()
         self._instruments = {spec.name: make_instrument(meter, spec) for spec in self._specs}
         self._forget_series()
         # What holds in the parent, such as that limits are in force, holds in the child.

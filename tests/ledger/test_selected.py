@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from otel_limits.cli import main
+from otel_limits.core.labels import MAX_LENGTH
 from otel_limits.core.limits import Breach
 from otel_limits.dashboards import panels
 from otel_limits.dashboards.files import directory
@@ -135,7 +136,14 @@ def test_all_is_not_a_condition(ledger: LedgerFile, capsys: Output, address: str
     assert sum(row["invocations"] for row in answer["stops"]) == len(ENTRIES)
 
 
-@pytest.mark.parametrize("text", ["var-job=nightly&var-agent=a", "research"])
+def test_a_name_that_metrics_cut_is_found(ledger: LedgerFile, capsys: Output) -> None:
+    """A ledger has more of it, and a dashboard shows what metrics have."""
+    write(ledger.address, *ENTRIES, Entry(agent="a" * (MAX_LENGTH + 1), **ENDED))
+    answer = asked(capsys, ["audit", "stops", "--selected", f"var-agent={'a' * MAX_LENGTH}"])
+    assert [row["invocations"] for row in answer["stops"]] == [1]
+
+
+@pytest.mark.parametrize("text", ["var-job=nightly&var-agent=a", "research", "var-agent=_other"])
 def test_what_a_ledger_does_not_know_is_refused(
     ledger: LedgerFile, capsys: Output, text: str
 ) -> None:
