@@ -28,6 +28,7 @@ COLUMNS: Final = (
     Column("state", "State", "date", is_key=True),
 )
 """Units, times and states are kept whole, as dates are: half of one says nothing."""
+BLOCKED: Final = Column("blocked", "Blocked for", is_key=True)
 
 
 def table_of(uses: Uses, width: int | None = None) -> Text:
@@ -39,15 +40,20 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
     """
     states = [_state(row) for row in uses.rows]
     rows = [_cells(row, state) for row, (state, _) in zip(uses.rows, states, strict=True)]
-    layout = fit(Table(name="quotas", title="", columns=COLUMNS, rows=rows), width)
+    columns: tuple[Column, ...] = COLUMNS
+    # In a column of its own: at the end of a key that is shortened nobody could read either.
+    if any(row.blocked for row in uses.rows):
+        columns = (*COLUMNS, BLOCKED)
+        rows = [[*cells, row.blocked or ""] for cells, row in zip(rows, uses.rows, strict=True)]
+    layout = fit(Table(name="quotas", title="", columns=columns, rows=rows), width)
     shown = Text("\n").join(Text(line, style="bold") for line in layout.head)
     # Without a heading each value has a line of its own, and its state says what a colour would.
     styles = [style for _, style in states] if layout.head else [""] * len(layout.body)
     for line, style in zip(layout.body, styles, strict=True):
         shown.append("\n" if shown else "").append(line, style=style)
     if layout.left_out:
-        columns = ", ".join(layout.left_out)
-        shown.append(f"\nNo room for: {columns}. --format json has them.", style="dim italic")
+        titles = ", ".join(layout.left_out)
+        shown.append(f"\nNo room for: {titles}. --format json has them.", style="dim italic")
     if uses.omitted:
         one, several = "key further from its end is", "keys further from their end are"
         shown.append(f"\n{many(uses.omitted, one, several)} not shown (--top).")
@@ -57,13 +63,7 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
 def _cells(row: KeyUse, state: str) -> list[Any]:
     numbers = [_plain(each) for each in (row.used, row.reserved, row.remaining, row.limit)]
     resets = "" if row.resets is None else shown_time(row.resets)
-    return [row.quota, _key(row), *numbers, row.unit, resets, state]
-
-
-def _key(row: KeyUse) -> str:
-    if row.blocked is None:
-        return row.key
-    return f"{row.key} (blocked{': ' if row.blocked else ''}{row.blocked})"
+    return [row.quota, row.key, *numbers, row.unit, resets, state]
 
 
 def _plain(number: Any) -> Any:

@@ -418,8 +418,8 @@ def test_a_blocked_key_stops_with_the_reason(used: Any, run: Run) -> None:
     rows = json.loads(run("quotas", "--format", "json")[1])
     assert [each["remaining"] for each in rows if each["blocked"] is not None] == [0]
     shown = " ".join(run("quotas")[1].split())
-    assert "(blocked: unpaid" in shown
-    assert "blocked" in shown.split("State")[1].replace("(blocked", "")
+    assert "Blocked for" in shown
+    assert " blocked unpaid, = since 1 October" in shown
     assert run("quotas", "unblock", *arguments)[0] == 0
     with carrying(tenant__id="acme"):
         assert used("go").stop_reason == "end_turn"
