@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import sys
 import threading
@@ -29,8 +31,13 @@ def console() -> Console:
     """Make the console for standard output."""
     from rich.console import Console, ConsoleDimensions
 
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            # `rich` would exit with 1 here, by which `audit verify` says that something is wrong.
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
     is_terminal = sys.stdout.isatty()
-    made = Console(
+    made = Output(
         # Without this, FORCE_COLOR would put escape sequences into files.
         force_terminal=is_terminal,
         width=None if is_terminal else PLAIN_WIDTH,

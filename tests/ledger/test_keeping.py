@@ -349,7 +349,12 @@ def test_an_export_that_cannot_be_written(kept: LedgerFile, tmp_path: Path, caps
 
 @pytest.mark.parametrize(
     "command",
-    ["ledger export --format csv", "ledger export --format jsonl", "audit spend --format json"],
+    [
+        "ledger export --format csv",
+        "ledger export --format jsonl",
+        "audit spend --format json",
+        "audit verify",
+    ],
 )
 def test_standard_output_that_cannot_be_written_is_told(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output, command: str
