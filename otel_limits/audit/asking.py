@@ -60,6 +60,7 @@ def to_microseconds(when: datetime) -> int:
 class Instant:
     """A time as an auditor wrote it; without an offset it is one of the zone that is asked in."""
 
+    # The zone may stand behind the time on the command line, so that both are put together later.
     when: datetime
     is_local: bool
 

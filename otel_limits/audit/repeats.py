@@ -89,6 +89,7 @@ def cost_after(
     """
     tokens = pico = 0
     is_known = False
+    # The first call was of use, and what followed it is not the price of repeating.
     for turn in group.turns[1:] if group.repeats else ():
         # The next turn is the one that was sent the results.
         following = turns.get(turn + 1) if turn is not None else None

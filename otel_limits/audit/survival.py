@@ -16,6 +16,7 @@ from typing import Final
 Z: Final = 1.959963984540054
 """Standard deviations of a normal distribution within which 95 % of it are."""
 ROUNDING: Final = 1e-9
+"""What shares are compared to: in binary 1 - 0.99 is a little more than 0.01."""
 
 
 @dataclass(frozen=True, slots=True)
