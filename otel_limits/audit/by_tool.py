@@ -17,7 +17,7 @@ from otel_limits.ledger.words import AFTER_TOOLS
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry
-    from otel_limits.audit.sums import Rows
+    from otel_limits.audit.sums import SummedCalls
 
 TOOL: Final = "tool"
 NO_TOOL: Final = "(no tool)"
@@ -59,7 +59,7 @@ class ToolUse:
 UseByGroup = Mapping[tuple[Any, ...], ToolUse]
 
 
-def shared(rows: Rows) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
+def shared(rows: SummedCalls) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
     """Share sums of model calls among the tools whose results they got."""
     for keys, sums in rows:
         text = keys[AFTER_TOOLS]

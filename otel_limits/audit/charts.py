@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
-from otel_limits.audit.sums import Groups, Rows, Sums, fold
+from otel_limits.audit.sums import Groups, SummedCalls, Sums, fold
 from otel_limits.core.facts import HALTED
 from otel_limits.core.wording import many
 from otel_limits.ledger.rows import caps_in
@@ -45,7 +45,7 @@ def overview(inquiry: Inquiry) -> list[Chart]:
     ]
 
 
-def spend_charts(rows: Rows, zone: tzinfo) -> list[Chart]:
+def spend_charts(rows: SummedCalls, zone: tzinfo) -> list[Chart]:
     """Spend per day by agent, and in all by agent and by model; in tokens where no price is known.
 
     `rows` are grouped by at least day, agent and model.

@@ -15,7 +15,7 @@ from otel_limits.audit.completeness import of_everything
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import Inquiry, Option, Question
-from otel_limits.audit.sums import DATES, Groups, Rows, Sums, fold
+from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
 from otel_limits.ledger.words import AFTER_TOOLS
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def spend(
     )
 
 
-def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_former: bool = False) -> Rows:
+def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_former: bool = False) -> SummedCalls:
     """Sums of model calls that are at least as fine as `by`."""
     from otel_limits.ledger import spending
 
@@ -133,7 +133,7 @@ def _changes(
 
 def spend_table(
     inquiry: Inquiry,
-    rows: Rows,
+    rows: SummedCalls,
     by: Sequence[str],
     total: Sums,
     *,

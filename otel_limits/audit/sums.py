@@ -90,10 +90,11 @@ class Sums:
 
 
 Groups: TypeAlias = dict[tuple[Any, ...], Sums]
-Rows: TypeAlias = Iterable[tuple[Mapping[str, Any], Sequence[Any]]]
+SummedCalls: TypeAlias = Iterable[tuple[Mapping[str, Any], Sequence[Any]]]
+"""Properties of groups of calls, each with its sums as `Sums.add` takes them."""
 
 
-def fold(rows: Rows, by: Sequence[str], zone: tzinfo = timezone.utc) -> Groups:
+def fold(rows: SummedCalls, by: Sequence[str], zone: tzinfo = timezone.utc) -> Groups:
     """Add up groups that may be finer than `by`; `zone` is that of their days."""
     groups: Groups = {}
     for keys, sums in rows:

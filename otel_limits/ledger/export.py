@@ -17,7 +17,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import inert
 from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
-from otel_limits.ledger.selection import Selection, Source, audit_keys
+from otel_limits.ledger.selection import Joins, Selection, audit_keys
 from otel_limits.ledger.words import KEY_PREFIX
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
         LedgerError: The file cannot be written, or the means are not installed.
     """
     table = TABLES[chosen.what]
-    source = Source(table)
+    joins = Joins(table)
     # Audit keys are columns as well, though the ledger keeps them in rows of their own.
-    fields = fields_of(source, table, audit_keys(connection))
+    fields = fields_of(joins, table, audit_keys(connection))
     # Said, since PostgreSQL joins in whatever order is quickest.
     order = [table.c.started_us, table.c.id] if table is INVOCATION_TABLE else [table.c.id]
-    statement = source.select(selection, *(each.column for each in fields)).order_by(*order)
+    statement = joins.select(selection, *(each.column for each in fields)).order_by(*order)
     rows = connection.execute(statement, execution_options={"yield_per": PORTION})
     writers: dict[str, Callable[..., None]] = {
         "csv": write_csv,
@@ -85,30 +85,30 @@ def write(connection: sa.Connection, selection: Selection, chosen: Export, work:
         raise LedgerError(f"{output} cannot be written: {error.strerror}.") from None
 
 
-def fields_of(source: Source, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
+def fields_of(joins: Joins, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
     """The columns of a table, and one per audit key."""
     own = [
-        field_of(column, source)
+        field_of(column, joins)
         for column in table.columns
         if column.name not in LEFT_OUT and column is not table.autoincrement_column
     ]
     taken = {each.name for each in own}
     audited = [
         ExportedColumn(
-            KEY_PREFIX + key if key in taken else key, "text", source.column(KEY_PREFIX + key)
+            KEY_PREFIX + key if key in taken else key, "text", joins.column(KEY_PREFIX + key)
         )
         for key in keys
     ]
     return own + audited
 
 
-def field_of(column: Any, source: Source) -> ExportedColumn:
+def field_of(column: Any, joins: Joins) -> ExportedColumn:
     """How a column is written: times and money under a name without the unit they are stored in.
 
     What a call leaves to its invocation is written in full.
     """
     if column.name in ("trace_id", "root_id"):
-        return ExportedColumn(column.name, "text", source.column(column.name.removesuffix("_id")))
+        return ExportedColumn(column.name, "text", joins.column(column.name.removesuffix("_id")))
     if column.name in ("at_us", "started_us", "ended_us"):
         return ExportedColumn(column.name.removesuffix("_us"), "time", column)
     if column.name in ("price_pico", "cache_saved_pico"):

@@ -24,7 +24,7 @@ from otel_limits.ledger.schema import (
     RUN_TOKENS,
     RUNS,
 )
-from otel_limits.ledger.selection import WOULD_BE, Selection, Source
+from otel_limits.ledger.selection import WOULD_BE, Joins, Selection
 from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
 from otel_limits.ledger.totals import COST
 
@@ -38,7 +38,7 @@ are looked at. One by one takes half as long again, and so do 20,000."""
 
 def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
     """Select columns of the invocations of a selection."""
-    return Source(INVOCATION_TABLE).select(selection, *columns)
+    return Joins(INVOCATION_TABLE).select(selection, *columns)
 
 
 # --- stops ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from otel_limits.core.terms import Sale, sale_in_ledger
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.ledger.rows import Row, dollars, picodollars, signed_picodollars, time_of
 from otel_limits.ledger.schema import CALL_TOKENS, CALLS, MODEL_CALL_TABLE
-from otel_limits.ledger.selection import Selection, Source
+from otel_limits.ledger.selection import Joins, Selection
 from otel_limits.ledger.totals import add_prices
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _portions(database: Database, selection: Selection, *, every: bool) -> Itera
     # From id to id: an OFFSET would read again each time what it leaves out.
     last = -1
     while True:
-        statement = Source(MODEL_CALL_TABLE).select(selection, *NEEDED)
+        statement = Joins(MODEL_CALL_TABLE).select(selection, *NEEDED)
         following = statement.where(wanted, CALLS.id > last).order_by(CALLS.id).limit(PORTION)
         with database.reading() as connection:
             rows = connection.execute(following).all()

@@ -41,7 +41,7 @@ class Selection:
     """Whose hours, days, weeks and months are meant."""
 
 
-class Source:
+class Joins:
     """The tables that a statement needs, joined one by one as columns are asked for."""
 
     def __init__(self, base: sa.Table) -> None:

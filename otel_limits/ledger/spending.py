@@ -25,7 +25,7 @@ from otel_limits.ledger.schema import (
     IS_OF_UNKNOWN_SIZE,
     MODEL_CALL_TABLE,
 )
-from otel_limits.ledger.selection import DAYS, Selection, Source
+from otel_limits.ledger.selection import DAYS, Joins, Selection
 
 FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
 """Ways to group that the indexes on spending answer without touching the table."""
@@ -96,11 +96,11 @@ def spend(
 
 def by_quarter(connection: sa.Connection, selection: Selection) -> Iterator[Sequence[Any]]:
     """Each quarter of an hour since the epoch, its picodollars, tokens and unpriced tokens."""
-    source = Source(MODEL_CALL_TABLE)
-    quarter = source.column(QUARTER)
+    joins = Joins(MODEL_CALL_TABLE)
+    quarter = joins.column(QUARTER)
     tokens = sa.func.sum(CALL_TOKENS)
     unpriced = tokens.filter(CALLS.price_pico.is_(None))
-    statement = source.select(selection, quarter, sa.func.sum(CALLS.price_pico), tokens, unpriced)
+    statement = joins.select(selection, quarter, sa.func.sum(CALLS.price_pico), tokens, unpriced)
     yield from connection.execute(statement.group_by(quarter))
 
 
@@ -158,11 +158,11 @@ def grouped(
     Raises:
         LedgerError: Its rows do not have one of them.
     """
-    source = Source(table)
-    columns = [source.column(name) for name in names]
+    joins = Joins(table)
+    columns = [joins.column(name) for name in names]
     # Under names of our own, as an audit key may be called like any column.
     labelled = (column.label(f"k{n}") for n, column in enumerate((*columns, *sums)))
-    return source.select(selection, *labelled).group_by(*columns)
+    return joins.select(selection, *labelled).group_by(*columns)
 
 
 def keyed(

@@ -16,7 +16,7 @@ from otel_limits.ledger.schema import (
     TOOL_CALL_TABLE,
     TOOLS,
 )
-from otel_limits.ledger.selection import Selection, Source
+from otel_limits.ledger.selection import Joins, Selection
 from otel_limits.ledger.spending import columns_for, grouped, keyed
 
 
@@ -42,12 +42,12 @@ def tool_uses(
 
 def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
     """Invocations in which some tool call is equal to an earlier one, in their order."""
-    source = Source(TOOL_CALL_TABLE)
+    joins = Joins(TOOL_CALL_TABLE)
     hashed, different = (
         sa.func.count(TOOLS.fingerprint),
         sa.func.count(TOOLS.fingerprint.distinct()),
     )
-    statement = source.select(selection, TOOLS.invocation_id).group_by(TOOLS.invocation_id)
+    statement = joins.select(selection, TOOLS.invocation_id).group_by(TOOLS.invocation_id)
     return list(connection.scalars(statement.having(hashed > different)))
 
 
