@@ -171,10 +171,9 @@ class PrometheusObserver(CountingObserver):
         # files of its own, where there are any, so that only what is live has to be taken back.
         counted = {"updown"} if is_shared() else {"updown", "counter", "histogram"}
         for spec in (*METRICS, *CONVENTIONAL):
-            metric = self._metrics.get(spec.name)
-            if metric is not None and spec.kind in counted:
-                for value in values_of(metric):
-                    value._value = 0.0  # noqa: SLF001
+            is_ours = spec.name in self._metrics and spec.kind in counted
+            for value in values_of(self._metrics[spec.name]) if is_ours else ():
+                value._value = 0.0  # noqa: SLF001
         if is_shared():
             # The child begins files of its own with its next value, with 0 for all others. Of this
             # one the least counts, and an application may set its own first: it is there at once.
