@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -66,7 +67,15 @@ def test_promtool_finds_nothing_wrong_with_the_configuration(find: Find) -> None
 
 def run(*command: str) -> None:
     """Run a program that has to succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command,
+        # Go collects garbage less often than it usually would: a quarter of what promtool does.
+        env={**os.environ, "GOGC": "400"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
