@@ -258,6 +258,7 @@ def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> t
 
     key = held.key.key(held.name, lambda _: None)
     refused = asyncio.run(run())
+    process.engine.close()  # or its timer would wait on for leases that nobody holds
     used = [fact.used for fact in process.facts if isinstance(fact, QuotaUse)][-1]
     return refused, max(0, int(used) - TOKENS)
 
