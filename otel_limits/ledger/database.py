@@ -23,7 +23,7 @@ from otel_limits.ledger.schema import (
     TOOL_CALL_TABLE,
 )
 from otel_limits.ledger.totals import recount
-from otel_limits.ledger.upgrades import UPGRADES, Upgrade, migrate, version_of
+from otel_limits.ledger.upgrades import UPGRADES, Upgrade, migrate, require_version, version_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -100,6 +100,7 @@ class Database:
             self.close()
         changed = {}
         with self.changing() as connection:
+            require_version(connection, self._upgrades)
             for table in TABLES:
                 # Table by table and not row by row: a statement for many rows takes a fraction
                 # of the time.

@@ -265,8 +265,7 @@ def migrate(connection: sa.Connection, upgrades: Sequence[Upgrade] = UPGRADES) -
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
     # Looked up under the lock: whoever had it may have upgraded the tables just now.
     found, wanted = version_of(connection), len(upgrades) + 1
-    if found > wanted:
-        raise NewerLedgerError(found, wanted)
+    refuse_newer(found, wanted)
     if found == wanted:
         return
     # New tables are made as they are now; the upgrades are only for what an older program made.
@@ -284,3 +283,23 @@ def version_of(connection: sa.Connection) -> int:
     if not sa.inspect(connection).has_table(VERSIONS.name):
         return 0
     return int(connection.execute(sa.select(VERSIONS.c.version)).scalar_one())
+
+
+def require_version(connection: sa.Connection, upgrades: Sequence[Upgrade]) -> None:
+    """Look once more whether tables that were current are of no later version now.
+
+    Raises:
+        NewerLedgerError: Another program has upgraded them meanwhile.
+    """
+    found = connection.execute(sa.select(VERSIONS.c.version)).scalar_one()
+    refuse_newer(found, len(upgrades) + 1)
+
+
+def refuse_newer(found: int, wanted: int) -> None:
+    """Refuse tables whose columns may mean what this program does not know of.
+
+    Raises:
+        NewerLedgerError: They are of a later version.
+    """
+    if found > wanted:
+        raise NewerLedgerError(found, wanted)

@@ -117,6 +117,9 @@ class Writer:
         if self._pid != os.getpid():
             self.after_fork()
         waiting = self._pending.add(rows, MANY)
+        if self._is_closing:  # a thread was about to tell us when another one switched us off
+            self._end(to_disk=False)
+            return
         if self._thread is None:
             self._start()
         # The agent's own thread does it: nobody else is left who could keep memory bounded.
@@ -150,9 +153,7 @@ class Writer:
             self._pending.changed.notify_all()
         if thread is not None:
             thread.join(CLOSE_SECONDS)
-        self._spill_everything(to_disk=True)
-        self._spill.seal()
-        self._give_up()
+        self._end(to_disk=True)
         # A thread that hangs in the database still uses its connection.
         if thread is None or not thread.is_alive():
             self._database.close()
@@ -171,8 +172,10 @@ class Writer:
         else:
             _close_with_child(self.close)
 
-    def _give_up(self) -> None:
-        """Count what is still in memory at the end as lost, and say how much that is."""
+    def _end(self, *, to_disk: bool) -> None:
+        """Put what nobody writes any more into a file that others take back, and count the rest."""
+        self._spill_everything(to_disk=to_disk)
+        self._spill.seal()
         lost = self._pending.give_up()
         if lost:
             FAULTS.publish(SPILL)

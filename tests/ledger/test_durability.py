@@ -425,7 +425,8 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     eventually(lambda: not ledger.spills())
     repair = breakage(ledger, monkeypatch)
     # A full disk fails once the pages that there are have been filled.
-    results, kept_elsewhere = [], 0
+    results: list[str] = []
+    kept_elsewhere = 0
     while kept_elsewhere < 3 and len(results) < 400:
         results.append(worker("go").stop_reason)
         kept_elsewhere += bool(ledger.spills())
@@ -1014,6 +1015,31 @@ def test_a_ledger_that_is_closed_while_its_thread_begins(
     closing.join()
     assert closed == ["without an error"]
     assert ("only", "k") in ledger.attributes()
+
+
+def test_a_row_that_comes_when_the_ledger_has_been_closed_is_kept(ledger: LedgerFile) -> None:
+    """A thread may be telling its observers just when another one switches off."""
+    writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
+    writer.put(rows_of("before"))
+    writer.close()
+    writer.put(rows_of("afterwards"))
+    assert len(ledger.spills()) == 1
+    take_back(ledger)
+    assert set(ledger.attributes()) == {("before", "k"), ("afterwards", "k")}
+
+
+def test_a_ledger_that_a_later_version_upgrades_meanwhile_gets_no_row(
+    faulty: None, ledger: LedgerFile, worker: Agent
+) -> None:
+    """Its columns may mean something else by now; the rows wait for a program that knows."""
+    enable()
+    worker("go")
+    eventually(lambda: whole(ledger) == 1)
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("UPDATE otel_limits_schema SET version = version + 1")
+    worker("go")
+    disable()
+    assert len(ended_in_spills(ledger)) == 1
 
 
 def test_an_exit_while_the_database_hangs_is_short(program: Start, ledger: LedgerFile) -> None:

@@ -33,7 +33,7 @@ from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.conftest import eventually
-from tests.ledger.test_durability import record_from_processes
+from tests.ledger.test_durability import record_from_processes, rows_of
 from tests.processes import free_port
 
 if TYPE_CHECKING:
@@ -176,19 +176,17 @@ def test_a_database_in_another_encoding(
 
 
 def test_a_connection_that_the_server_has_ended_is_made_anew(
-    server: Server, database: str, make_agent: MakeAgent
+    server: Server, database: str, tmp_path: Path
 ) -> None:
     """As after its restart, or where it ends idle sessions: that is not an error."""
-    enable()
-    calls = "SELECT count(*) FROM otel_limits_model_calls"
+    opened = Database(parse("test", server.url(database), tmp_path))
     sessions = f"FROM pg_stat_activity WHERE datname = '{database}'"
-    end = "SELECT pg_terminate_backend(pid) " + sessions
     for number in (1, 2):
-        make_agent(ScriptedModel([says("x")]))("go")
-        eventually(lambda: tables(server, database))
-        counted = [(number,)]
-        eventually(lambda counted=counted: server.ask(database, calls) == counted)  # type: ignore[misc]
-        server.ask("postgres", end)
+        opened.write(rows_of(f"{number}"))
+        server.ask("postgres", "SELECT pg_terminate_backend(pid) " + sessions)
+    opened.close()
+    kept = server.ask(database, "SELECT count(*) FROM otel_limits_attributes")
+    assert kept == [(2,)]
 
 
 def test_eight_processes_in_one_database(server: Server, database: str, tmp_path: Path) -> None:
