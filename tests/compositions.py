@@ -237,8 +237,9 @@ class Scene:
         yield ask_all
 
     def in_threads(self, depth: int) -> Iterator[Any]:
-        """A tool that asks several agents at once, each in a thread."""
+        """A tool that asks several agents at once, in threads that may be given no context."""
         children = [self.agent(depth) for _ in range(self.chance.randint(2, 4))]
+        hands_on = self.chance.random() < 0.5
 
         @tool
         def ask_in_threads(input: str) -> str:  # noqa: A002
@@ -246,6 +247,8 @@ class Scene:
             with self.work(), ThreadPoolExecutor(len(children)) as pool:
                 asks = [
                     pool.submit(contextvars.copy_context().run, self.asked_now, child, input)
+                    if hands_on
+                    else pool.submit(self.asked_now, child, input)
                     for child in children
                 ]
                 return str([each.result() for each in asks])
