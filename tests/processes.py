@@ -12,6 +12,9 @@ from collections.abc import Iterator
 PATIENCE_SECONDS = 60
 """Less than a test has: a program that hangs fails its own test, and nothing else."""
 
+SOON = 0.02
+"""Seconds after which a server of `http.server` sees that it is to end, instead of half of one."""
+
 
 @contextlib.contextmanager
 def bounded(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterator[None]:

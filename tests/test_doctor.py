@@ -17,6 +17,7 @@ from otel_limits.cli.doctor.finding import fail
 from otel_limits.cli.doctor.launcher import read_launcher
 from otel_limits.cli.doctor.sandbox import FORCED, sandboxed
 from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
+from tests.processes import SOON
 
 if TYPE_CHECKING:
     from tests.launching import Ended
@@ -178,7 +179,7 @@ def collector() -> Iterator[tuple[str, list[str]]]:
             """Say nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()

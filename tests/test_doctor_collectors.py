@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from otel_limits.cli.doctor.collector import examine_collectors
 from otel_limits.settings.declared import harmless_copy
-from tests.processes import free_port
+from tests.processes import SOON, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def collector() -> Iterator[tuple[str, list[tuple[str, int]]]]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}", sent
     server.shutdown()
     server.server_close()

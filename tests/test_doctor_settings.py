@@ -14,7 +14,7 @@ import pytest
 from otel_limits import Limits, enable
 from otel_limits.cli.doctor.finding import Finding
 from otel_limits.cli.doctor.settings import examine_settings
-from tests.processes import free_port
+from tests.processes import SOON, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def policy(tmp_path: Path) -> Path:
 def taken() -> Iterator[int]:
     """A port of somebody who hangs up."""
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 

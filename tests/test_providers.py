@@ -16,6 +16,7 @@ import strands.models
 from strands.models import Model
 
 from otel_limits import Fact, Limits, enable
+from tests.processes import SOON
 from tests.test_ways_out import asking, calls, extract
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def serve() -> Iterator[Callable[[Any], Provider]]:
 
     def start(answer: Any) -> Provider:
         servers.append(Provider(answer))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, args=(SOON,), daemon=True).start()
         return servers[-1]
 
     yield start

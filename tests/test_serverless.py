@@ -25,7 +25,7 @@ from tests.ledger.conftest import LedgerFile
 from tests.otlp.receiver import Received, http_receiver
 from tests.otlp.test_sigterm import export_to, stops
 from tests.pages import BLOCK, files
-from tests.processes import PATIENCE_SECONDS, bounded, free_port
+from tests.processes import PATIENCE_SECONDS, SOON, bounded, free_port
 from tests.readme import ROOT
 from tests.test_workers import PROGRAMS, ask
 
@@ -73,7 +73,7 @@ def serving(service: Service) -> Iterator[str]:
             """Be silent."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_port}"
     finally:

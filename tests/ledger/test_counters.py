@@ -19,6 +19,7 @@ import pytest
 from otel_limits.cli import main
 from tests.dashboards.servers import remembering
 from tests.ledger.book import Call, Entry, write
+from tests.processes import SOON
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -375,7 +376,7 @@ def test_credentials_do_not_follow_to_another_place(
     write(ledger.address, *steady(1))
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
     with http.server.HTTPServer(("127.0.0.1", 0), Moved) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(SOON,))
         thread.start()
         try:
             assert ask(capsys, f"http://127.0.0.1:{server.server_port}")[0] == 2

@@ -17,6 +17,8 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as traces_grpc
 
+from tests.processes import SOON
+
 Behaviour = Literal["taking", "refusing", "hanging"]
 
 REQUESTS: dict[str, Any] = {
@@ -131,7 +133,7 @@ def http_receiver(received: Received) -> Iterator[str]:
             """Be silent."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
