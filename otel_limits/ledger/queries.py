@@ -93,12 +93,12 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 
 
 def costliest_halted(connection: sa.Connection, selection: Selection, top: int) -> Iterator[Any]:
-    """The halted invocations that had cost most, by price and then by tokens."""
+    """The halted invocations that had cost most, by price and then by tokens, then by id."""
     statement = (
         _of_runs(selection, INVOCATION_TABLE, COST.label("cost_pico"))
         .where(RUNS.action.in_(HALTED))
         # Unknown prices last: they are not known to be high.
-        .order_by(sa.func.coalesce(COST, 0).desc(), RUN_TOKENS.desc())
+        .order_by(sa.func.coalesce(COST, 0).desc(), RUN_TOKENS.desc(), RUNS.id)
         .limit(min(top, MAX_INTEGER))
     )
     yield from connection.execute(statement)
