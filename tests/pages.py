@@ -231,7 +231,8 @@ class Session:
             patch.dict(os.environ, {**TERMINAL, **variables}),
             patch("time.time", lambda: NOW),
             contextlib.redirect_stdout(screen),
-            contextlib.redirect_stderr(Beside(screen)),
+            # As in a shell: only standard output goes to a file.
+            contextlib.redirect_stderr(io.StringIO() if is_file else Beside(screen)),
         ):
             try:
                 status = main(words[1:])
