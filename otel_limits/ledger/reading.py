@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from otel_limits.ledger.rows import Row, Rows
 
 MAGIC: Final = b"SQLite format 3\x00"
+LOG_HEADER_BYTES: Final = 32
+MOVED: Final = "The ledger was written to by another program meanwhile. Ask again."
 SET_UP: Final = ("PRAGMA case_sensitive_like = ON", "PRAGMA temp_store = MEMORY")
 OVERLAID: Final = "otel_limits_overlaid"
 """Mark of a connection that sees more than is in the database: another one would not."""
@@ -219,17 +221,44 @@ def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
     else:
         return lambda: opened(file, "mode=ro")
     # A copy, as the directory cannot be written: SQLite makes files beside a log that it reads.
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-limits-")))
-    copy = directory / "ledger.db"
-    shutil.copyfile(file, copy)
-    shutil.copyfile(log, directory / "ledger.db-wal")
+    copy = _copied(file, log, stack)
     return lambda: opened(copy, "mode=rw")
+
+
+def _copied(file: Path, log: Path, stack: contextlib.ExitStack) -> Path:
+    """Copy a database with its write-ahead log, as they were at one moment.
+
+    Raises:
+        LedgerMovedError: They were not the same all the while.
+    """
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-limits-")))
+    copy, copied_log = directory / "ledger.db", directory / "ledger.db-wal"
+    try:
+        before = _generation(log)
+        shutil.copyfile(file, copy)
+        shutil.copyfile(log, copied_log)
+    except FileNotFoundError:  # the last program that had it open has closed it
+        raise LedgerMovedError(MOVED) from None
+    # What a log has had goes into the database before the log begins anew: such a copy would be
+    # without it.
+    if _generation(copied_log) != before:
+        raise LedgerMovedError(MOVED)
+    return copy
+
+
+def _generation(log: Path) -> bytes:
+    """Return the header of a write-ahead log, which changes whenever the log begins anew.
+
+    Its last 16 bytes are salts, new each time, and a checksum: https://www.sqlite.org/walformat.html.
+    """
+    with log.open("rb") as opened:
+        return opened.read(LOG_HEADER_BYTES)
 
 
 def _require_unmoved(file: Path, log: Path, modified: int) -> None:
     """Refuse an answer during which somebody opened the ledger to write to it."""
     if log.exists() or file.stat().st_mtime_ns != modified:
-        raise LedgerMovedError("The ledger was opened by another program meanwhile. Ask again.")
+        raise LedgerMovedError(MOVED)
 
 
 # --- rows that wait -------------------------------------------------------------------------------

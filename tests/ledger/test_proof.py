@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import time
@@ -535,6 +536,45 @@ def test_a_question_works_while_somebody_records(
     assert ledger.path.with_name("ledger.db-wal").stat().st_size > 0
     assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
     book.close()
+
+
+def test_a_copy_of_two_moments_is_not_taken_for_the_ledger(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A log that begins anew while a ledger is copied to be read costs no rows of the answer."""
+    write(ledger.address, entry())
+    beside = LedgerFile(tmp_path / "beside" / "ledger.db")
+    beside.path.parent.mkdir()
+    # SQLite cannot make the file beside it that it needs, as in a directory of somebody else.
+    shared = beside.path.with_name("ledger.db-shm")
+    shared.symlink_to(shared)
+    copies: list[Path] = []
+    copyfile = shutil.copyfile
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as writer:
+
+        def run(statement: str) -> None:
+            writer.execute(statement)
+            for name in ("ledger.db", "ledger.db-wal"):
+                copyfile(ledger.path.with_name(name), beside.path.with_name(name))
+
+        def copy(source: Path, target: Path) -> None:
+            copyfile(source, target)
+            copies.append(target)
+            if len(copies) == 1:  # the database is copied, and its log not yet
+                writer.execute("PRAGMA wal_checkpoint(RESTART)")
+                run("DELETE FROM otel_limits_tool_calls")
+
+        run(
+            "INSERT INTO otel_limits_attributes SELECT id, 'team', 'x' FROM otel_limits_invocations"
+        )
+        monkeypatch.setattr("shutil.copyfile", copy)
+        status, said = ask(capsys, "spend", "--by", "team", "--ledger", str(beside.path))
+        monkeypatch.undo()
+    assert (status, len(copies)) == (0, 4), said
+    assert [row["team"] for row in said["spend"]] == ["x"]
 
 
 def test_files_are_for_their_owner(faulty: None, ledger: LedgerFile, tmp_path: Path) -> None:
