@@ -49,6 +49,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 
+LONGEST = (
+    *("test_compositions.py", "test_durability.py", "test_workers.py", "test_wire.py"),
+    *("test_guard.py", "test_run.py", "test_fleet.py", "test_drills.py", "test_autoload.py"),
+    *("test_launchers.py", "test_private_names.py", "test_round_trips.py", "test_places.py"),
+    *("test_reconciled.py", "test_scene.py", "test_files.py", "test_doctor.py", "test_otlp.py"),
+    *("test_lives.py", "test_metrics.py", "test_benchmarks.py", "test_outages.py"),
+    *("test_demo.py", "test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
+)
+"""The files that take longest, about 20 seconds of one process or more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files begin first: one process has all of a file, and the last delays all."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave what the test modules have imported out of every garbage collection.
