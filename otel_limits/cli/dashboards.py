@@ -13,6 +13,7 @@ from otel_limits.core.wording import many
 from otel_limits.dashboards import files, panels
 from otel_limits.dashboards.api import Line, Prometheus, PrometheusError
 from otel_limits.dashboards.panels import Dashboard, Target, TimeRange
+from otel_limits.settings.credentials import inherited_authorization
 
 HELP: Final = """\
 Write out the Grafana dashboards and alerts, or look at them without Grafana.
@@ -100,23 +101,21 @@ def preview(options: Namespace) -> int:
     except ImportError:
         sentence = "Pictures need matplotlib. Run: pip install 'otel-limits[preview]'"
         return refuse([sentence], NOT_DRAWN)
-    now = time.time()
-    window = TimeRange(
-        start=now - options.range,
-        end=now,
-        # No more often than there is a scrape.
-        step=max(options.range / POINTS, options.scrape_interval),
-        scrape_interval=options.scrape_interval,
-    )
+    window = shown_by(options)
     try:
         # Before Prometheus is asked: what cannot be kept need not be drawn.
         options.out.mkdir(parents=True, exist_ok=True)
         dashboards = panels.read_all(files.directory())
     except OSError as error:
         return refuse([unwritten(options.out, error)], NOT_DRAWN)
+    try:
+        credentials = inherited_authorization()
+    except ValueError as error:
+        return refuse([str(error)], NOT_DRAWN)
+    prometheus = Prometheus(options.prometheus, credentials.value if credentials else None)
     for dashboard in dashboards:
         try:
-            answers = ask(Prometheus(options.prometheus), dashboard, window)
+            answers = ask(prometheus, dashboard, window)
         except PrometheusError as error:
             return refuse([str(error)], NOT_DRAWN)
         try:
@@ -130,6 +129,18 @@ def preview(options: Namespace) -> int:
             f"{len(drawn)} pictures{note}\n"
         )
     return 0
+
+
+def shown_by(options: Namespace) -> TimeRange:
+    """Return the time that the pictures show: the last hours, up to now."""
+    now = time.time()
+    return TimeRange(
+        start=now - options.range,
+        end=now,
+        # No more often than there is a scrape.
+        step=max(options.range / POINTS, options.scrape_interval),
+        scrape_interval=options.scrape_interval,
+    )
 
 
 def unwritten(directory: Path, error: OSError) -> str:

@@ -87,6 +87,10 @@ class WebAddress:
         return urllib.request.urlopen(request, timeout=timeout)  # noqa: S310
 
 
+UNAUTHORIZED: Final = 401
+"""What a server answers that wants to know who asks (RFC 9110, 15.5.2)."""
+
+
 class Prometheus:
     """A Prometheus, or anything that speaks its query API.
 
@@ -186,6 +190,11 @@ def _basic(credentials: str) -> str:
 
 
 def _reason(error: HTTPError) -> str:
+    if error.code == UNAUTHORIZED:
+        return (
+            "status 401. Put its credentials into OTEL_LIMITS_PROMETHEUS_AUTHORIZATION, such as "
+            "Bearer TOKEN, or USER:PASSWORD@ into its address."
+        )
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.wording import many
 from otel_limits.quotas.store import DeafError, Freed, Kill, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
 
@@ -131,5 +132,7 @@ class KillListener(StoreThread):
         self._seen.append(kill.id)
         ended = self._kill(kill.pattern, kill.at - self._clock_offset)
         logger.warning(
-            "otel-limits: told to end agents named %r: %d invocations end.", kill.pattern, ended
+            "otel-limits: told to end agents named %r: %s.",
+            kill.pattern,
+            many(ended, "invocation ends", "invocations end"),
         )

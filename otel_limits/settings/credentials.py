@@ -1,4 +1,4 @@
-"""Credentials for the Prometheus that a question compares with: read, used, and never shown."""
+"""Credentials for a Prometheus that is asked: read, used, and never shown."""
 
 from __future__ import annotations
 

@@ -319,8 +319,8 @@ SETTINGS: Final = (
     Setting(
         name="prometheus_authorization",
         kind=AUTHORIZATION,
-        help="What follows Authorization: in requests to the Prometheus that the ledger is "
-        "compared with, such as Bearer TOKEN. It is never shown.",
+        help="What follows Authorization: in requests to a Prometheus that `audit`, `top` or "
+        "`dashboards preview` asks, such as Bearer TOKEN. It is never shown.",
         is_secret=True,
     ),
     Setting(

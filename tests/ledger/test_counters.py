@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -298,7 +298,7 @@ def test_a_prometheus_that_asks_who_is_there(
     write(ledger.address, *steady(1))
     status, said = ask(capsys, url)
     assert status == 2
-    assert "refused a query: status 401" in said
+    assert "refused a query: status 401. Put its credentials into OTEL_LIMITS_PROMETHEUS" in said
 
 
 def test_credentials_from_a_file(
@@ -353,37 +353,56 @@ def test_what_is_no_credential_is_refused_and_not_shown(
     assert "s3cr" not in capsys.readouterr().out
 
 
-def test_credentials_do_not_follow_to_another_place(
-    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where an answer sends us on to is not told who asks."""
+@contextmanager
+def asked_by(answer: Callable[[str], int]) -> Iterator[tuple[int, list[tuple[str, str | None]]]]:
+    """Listen at a port, answer a host with a status, and note who says who they are."""
     seen: list[tuple[str, str | None]] = []
 
-    class Moved(http.server.BaseHTTPRequestHandler):
-        """Sends everybody to the other name of the same machine."""
+    class Listener(http.server.BaseHTTPRequestHandler):
+        """Sends on to the other name of the same machine, or refuses."""
 
         def do_GET(self) -> None:
             """Answer."""
-            host = self.headers["Host"]
-            seen.append((host.partition(":")[0], self.headers["Authorization"]))
-            self.send_response(302 if host.startswith("127") else 404)
+            host = self.headers["Host"].partition(":")[0]
+            seen.append((host, self.headers["Authorization"]))
+            self.send_response(answer(host))
             self.send_header("Location", f"http://localhost:{self.server.server_port}/")  # type: ignore[attr-defined]
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    write(ledger.address, *steady(1))
-    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
-    with http.server.HTTPServer(("127.0.0.1", 0), Moved) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), Listener) as server:
         thread = threading.Thread(target=server.serve_forever, args=(SOON,))
         thread.start()
         try:
-            assert ask(capsys, f"http://127.0.0.1:{server.server_port}")[0] == 2
+            yield server.server_port, seen
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_credentials_do_not_follow_to_another_place(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an answer sends us on to is not told who asks."""
+    write(ledger.address, *steady(1))
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
+    with asked_by(lambda host: 302 if host.startswith("127") else 404) as (port, seen):
+        assert ask(capsys, f"http://127.0.0.1:{port}")[0] == 2
     assert seen == [("127.0.0.1", AUTHORIZATION), ("localhost", None)]
+
+
+def test_pictures_are_drawn_with_the_same_credentials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first query has them, and a refusal says where they belong."""
+    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
+    with asked_by(lambda _: 401) as (port, seen):
+        url = f"http://127.0.0.1:{port}"
+        assert main(["dashboards", "preview", "--prometheus", url, "--out", str(tmp_path)]) == 1
+    assert seen == [("127.0.0.1", AUTHORIZATION)]
+    assert "Put its credentials into OTEL_LIMITS_PROMETHEUS" in capsys.readouterr().err
 
 
 # --- verify ---------------------------------------------------------------------------------------

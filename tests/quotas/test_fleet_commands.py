@@ -585,12 +585,12 @@ def test_a_kill_that_is_heard_late_leaves_alone_what_began_after_it(
         second = asyncio.create_task(agents[1].invoke_async("go"))
         await models[1].began.wait()
         reasons = [(await first).stop_reason]
-        await asyncio.to_thread(eventually, lambda: "1 invocations end" in caplog.text)
+        await asyncio.to_thread(eventually, lambda: "1 invocation ends" in caplog.text)
         otel_limits.kill(agent="research-1")
         return [*reasons, (await second).stop_reason]
 
     assert asyncio.run(invoke()) == ["killed", "killed"]
-    assert "told to end agents named 'research-*': 1 invocations end." in caplog.text
+    assert "told to end agents named 'research-*': 1 invocation ends." in caplog.text
 
 
 def test_a_kill_that_nobody_was_told_is_found_when_a_call_asks(
