@@ -13,12 +13,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.testing import Answer, ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from strands import Agent
 
 Run: TypeAlias = Callable[[int], object]
 """Runs an agent of that many turns."""
@@ -41,8 +44,12 @@ def script(turns: int) -> Iterator[Answer]:
     yield says("done")
 
 
-def strands(**arguments: Any) -> Run:
-    """Run Strands agents; `arguments` go into the call."""
+def strands(
+    model: type[LeanModel] = LeanModel,
+    dress: Callable[[Agent], object] = id,
+    **arguments: Any,
+) -> Run:
+    """Run Strands agents, each of which `dress` is called with; `arguments` go into the call."""
     from strands import Agent, tool
 
     @tool
@@ -51,7 +58,8 @@ def strands(**arguments: Any) -> Run:
         return "found"
 
     def run(turns: int) -> object:
-        agent = Agent(model=LeanModel(script(turns)), tools=[look_up], callback_handler=None)
+        agent = Agent(model=model(script(turns)), tools=[look_up], callback_handler=None)
+        dress(agent)
         return agent("go", **arguments)
 
     return run
@@ -104,6 +112,39 @@ def strands_limited() -> Run:
 def strands_native() -> Run:
     """Strands without an SDK provider, with its own limits."""
     return strands(limits={"turns": FAR_AWAY, "total_tokens": FAR_AWAY})
+
+
+def strands_doors() -> Run:
+    """Strands with as many hooks and stages as we have, all empty: what its doors cost alone."""
+    from strands.middleware import ExecuteToolStage, InvokeModelStage
+
+    from otel_limits.bindings.strands.attach import HOOKS
+    from otel_limits.bindings.strands.private import AgentStreamStage
+
+    async def passed_on(events: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        async for event in events:
+            yield event
+
+    class WrappedModel(LeanModel):
+        """Its stream is wrapped, too."""
+
+        def stream(self, *asked: Any, **more: Any) -> AsyncIterator[Any]:
+            return passed_on(super().stream(*asked, **more))
+
+    def empty_hook(_: Any) -> None:
+        pass
+
+    def empty_stage(context: Any, go_on: Any) -> Any:
+        return passed_on(go_on(context))
+
+    def dress(agent: Agent) -> None:
+        for kind, _, order in HOOKS:
+            agent.add_hook(empty_hook, kind, order=order)
+        stages: tuple[Any, ...] = (AgentStreamStage, InvokeModelStage, ExecuteToolStage)
+        for stage in stages:
+            agent.add_middleware(stage, empty_stage)
+
+    return strands(WrappedModel, dress)
 
 
 def strands_served() -> Run:
@@ -175,6 +216,7 @@ def langchain_limited() -> Run:
 LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands": strands,
     "strands_native": strands_native,
+    "strands_doors": strands_doors,
     "strands_limited": strands_limited,
     "strands_traced": strands_traced,
     "strands_traced_limited": strands_traced_limited,
@@ -187,7 +229,7 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
 """Each prepares its process and returns what is to be timed."""
 
 FAMILIES: Final = (
-    ("strands", "strands_native", "strands_limited"),
+    ("strands", "strands_native", "strands_doors", "strands_limited"),
     ("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
     ("langchain", "langchain_limited"),
 )

@@ -25,6 +25,7 @@ PAIRS: Final = (
     Pair("strands_traced_limited", "strands_traced", "SDK provider: otel-limits", "≤ 1.05 CPU"),
     Pair("strands_traced_recorded", "strands_traced_limited", "otel-limits: the ledger", "≤ 1.02"),
     Pair("strands_limited", "strands", "no SDK provider: otel-limits", "≤ 1.05 CPU"),
+    Pair("strands_doors", "strands", "no SDK provider: as many hooks and stages, all empty", ""),
     Pair("strands_native", "strands", "no SDK provider: Strands' own `limits`", ""),
     Pair(
         "strands_served_limited",
