@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -187,9 +189,10 @@ def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(facts: l
     assert [each.invocation.id for each in calls(facts) if each.side] == [second]
 
 
+@pytest.mark.parametrize("is_plain", [False, True], ids=["of-asyncio", "plain"])
 @pytest.mark.parametrize("executor", [ConcurrentToolExecutor, SequentialToolExecutor])
 def test_a_thread_that_a_cancelled_agent_has_left_behind_stays_in_its_tree(
-    executor: Any, source: str
+    executor: Any, *, is_plain: bool, source: str
 ) -> None:
     """Whether its tools run at once, or one after another in the task of who reads the stream."""
     enable(tree=Limits(max_turns=3))
@@ -197,10 +200,20 @@ def test_a_thread_that_a_cancelled_agent_has_left_behind_stays_in_its_tree(
 
     @tool
     def ask() -> str:
-        """Ask one after another, in a thread."""
+        """Ask one after another, in a thread, which starts one that is given no context."""
         is_asking.set()
         assert has_ended.wait(PATIENCE_SECONDS)
-        return str([child("go") for child in asked])
+        if not is_plain:
+            ask_all()
+            return "asked"
+        thread = threading.Thread(target=ask_all)
+        thread.start()
+        thread.join()
+        return "asked"
+
+    def ask_all() -> None:
+        for child in asked:
+            child("go")
 
     parent = Agent(
         model=ScriptedModel(endless(uses("ask"))),
@@ -218,6 +231,31 @@ def test_a_thread_that_a_cancelled_agent_has_left_behind_stays_in_its_tree(
 
     asyncio.run(main())
     assert called(asked) == 2
+
+
+def test_a_thread_that_goes_on_keeps_no_agent(source: str) -> None:
+    """It keeps the invocation that it works for, and not what an application has dropped."""
+    enable(Limits(max_turns=3))
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait, args=(PATIENCE_SECONDS,))
+
+    @tool
+    def leave_behind() -> str:
+        """Start a thread, and do not wait for it."""
+        thread.start()
+        return "started"
+
+    def ask() -> list[weakref.ref[Any]]:
+        model = ScriptedModel([uses("leave_behind"), says("done")])
+        agent = Agent(model=model, tools=[leave_behind], callback_handler=None)
+        agent("go")
+        return [weakref.ref(agent), weakref.ref(agent.hooks)]
+
+    seen = ask()
+    gc.collect()
+    assert [each() for each in seen] == [None, None]
+    is_over.set()
+    thread.join()
 
 
 def test_a_thread_that_a_node_has_left_behind_stays_in_the_tree_of_its_graph(source: str) -> None:

@@ -139,7 +139,7 @@ def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], facts: list[F
     assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
     assert looked == []
     killed = next(fact for fact in facts if isinstance(fact, Stop))
-    assert (killed.reason, killed.turns) == ("killed", 1)
+    assert (killed.reason, killed.turns, killed.tool_calls) == ("killed", 1, 0)
     blocks = [block for message in agent.messages for block in message["content"]]
     assert [b["toolUse"]["toolUseId"] for b in blocks if "toolUse" in b] == [
         b["toolResult"]["toolUseId"] for b in blocks if "toolResult" in b
@@ -172,36 +172,124 @@ def test_tools_of_the_killed_one_that_have_not_begun_do_not_run() -> None:
     """The one that runs is waited for; those of another invocation run."""
     enable(Limits(max_turns=9))
     ran: list[str] = []
-    begun, release = asyncio.Event(), asyncio.Event()
+    begun = {"first": asyncio.Event(), "other": asyncio.Event()}
+    release = asyncio.Event()
 
     @tool
     async def look(query: str = "") -> str:
         """Look."""
         ran.append(query)
-        if query == "first":
-            begun.set()
+        if query in begun:
+            begun[query].set()
             await release.wait()
         return "seen"
 
     def script() -> Any:
         yield Answer(tools=(("look", {"query": "first"}), ("look", {"query": "second"})))
-        yield uses("look", arguments={"query": "other"})
+        yield Answer(tools=(("look", {"query": "other"}), ("look", {"query": "more"})))
         yield from endless(says("done"))
 
     agent = reentrant(ScriptedModel(script()), tools=[look], tool_executor=SequentialToolExecutor())
 
     async def main() -> list[str]:
         one = asyncio.create_task(agent.invoke_async("go"))
-        await begun.wait()
+        await begun["first"].wait()
         other = asyncio.create_task(agent.invoke_async("go"))
-        await asyncio.sleep(0.001)
+        await begun["other"].wait()
+        assert len(LIVE) == 2  # the kill of the only one would cancel the agent
         kill_first()
-        other_result = await asyncio.wait_for(other, PATIENCE_SECONDS)
         release.set()
-        return [str(each.stop_reason) for each in [await one, other_result]]
+        return [str(each.stop_reason) for each in await asyncio.gather(one, other)]
 
     assert asyncio.run(main()) == ["killed", "end_turn"]
-    assert ran == ["first", "other"]
+    assert sorted(ran) == ["first", "more", "other"]
+
+
+class HangingLast(Waiting):
+    """Hangs within the second answer, which is the last one of who asked first."""
+
+    def __init__(self) -> None:
+        super().__init__(BEGINNING[:3])
+        self.hangs = asyncio.Event()
+
+    async def stream(self, *args: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+        """Ask for a tool first, then hang, and answer the others when told to."""
+        self.asked += 1
+        if self.asked == 1:
+            script = ScriptedModel([uses("look")])
+            async for event in script.stream(*args, **named):
+                yield event
+        elif self.asked == 2:
+            for event in self.sent:
+                yield event
+            self.hangs.set()
+            await asyncio.Event().wait()
+        else:
+            self.all_asked.set()
+            await self.go_on.wait()
+            async for event in ScriptedModel([says("done")]).stream(*args, **named):
+                yield event
+
+
+def test_a_last_answer_that_was_broken_off_gets_no_note_of_ours() -> None:
+    """Who reads the stream sees what the model has said, and then the halt stands in its place."""
+    enable(Limits(max_turns=1), action="wrap_up")
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    agent = reentrant(model := HangingLast(), tools=[look])
+
+    async def main() -> tuple[list[str], Any]:
+        texts, result = [], None
+
+        async def read() -> None:
+            nonlocal result
+            async for event in agent.stream_async("go"):
+                texts.append(str(event.get("data", "")))
+                result = event.get("result", result)
+
+        one = asyncio.create_task(read())
+        await model.hangs.wait()
+        other = asyncio.create_task(agent.invoke_async("go"))
+        await model.all_asked.wait()
+        kill_first()
+        await asyncio.wait_for(one, PATIENCE_SECONDS)
+        model.go_on.set()
+        await other
+        return [text for text in texts if text], result
+
+    texts, result = asyncio.run(main())
+    assert result.stop_reason == "killed"
+    assert otel_limits.is_synthetic(result.message)
+    assert texts == ["Once upon"]
+
+
+def test_who_begins_beside_one_that_was_killed_is_not_cancelled() -> None:
+    """The agent was cancelled for the one that was alone then, and a tool still runs."""
+    enable(Limits(max_turns=9))
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        begun.set()
+        await release.wait()
+        return "seen"
+
+    agent = reentrant(ScriptedModel([uses("look"), says("done")]), tools=[look])
+
+    async def main() -> list[str]:
+        one = asyncio.create_task(agent.invoke_async("go"))
+        await begun.wait()
+        kill_first()
+        other = await asyncio.wait_for(agent.invoke_async("go"), PATIENCE_SECONDS)
+        release.set()
+        return [str(each.stop_reason) for each in [await one, other]]
+
+    assert asyncio.run(main()) == ["killed", "end_turn"]
 
 
 def test_a_refusal_leaves_the_tools_of_another_invocation_alone() -> None:
@@ -256,4 +344,6 @@ def test_the_deadline_of_each_ends_each(facts: list[Fact]) -> None:
 
     assert asyncio.run(main()) == ["max_duration", "end_turn", "end_turn"]
     told = [fact for fact in facts if isinstance(fact, Stop)]
+    # The first one, which alone had a deadline that is over; not before it.
+    assert [fact.reason for fact in told] == ["max_duration", "end_turn", "end_turn"]
     assert told[0].seconds >= 1

@@ -10,6 +10,7 @@ from dataclasses import replace
 from opentelemetry.sdk.metrics import MeterProvider
 
 from otel_limits.observers.otlp import FLUSH_INTERVAL_SECONDS, OtlpObserver
+from tests.clock import Clock
 from tests.test_counting import INVOCATION, STARTED
 
 
@@ -75,3 +76,15 @@ def test_a_forked_child_exports_its_own_zeros() -> None:
     exports.observer.after_fork()
     exports.begin("research")
     exports.times.get(timeout=20)
+
+
+def test_a_forked_child_does_not_wait_for_the_second_of_its_parent() -> None:
+    """Its parent has just exported, and what it exports first is of its own."""
+    exports = Exports()
+    exports.begin("research")
+    exports.times.get(timeout=20)
+    with Clock() as clock:
+        exports.observer.after_fork()
+        exports.begin("other")
+        exports.times.get(timeout=20)
+        assert clock() < FLUSH_INTERVAL_SECONDS / 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import textwrap
 from collections import defaultdict
 from typing import Any
 
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
+
+from otel_limits.otel.export import OwnMeters
 from tests.otlp.receiver import Received, http_receiver
 from tests.otlp.test_otlp import PROGRAM, attributes, bare_environment
 
@@ -32,6 +36,10 @@ def halt(times):
 def counted():
     labels = {{"agent": "worker", "reason": "max_turns", "action": "halted"}}
     print(REGISTRY.get_sample_value("otel_limits_stops_total", labels), flush=True)
+    print(sum(
+        sample.value for family in REGISTRY.collect() for sample in family.samples
+        if sample.name == "gen_ai_client_operation_duration_seconds_count"
+    ))
 
 halt({BEFORE})
 child = os.fork()
@@ -77,6 +85,7 @@ def test_a_forked_process_tells_its_own_counts() -> None:
                 OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
                 OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
                 OTEL_LIMITS_METRICS="prometheus,otlp",
+                OTEL_LIMITS_GENAI_METRICS="true",
             ),
             capture_output=True,
             text=True,
@@ -88,4 +97,23 @@ def test_a_forked_process_tells_its_own_counts() -> None:
     of_parent, of_child = told.gauges.values()
     assert of_parent == of_child >= {"otel_limits.limit", "otel_limits.enforcing"}
     in_registry = [float(each) for each in done.stdout.split()]
-    assert in_registry == [0, OF_THE_CHILD, BEFORE + AFTER]
+    # Halts, and model calls by the conventions: each halt came after one.
+    assert in_registry == [
+        each for count in (0, OF_THE_CHILD, BEFORE + AFTER) for each in (count, count)
+    ]
+
+
+def test_the_reader_of_the_parent_exports_nothing_in_the_child() -> None:
+    """The SDK starts it again there, and what it would say of the parent is of the past."""
+    said = io.StringIO()
+    own = OwnMeters(ConsoleMetricExporter(out=said))
+    own.get_meter("otel_limits").create_counter("halts").add(BEFORE)
+    of_parent = own._reader
+    own.begin_anew()
+    of_parent.collect()
+    assert said.getvalue() == ""
+    own.get_meter("otel_limits").create_counter("halts").add(OF_THE_CHILD)
+    own.force_flush()
+    assert f'"value": {OF_THE_CHILD}' in said.getvalue()
+    of_parent.shutdown()
+    own.shutdown()
