@@ -103,7 +103,7 @@ SLOW_OR_LOST: Final = (
         Target(queries.per_bar(queries.INTERNAL_ERRORS, "component"), "{{component}}"),
     ),
     panels.bars(
-        "These observers lost facts",
+        "These observers lost events",
         "Facts that an observer lost, because it failed or could not keep up.",
         SHORT,
         Target(queries.per_bar(queries.DROPPED, "observer"), "{{observer}}"),

@@ -12,7 +12,7 @@ from opentelemetry.instrumentation.environment_variables import (
 )
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.wiring import make_tracer_provider
@@ -59,7 +59,7 @@ def environment_provider() -> trace.TracerProvider:
     except Exception as error:
         logger.error(  # noqa: TRY400  a stack is for whoever looks for it
             "otel-limits cannot make a tracer provider (%s); limits stay in force.",
-            masked(repr(error)),
+            redact_url(repr(error)),
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
         return trace.NoOpTracerProvider()

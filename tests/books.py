@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 from otel_limits import ModelCall
-from otel_limits.runs.calls import Calls
+from otel_limits.runs.calls import CallTracker
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits import Breach, Fact
+    from otel_limits import Breach, Event
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.budget import Budget
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.calls import InFlightCall
 
 ASSUMED: Final = 1024
 KEPT: Final = {"max_turns": "turns", "max_model_calls": "model_calls", "max_token_budget": "tokens"}
@@ -34,7 +34,7 @@ class Books:
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.used: dict[int, Counter[str]] = {}
-        self.calls: dict[OpenCall, tuple[Run, int]] = {}
+        self.calls: dict[InFlightCall, tuple[Run, int]] = {}
         """The calls under way, with the tokens that each may still use."""
         self.turns: set[Run] = set()
         """Whose loop has a turn reserved."""
@@ -55,30 +55,32 @@ class Books:
         for budget in run.budgets:
             self.used.setdefault(id(budget), Counter())
 
-    def __call__(self, fact: Fact) -> None:
+    def __call__(self, event: Event) -> None:
         """Add a model call that is told: `Calls.settle` tells it, under the lock."""
-        if isinstance(fact, ModelCall):
-            run = self.runs[fact.invocation.id]
+        if isinstance(event, ModelCall):
+            run = self.runs[event.invocation.id]
             self.add(run, "model_calls", 1)
-            self.add(run, "tokens", fact.usage.total)
-            if fact.estimated:  # by the texts, which may be more than was assumed of the model
-                self.add(run, "estimated", fact.usage.output)
-            key = id(run.budgets.all[-1]), fact.model
-            if fact.usage.output:  # one that failed is not an answer
-                self.outputs[key] = max(self.outputs.get(key, 0), fact.usage.output)
+            self.add(run, "tokens", event.usage.total)
+            if event.estimated:  # by the texts, which may be more than was assumed of the model
+                self.add(run, "estimated", event.usage.output)
+            key = id(run.budgets.all[-1]), event.model
+            if event.usage.output:  # one that failed is not an answer
+                self.outputs[key] = max(self.outputs.get(key, 0), event.usage.output)
 
     def add(self, run: Run, name: str, number: int) -> None:
         """Add to every budget of an invocation."""
         for budget in run.budgets:
             self.used[id(budget)][name] += number
 
-    def hold(self, run: Run, call: OpenCall) -> None:
+    def hold(self, run: Run, call: InFlightCall) -> None:
         """Reserve what a call may use."""
         seen = self.outputs.get((id(run.budgets.all[-1]), call.model))
         output = min(call.output_cap or ASSUMED, ASSUMED) if seen is None else seen
         self.calls[call] = run, call.input_estimate + output
 
-    def admitted(self, run: Run, call: OpenCall, verdict: Verdict | None, *, turn: bool) -> None:
+    def admitted(
+        self, run: Run, call: InFlightCall, verdict: Verdict | None, *, turn: bool
+    ) -> None:
         """A call was let out or refused; one of the loop gives up first what it had kept."""
         had_turn = run in self.turns
         if turn:
@@ -93,7 +95,7 @@ class Books:
         if turn and (call.reservation is not None or (had_turn and has_others)):
             self.turns.add(run)
 
-    def settled(self, run: Run, call: OpenCall, *, retried: bool) -> None:
+    def settled(self, run: Run, call: InFlightCall, *, retried: bool) -> None:
         """A call has ended, and keeps its tokens where it is going to be tried again."""
         _, tokens = self.calls.pop(call, (run, None))
         if retried and call.is_of_loop and tokens is not None:
@@ -160,25 +162,27 @@ class Books:
                 self.check(run, verdict, with_reserved=False)
         return verdict
 
-    def _admit(self, original: Any, calls: Any, call: OpenCall, **how: Any) -> Verdict | None:
+    def _admit(self, original: Any, calls: Any, call: InFlightCall, **how: Any) -> Verdict | None:
         run = calls._run
         with run.runs.lock:
             verdict: Verdict | None = original(calls, call, **how)
             self.admitted(run, call, verdict, turn=how.get("turn", False))
         return verdict
 
-    def _take(self, original: Any, calls: Any, call: OpenCall) -> None:
+    def _take(self, original: Any, calls: Any, call: InFlightCall) -> None:
         with calls._run.runs.lock:
             original(calls, call)
             self.hold(calls._run, call)
 
-    def _read_on(self, original: Any, calls: Any, call: OpenCall) -> None:
+    def _read_on(self, original: Any, calls: Any, call: InFlightCall) -> None:
         with calls._run.runs.lock:
             if call.is_open and call.reservation is None:
                 self.late.update(id(each) for each in calls._run.budgets)
             original(calls, call)
 
-    def _settle(self, original: Any, calls: Any, call: OpenCall, *record: Any, **how: Any) -> None:
+    def _settle(
+        self, original: Any, calls: Any, call: InFlightCall, *record: Any, **how: Any
+    ) -> None:
         with calls._run.runs.lock:
             original(calls, call, *record, **how)
             retried = how.get("failed", False) and not how.get("aborted", False)
@@ -195,7 +199,7 @@ class Books:
             original(calls)
             self.let_go(calls._run)
 
-    def _release(self, original: Any, calls: Any, call: OpenCall) -> None:
+    def _release(self, original: Any, calls: Any, call: InFlightCall) -> None:
         with calls._run.runs.lock:
             original(calls, call)
             self.calls.pop(call, None)
@@ -209,8 +213,8 @@ class Books:
 PLACES: Final = (
     (Run, "__init__"),
     (Run, "judge"),
-    *((Calls, each) for each in ("admit", "take", "read_on", "settle", "settle_all")),
-    *((Calls, each) for each in ("turned", "let_go", "release")),
+    *((CallTracker, each) for each in ("admit", "take", "read_on", "settle", "settle_all")),
+    *((CallTracker, each) for each in ("turned", "let_go", "release")),
 )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from strands.background_tasks import BackgroundTasksConfig
     from strands.types.content import Messages
 
-    from otel_limits import Breach, Fact
+    from otel_limits import Breach, Event
     from otel_limits.core.policy import Action
     from otel_limits.runs.budget import Budget
 
@@ -79,7 +79,7 @@ class Scene:
     """Streams that nobody reads to their ends."""
     models: list[Metered] = field(default_factory=list)
     """Those that tools ask by themselves."""
-    facts: list[Fact] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def fork(self) -> random.Random:
         """Take chances of its own for something that may run in another thread."""
@@ -338,8 +338,8 @@ class Scene:
         told = -1
         while self.quiet < (ALL_STILL if len(LIVE) or self.waiting else ALL_OVER):
             await asyncio.sleep(0.001)
-            is_busy = self.working or told != len(self.facts)
-            self.quiet, told = 0 if is_busy else self.quiet + 1, len(self.facts)
+            is_busy = self.working or told != len(self.events)
+            self.quiet, told = 0 if is_busy else self.quiet + 1, len(self.events)
 
     async def ask(self, top: Agent) -> None:
         """Ask the outermost agent, and answer what it asks, a few times."""
@@ -399,7 +399,7 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
     runs = list(books.runs.values())
     yield from books.problems
     trees = {id(tree): tree for run in runs for tree in run.trees}.values()
-    largest = max((f.usage.total for f in scene.facts if isinstance(f, ModelCall)), default=0)
+    largest = max((f.usage.total for f in scene.events if isinstance(f, ModelCall)), default=0)
     for budget in (*(run.budget for run in runs), *trees):
         if budget.policy.action != "observe":
             larger = largest + books.used[id(budget)]["estimated"]
@@ -412,7 +412,7 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
         # The outermost agent was made last.
         if run.parent is None and run.invocation.agent != scene.agents[-1].name:
             yield f"{run.invocation.agent} belongs to no tree of the outermost agent"
-    for fact in scene.facts:
+    for fact in scene.events:
         if isinstance(fact, Halt) and fact.breaches and not reached(fact.breaches[0]):
             yield f"halted below its cap: {fact.breaches[0]}"
     yield from invalid_histories(scene)
@@ -448,7 +448,7 @@ def over(budget: Budget, largest: int, late: int) -> Iterator[str]:
 
 def invalid_histories(scene: Scene) -> Iterator[str]:
     """Say which agents were halted with a tool use that has no result."""
-    ends = {fact.agent: fact for fact in scene.facts if isinstance(fact, Stop)}
+    ends = {fact.agent: fact for fact in scene.events if isinstance(fact, Stop)}
     for agent in scene.agents:
         end = ends.get(agent.name)
         is_halted = end is not None and end.action in ("halted", "wrapped_up", "raised")
@@ -475,7 +475,7 @@ def problems(seed: int) -> list[str]:
             scene.limits(often=0.5, tree=False),
             tree=scene.limits(often=0.8, tree=True),
             action=scene.chance.choice(ACTIONS),
-            observers=[scene.facts.append, books],
+            observers=[scene.events.append, books],
         )
         try:
             asyncio.run(scene.play(scene.agent(2)))

@@ -25,7 +25,7 @@ from strands import Agent, tool
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
-from otel_limits.core.faults import FAULTS
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def clean(
             monkeypatch.delenv(name)
     monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers["spans"])
     exporter.clear()
-    FAULTS._logged.clear()
+    INTERNAL_ERRORS._logged.clear()
     yield
     otel_limits.disable()
     for thread in threading.enumerate():
@@ -310,8 +310,8 @@ def make_agent(tool_runs: list[str]) -> MakeAgent:
 
 
 @pytest.fixture
-def facts() -> list[otel_limits.Fact]:
-    """Every fact that was told, when `facts.append` is among the observers."""
+def events() -> list[otel_limits.Event]:
+    """Every fact that was told, when `events.append` is among the observers."""
     return []
 
 

@@ -36,10 +36,10 @@ class Ended:
     log: str
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def events(self) -> dict[str, Any]:
         """What `endless.py` printed."""
-        facts: dict[str, Any] = json.loads(self.output)
-        return facts
+        events: dict[str, Any] = json.loads(self.output)
+        return events
 
     @property
     def ours(self) -> list[str]:

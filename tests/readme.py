@@ -93,8 +93,8 @@ def names() -> str:
 
 
 ALIASES: Final[Mapping[str, str]] = {
-    "Fact": "Any of the facts: what happened, one record per event.",
-    "Observer": "Anything that is called with every fact.",
+    "Fact": "Any of the events: what happened, one record per event.",
+    "Observer": "Anything that is called with every event.",
 }
 """Names of types without a docstring of their own."""
 

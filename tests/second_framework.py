@@ -10,14 +10,14 @@ from opentelemetry import trace
 from otel_limits.bindings.framework import SpanNames
 from otel_limits.core.messages import halt_text, stop_to_json
 from otel_limits.core.usage import Usage, measured
-from otel_limits.runs.calls import OpenCall
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from otel_limits.bindings.framework import Gap, Host
-    from otel_limits.core.facts import Stop
+    from otel_limits.core.events import Stop
     from otel_limits.runs.run import Run
 
 
@@ -127,7 +127,7 @@ class BotFramework(Listener):
     def on_step(self, bot: Bot) -> str:
         """Judge, call, count."""
         run: Any = CURRENT.get()
-        call = OpenCall("bot-model", 1, "bots")
+        call = InFlightCall("bot-model", 1, "bots")
         if run.calls.admit(call, turn=True) is not None:
             raise HaltError
         run.calls.open(call)
@@ -138,7 +138,7 @@ class BotFramework(Listener):
         return text
 
     def _halted(self, bot: Bot, run: Run) -> Ending:
-        verdict = run.judge()
+        verdict = run.check_limits()
         assert verdict is not None
         run.halt(verdict, "halted")
         bot.said.append({"text": halt_text(verdict, bot.name)})

@@ -12,7 +12,7 @@ import pytest
 from strands import Agent, tool
 
 import otel_limits
-from otel_limits import Fact, Limits, Stop, enable
+from otel_limits import Event, Limits, Stop, enable
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -94,15 +94,15 @@ def test_the_client_is_told_of_a_halt(serve: Callable[..., str], *, compliant: b
 
 
 def test_requests_at_once_are_held_and_told_one_by_one(
-    serve: Callable[..., str], facts: list[Fact]
+    serve: Callable[..., str], events: list[Event]
 ) -> None:
     """Each is an invocation with a budget of its own, and its client is told of that alone."""
-    enable(Limits(max_turns=2), tree=Limits(max_model_calls=9), observers=[facts.append])
+    enable(Limits(max_turns=2), tree=Limits(max_model_calls=9), observers=[events.append])
     address = serve(endless(uses("search")))
     with ThreadPoolExecutor(6) as pool:
         tasks = list(pool.map(ask, [address] * 6))
     assert [task["metadata"]["otel_limits"]["reason"] for task in tasks] == ["max_turns"] * 6
-    stops = [fact for fact in facts if isinstance(fact, Stop)]
+    stops = [event for event in events if isinstance(event, Stop)]
     assert [(stop.turns, stop.model_calls) for stop in stops] == [(2, 2)] * 6
 
 

@@ -15,7 +15,7 @@ from strands import Agent, ToolContext, tool
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, MessageAddedEvent
 
 import otel_limits
-from otel_limits import Halt, Limits, LimitsPlugin, Stop, Warned, enable, kill
+from otel_limits import Halt, Limits, LimitsPlugin, LimitWarning, Stop, enable, kill
 from otel_limits.core.usage import Tally
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.run import Run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
     from strands.types.streaming import StreamEvent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent, Metric
 
 
@@ -51,7 +51,7 @@ def test_the_last_call_is_told_why(make_agent: MakeAgent, source: str) -> None:
 
 
 def test_a_last_answer_that_asks_for_a_tool_is_a_plain_halt(
-    make_agent: MakeAgent, source: str, tool_runs: list[str], facts: list[Fact]
+    make_agent: MakeAgent, source: str, tool_runs: list[str], facts: list[Event]
 ) -> None:
     """The tool does not run, no further call is made, and the history stays valid."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
@@ -121,7 +121,7 @@ def test_each_threshold_fires_once(
     make_agent: MakeAgent,
     source: str,
     monkeypatch: pytest.MonkeyPatch,
-    facts: list[Fact],
+    facts: list[Event],
     metric: Metric,
     warnings_logged: Callable[[], list[str]],
 ) -> None:
@@ -129,7 +129,7 @@ def test_each_threshold_fires_once(
     monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5,0.9")
     enable(Limits(max_turns=10), observers=[facts.append])
     make_agent(ScriptedModel([*[uses("search")] * 8, says("done")]))("go")
-    warned = [fact for fact in facts if isinstance(fact, Warned)]
+    warned = [fact for fact in facts if isinstance(fact, LimitWarning)]
     assert [(w.threshold, w.level.observed) for w in warned] == [(0.5, 5), (0.9, 9)]
     labels = {"agent": "tester", "limit": "max_turns"}
     assert metric("otel_limits_warnings_total", **labels, threshold="0.5") == 1
@@ -164,7 +164,7 @@ def test_the_model_is_told_what_is_left(
     make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call has a note with the remaining budget, which no history keeps."""
-    monkeypatch.setenv("OTEL_LIMITS_TELL_MODEL", "true")
+    monkeypatch.setenv("OTEL_LIMITS_BUDGET_HINTS", "true")
     enable(Limits(max_turns=3))
     model = ScriptedModel([uses("search"), says("done")])
     agent = make_agent(model)
@@ -335,7 +335,7 @@ class Hanging(ScriptedModel):
 
 
 def test_a_response_under_way_is_cancelled(
-    make_agent: MakeAgent, source: str, call: Call, facts: list[Fact]
+    make_agent: MakeAgent, source: str, call: Call, facts: list[Event]
 ) -> None:
     """A stream that does not end is ended by the time limit, and its input is booked."""
     enable(Limits(max_duration_seconds=1), observers=[facts.append])
@@ -461,7 +461,7 @@ def test_the_timer_is_gone_after_the_invocation(make_agent: MakeAgent) -> None:
 
 @pytest.mark.parametrize("which", [{"agent": "test*"}, {"all": True}])
 def test_kill_ends_a_stream(
-    make_agent: MakeAgent, source: str, which: dict[str, Any], facts: list[Fact]
+    make_agent: MakeAgent, source: str, which: dict[str, Any], facts: list[Event]
 ) -> None:
     """A response under way ends with `killed`; the next invocation is untouched."""
     streaming = threading.Event()
@@ -479,7 +479,7 @@ def test_kill_ends_a_stream(
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_kill_by_trace(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_kill_by_trace(make_agent: MakeAgent, facts: list[Event]) -> None:
     """The trace id of an invocation ends it, from within a tool of its own too."""
     enable(Limits(max_turns=50), observers=[facts.append])
 
@@ -521,7 +521,7 @@ def test_kill_raises_where_that_is_the_action(make_agent: MakeAgent, source: str
 
 
 def test_a_kill_after_the_halt_changes_nothing(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Between our halt and its message there is nothing left to end."""
     enable(Limits(max_turns=2), observers=[facts.append])
@@ -753,7 +753,7 @@ def test_an_extension_that_names_no_tool_lifts_no_cap_of_one(
 
 
 def test_a_wrapped_up_halt_is_counted_as_such(
-    make_agent: MakeAgent, source: str, metric: Metric, facts: list[Fact]
+    make_agent: MakeAgent, source: str, metric: Metric, facts: list[Event]
 ) -> None:
     """It is one stop with the action `wrapped_up`, and no synthetic message."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])

@@ -38,7 +38,7 @@ from strands.types.events import ModelStopReason, TypedEvent
 from strands.types.exceptions import EventLoopException
 
 from otel_limits import (
-    Fact,
+    Event,
     Limits,
     LimitsPlugin,
     ModelCall,
@@ -73,7 +73,7 @@ def runaway() -> ScriptedModel:
     return ScriptedModel(endless(uses("search")))
 
 
-def counted(facts: list[Fact]) -> list[tuple[str, int]]:
+def counted(facts: list[Event]) -> list[tuple[str, int]]:
     """How each model call ended, and with how many tokens."""
     return [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
 
@@ -107,7 +107,7 @@ async def prepares_two_at_once(context: InvokeModelContext, next_fn: Any) -> Any
 
 
 def test_a_request_that_was_prepared_is_judged_when_it_is_made(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """The budget is spent by the first one, so that the others are not let out."""
     enable(Limits(max_token_budget=15), observers=[facts.append])
@@ -178,7 +178,7 @@ def test_a_refusal_of_another_agent_is_felt(make_agent: MakeAgent, source: str) 
 
 
 def test_a_request_that_was_prepared_and_never_made_is_none(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """It is not booked as one that failed."""
     enable(observers=[facts.append])
@@ -189,7 +189,7 @@ def test_a_request_that_was_prepared_and_never_made_is_none(
 
 
 def test_requests_that_were_prepared_each_count_with_their_own_tokens(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Neither takes the other's place."""
     enable(observers=[facts.append])
@@ -389,7 +389,7 @@ async def asks_twice(context: InvokeModelContext, next_fn: Any) -> Any:
     yield last
 
 
-def take_turn(make_agent: MakeAgent, facts: list[Fact], middleware: Any, runs_before: int) -> None:
+def take_turn(make_agent: MakeAgent, facts: list[Event], middleware: Any, runs_before: int) -> None:
     """Take one turn with a middleware that was registered after so many invocations."""
     enable(observers=[facts.append])
     agent = make_agent(ScriptedModel(endless(says("hello"))))
@@ -402,7 +402,7 @@ def take_turn(make_agent: MakeAgent, facts: list[Fact], middleware: Any, runs_be
 
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_a_middleware_that_asks_twice_is_counted_twice(
-    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
+    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Registered before ours or after them, it takes two calls for each turn."""
     take_turn(make_agent, facts, asks_twice, runs_before)
@@ -411,7 +411,7 @@ def test_a_middleware_that_asks_twice_is_counted_twice(
 
 
 def test_a_second_call_within_our_stage_is_judged_for_itself(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """A middleware that was registered after ours asks again, and the budget is spent."""
     enable(Limits(max_token_budget=45), observers=[facts.append])
@@ -434,7 +434,7 @@ async def answers_itself(context: InvokeModelContext, next_fn: Any) -> Any:
 
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_a_middleware_that_answers_itself_takes_a_turn_and_no_call(
-    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Fact]
+    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Registered before ours or after them."""
     take_turn(make_agent, facts, answers_itself, runs_before)
@@ -552,7 +552,7 @@ def middleware_around(agent: Agent, _: MakeAgent) -> None:
     ],
 )
 def test_an_agent_that_is_given_other_registries_stays_limited(
-    change: Callable[[Agent, MakeAgent], None], make_agent: MakeAgent, facts: list[Fact]
+    change: Callable[[Agent, MakeAgent], None], make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """From its next invocation on, and nothing is counted twice."""
     enable(Limits(max_turns=2), observers=[facts.append])
@@ -737,7 +737,7 @@ def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> N
 
 
 def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Nothing of a class stands in its way out, and limits hold all the same."""
     enable(Limits(max_turns=2), observers=[facts.append])

@@ -81,8 +81,8 @@ def halted(ended: Ended) -> bool:
     """Tell whether the cap held: counted once, and told once."""
     assert ended.status == 0, ended.log
     assert sum("halted by" in line for line in ended.log.splitlines()) == 1
-    assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
-    return (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert ended.events["samples"]["otel_limits_turns_total endless"] == 3
+    return (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -229,19 +229,19 @@ def test_a_provider_that_the_program_sets_wins(environment: Environment) -> None
     """The cap holds by its spans."""
     ended = execute(environment.python, ENDLESS, "--own-provider", **CAP)
     assert halted(ended)
-    assert "otel_limits_blind_invocations_total endless" not in ended.facts["samples"]
+    assert "otel_limits_unsampled_invocations_total endless" not in ended.events["samples"]
 
 
 def test_a_program_that_sets_no_provider_gets_one(environment: Environment) -> None:
     """As under `otel-limits run`."""
     ended = execute(environment.python, ENDLESS, **CAP)
-    assert ended.facts["provider"] == "TracerProvider"
+    assert ended.events["provider"] == "TracerProvider"
 
 
 def test_disabled_switches_it_off(environment: Environment) -> None:
     """Nothing is limited."""
     ended = execute(environment.python, ENDLESS, OTEL_LIMITS_DISABLED="true", **CAP)
-    assert ended.facts["model_calls"] > 3
+    assert ended.events["model_calls"] > 3
 
 
 def test_a_mistake_does_not_switch_it_off(environment: Environment) -> None:
@@ -254,7 +254,7 @@ def test_a_mistake_does_not_switch_it_off(environment: Environment) -> None:
 def test_a_misspelt_prefix_is_told_where_nothing_else_is_set(environment: Environment) -> None:
     """There is no limit then, so somebody has to say why."""
     ended = execute(environment.python, ENDLESS, OTEL_LIMITS_QUIET="", OTEL_LIMIT_MAX_TURNS="3")
-    assert ended.facts["model_calls"] > 3
+    assert ended.events["model_calls"] > 3
     assert ended.log.count("Did you mean OTEL_LIMITS_MAX_TURNS?") == 1
 
 

@@ -21,7 +21,7 @@ from strands.telemetry import tracer as strands_tracer
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
 import otel_limits
-from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
+from otel_limits import Event, Limits, ModelCall, Started, Stop, enable
 from otel_limits.core.policy import ACTIONS
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
@@ -47,7 +47,7 @@ def halted_at_three(make_agent: MakeAgent, metric: Metric) -> float:
     model = ScriptedModel(endless(uses("search")))
     result = make_agent(model)("go")
     assert (model.calls, result.stop_reason) == (3, "max_turns")
-    return metric("otel_limits_blind_invocations_total", agent="tester")
+    return metric("otel_limits_unsampled_invocations_total", agent="tester")
 
 
 @pytest.fixture
@@ -157,11 +157,11 @@ def test_conventions_that_users_opt_into_are_understood(
 ) -> None:
     """Each of Strands' own variants of its spans gives the same tokens, and ids of the spans."""
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opt_in)
-    facts: list[Fact] = []
-    enable(Limits(max_token_budget=31), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_token_budget=31), observers=[events.append])
     follow(TracerProvider(), monkeypatch)
     make_agent(ScriptedModel(endless(uses("search"))))("go")
-    calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+    calls = [fact for fact in events if isinstance(fact, ModelCall)]
     assert [call.usage.total for call in calls] == [15, 15, 15]
     assert all(call.span_id for call in calls)
 
@@ -180,34 +180,34 @@ def test_a_call_is_looked_up_under_its_own_span(
     make_agent: MakeAgent, spans: InMemorySpanExporter
 ) -> None:
     """Not under that of another request which Strands traces meanwhile."""
-    facts: list[Fact] = []
-    enable(observers=[facts.append])
+    events: list[Event] = []
+    enable(observers=[events.append])
     make_agent(Remembering([says("done")]))("go")
     chats = [span for span in spans.get_finished_spans() if span.name.startswith("chat")]
     assert len(chats) == 2
     own = min(chats, key=lambda span: span.start_time or 0)
     assert own.context is not None
-    calls = [fact.span_id for fact in facts if isinstance(fact, ModelCall)]
+    calls = [fact.span_id for fact in events if isinstance(fact, ModelCall)]
     assert calls == [trace.format_span_id(own.context.span_id)]
 
 
 def test_tokens_of_an_agents_life_are_not_summed(make_agent: MakeAgent) -> None:
     """The agent span's cumulative usage is never booked: three invocations cost what they cost."""
-    facts: list[Fact] = []
-    enable(observers=[facts.append])
+    events: list[Event] = []
+    enable(observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     for _ in range(3):
         agent("go")
-    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [15, 15, 15]
+    assert [fact.usage.total for fact in events if isinstance(fact, Stop)] == [15, 15, 15]
 
 
 @pytest.mark.parametrize("source", ["spans", "hooks"], indirect=True)
 def test_started_tells_what_is_followed(make_agent: MakeAgent, source: str) -> None:
     """`Started.unsampled` says whether the spans arrive, before anything is counted."""
-    facts: list[Fact] = []
-    enable(observers=[facts.append])
+    events: list[Event] = []
+    enable(observers=[events.append])
     make_agent(ScriptedModel([says("done")]))("go")
-    (started,) = [fact for fact in facts if isinstance(fact, Started)]
+    (started,) = [fact for fact in events if isinstance(fact, Started)]
     assert started.unsampled == (source == "hooks")
     assert (started.invocation.trace_id is None) == (source == "hooks")
 
@@ -233,7 +233,7 @@ model = ScriptedModel(endless(uses("search")))
 result = Agent(model=model, tools=[search], callback_handler=None)("go")
 from prometheus_client import REGISTRY
 blind = REGISTRY.get_sample_value(
-    "otel_limits_blind_invocations_total", {"agent": "Strands Agents"}
+    "otel_limits_unsampled_invocations_total", {"agent": "Strands Agents"}
 )
 print(model.calls, result.stop_reason, blind)
 """
@@ -353,8 +353,8 @@ def test_spans_and_hooks_tell_the_same(  # noqa: PLR0913, PLR0917  hypothesis gi
     """Whatever an agent goes through, both sources count the same and end it at the same call."""
     told = []
     for source in ("spans", "hooks"):
-        facts: list[Fact] = []
-        enable(limits, action=action, observers=[facts.append])
+        events: list[Event] = []
+        enable(limits, action=action, observers=[events.append])
         vars(strands_tracer)["_tracer_instance"] = tracers[source]
         model = ScriptedModel([*answers, *[says("enough")] * 12])
         agent = make_agent(
@@ -364,11 +364,11 @@ def test_spans_and_hooks_tell_the_same(  # noqa: PLR0913, PLR0917  hypothesis gi
         )
         prepare(agent, legs, retries)
         end = outcome(agent)
-        (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+        (stop,) = [fact for fact in events if isinstance(fact, Stop)]
         assert stop.model_calls == model.calls
         spare = {"observe": 100, "wrap_up": 1}.get(action, 0)
         assert stop.turns <= (limits.max_turns or 100) + spare
-        assert stop.usage.total == sum(f.usage.total for f in facts if isinstance(f, ModelCall))
+        assert stop.usage.total == sum(f.usage.total for f in events if isinstance(f, ModelCall))
         same = replace(stop, **IDENTITY)
         told.append((end, same, [m["role"] for m in agent.messages]))
     assert told[0] == told[1]

@@ -24,7 +24,7 @@ from strands.multiagent import Swarm
 from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
-from otel_limits import Fact, LimitReachedError, Limits, LimitsPlugin, Started, Stop, enable
+from otel_limits import Event, LimitReachedError, Limits, LimitsPlugin, Started, Stop, enable
 from otel_limits.core.policy import KILLED
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
@@ -100,9 +100,9 @@ OLD_POOL.submit(int).result()
 
 
 @pytest.mark.parametrize("threads", [in_plain_threads, in_timers, in_a_pool, in_an_old_pool])
-def test_threads_that_are_given_no_context(threads: Any, facts: list[Fact]) -> None:
+def test_threads_that_are_given_no_context(threads: Any, events: list[Event]) -> None:
     """What a tool starts in them stays in the tree: agents, and models that they ask."""
-    enable(tree=Limits(max_model_calls=6), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=6), observers=[events.append])
     children, helper = runaways(3), ScriptedModel(endless(says("x")), model_id="helper")
 
     @tool
@@ -115,8 +115,8 @@ def test_threads_that_are_given_no_context(threads: Any, facts: list[Fact]) -> N
     parent = agent_of(Metered(endless(uses("ask_all"))), "parent", tools=[ask_all])
     assert str(parent("go").stop_reason) == "max_model_calls"
     assert (calls_of(parent, *children), helper.calls) == (5, 1)
-    assert [each.side for each in calls(facts) if each.model == "helper"] == [True]
-    begun = [fact.invocation for fact in facts if isinstance(fact, Started)]
+    assert [each.side for each in calls(events) if each.model == "helper"] == [True]
+    begun = [fact.invocation for fact in events if isinstance(fact, Started)]
     assert len({each.root_id for each in begun}) == 1
 
 
@@ -150,9 +150,9 @@ class Threading(Asking):
         return await super().invoke_async()
 
 
-def test_a_node_that_starts_plain_threads(facts: list[Fact]) -> None:
+def test_a_node_that_starts_plain_threads(events: list[Event]) -> None:
     """A node that is not an agent, of a graph with a budget."""
-    enable(tree=Limits(max_turns=4), observers=[facts.append])
+    enable(tree=Limits(max_turns=4), observers=[events.append])
     children = runaways(3)
     graph_of(Threading([functools.partial(each, "go") for each in children]))("go")
     assert calls_of(*children) == 4
@@ -296,10 +296,10 @@ class Hanging(Metered):
 
 
 @pytest.mark.parametrize("why", ["killed", "max_duration"])
-def test_parallel_nodes_that_hang_are_ended(why: str, facts: list[Fact]) -> None:
+def test_parallel_nodes_that_hang_are_ended(why: str, events: list[Event]) -> None:
     """A kill or the deadline of the tree ends all of them at once."""
     limits = Limits(max_duration_seconds=0.5) if why == "max_duration" else Limits(max_turns=99)
-    enable(tree=limits, observers=[facts.append])
+    enable(tree=limits, observers=[events.append])
     began = threading.Semaphore(0)
     nodes = [agent_of(Hanging(began), f"node{n}") for n in range(5)]
     graph = graph_of(*nodes)
@@ -313,7 +313,7 @@ def test_parallel_nodes_that_hang_are_ended(why: str, facts: list[Fact]) -> None
         await asyncio.wait_for(task, PATIENCE_SECONDS)
 
     asyncio.run(main())
-    assert [fact.reason for fact in stops(facts).values()] == [why] * 5
+    assert [fact.reason for fact in stops(events).values()] == [why] * 5
 
 
 def reentrant() -> Agent:
@@ -322,9 +322,9 @@ def reentrant() -> Agent:
     return agent_of(model, "child", concurrent_invocation_mode="unsafe_reentrant")
 
 
-def test_one_agent_that_is_asked_several_times_at_once(facts: list[Fact]) -> None:
+def test_one_agent_that_is_asked_several_times_at_once(events: list[Event]) -> None:
     """Each invocation has its own budget, and is halted by it."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     child = reentrant()
 
     async def main() -> Any:
@@ -332,7 +332,7 @@ def test_one_agent_that_is_asked_several_times_at_once(facts: list[Fact]) -> Non
 
     assert [str(each.stop_reason) for each in asyncio.run(main())] == ["max_turns"] * 5
     assert calls_of(child) == 15
-    told = [fact for fact in facts if isinstance(fact, Stop)]
+    told = [fact for fact in events if isinstance(fact, Stop)]
     assert [(each.turns, each.model_calls) for each in told] == [(3, 3)] * 5
 
 
@@ -351,9 +351,9 @@ def test_one_agent_that_is_asked_several_times_at_once_in_a_tree() -> None:
     assert calls_of(parent, child) == 5
 
 
-def test_a_kill_of_one_of_several_invocations_of_an_agent(facts: list[Fact]) -> None:
+def test_a_kill_of_one_of_several_invocations_of_an_agent(events: list[Event]) -> None:
     """It ends before its next model call, and the others go on."""
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     child = reentrant()
 
     async def main() -> None:
@@ -369,7 +369,7 @@ def test_a_kill_of_one_of_several_invocations_of_an_agent(facts: list[Fact]) -> 
                 pass
 
     asyncio.run(main())
-    told = [fact for fact in facts if isinstance(fact, Stop)]
+    told = [fact for fact in events if isinstance(fact, Stop)]
     assert sorted(each.reason for each in told) == ["killed", "max_turns", "max_turns"]
     assert max(each.model_calls for each in told if each.reason == "killed") <= 1
 
@@ -383,9 +383,9 @@ def asks(helper: ScriptedModel) -> Any:
     return ask
 
 
-def test_streams_that_are_read_in_turns_with_side_calls(facts: list[Fact]) -> None:
+def test_streams_that_are_read_in_turns_with_side_calls(events: list[Event]) -> None:
     """What a hook asks counts for the agent whose hook it is, whichever stream was read before."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helpers = [ScriptedModel(endless(says("x")), model_id=f"helper{n}") for n in range(2)]
     agents = [agent_of(Metered([*[uses("look")] * 3, says("done")]), f"agent{n}") for n in range(2)]
     for agent, helper in zip(agents, helpers, strict=True):
@@ -400,7 +400,7 @@ def test_streams_that_are_read_in_turns_with_side_calls(facts: list[Fact]) -> No
                     streams.remove(stream)
 
     asyncio.run(main())
-    side = {(each.invocation.agent, each.model) for each in calls(facts) if each.side}
+    side = {(each.invocation.agent, each.model) for each in calls(events) if each.side}
     assert side == {("agent0", "helper0"), ("agent1", "helper1")}
 
 
@@ -472,9 +472,9 @@ def test_agents_that_are_tools_in_the_background_one_at_a_time() -> None:
     assert calls_of(parent, *children) == 5
 
 
-def test_memories_that_agents_at_once_extract(facts: list[Fact]) -> None:
+def test_memories_that_agents_at_once_extract(events: list[Event]) -> None:
     """Extraction of one is held by what the others have used."""
-    enable(tree=Limits(max_model_calls=12), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=12), observers=[events.append])
     extractor = ScriptedModel(endless(says("[]")), model_id="extractor")
     children = [remembering(extractor, ScriptedModel(endless(says("done")))) for _ in range(10)]
 

@@ -164,8 +164,8 @@ def test_both_ways_are_identical() -> None:
         OtlpObserver(meter, conventions=True),
     ):
         observer.info("1.2.3")
-        for fact in STORY:
-            observer(fact)
+        for event in STORY:
+            observer(event)
     assert dict(read(scraped)) == dict(read(sent))
     assert any(name.startswith("gen_ai_") for name, _ in dict(read(scraped)))
 
@@ -174,8 +174,8 @@ def points(name: str) -> list[Any]:
     """Data points of one metric that the story leaves, over OTLP."""
     reader = InMemoryMetricReader()
     observer = OtlpObserver(MeterProvider([reader]).get_meter("otel_limits"), conventions=True)
-    for fact in STORY:
-        observer(fact)
+    for event in STORY:
+        observer(event)
     data: Any = reader.get_metrics_data()
     metrics = data.resource_metrics[0].scope_metrics[0].metrics
     (found,) = (each for each in metrics if each.name == name)

@@ -18,17 +18,18 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.parser import text_string_to_metric_families
 
 from otel_limits.bindings import known
-from otel_limits.core.facts import (
+from otel_limits.core.events import (
     ActionTaken,
     Cycle,
-    Dropped,
     Enforcing,
-    Fact,
-    Fault,
+    Event,
     Halt,
+    InternalError,
     Invocation,
-    Lag,
+    LimitWarning,
     ModelCall,
+    ObserverDropped,
+    ObserverLag,
     PolicyRead,
     QuotaDecision,
     QuotaUse,
@@ -37,7 +38,6 @@ from otel_limits.core.facts import (
     Stop,
     ToolCall,
     Turn,
-    Warned,
 )
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import Breach, Level, Limits
@@ -62,10 +62,10 @@ class Way:
     observer: CountingObserver
     registry: CollectorRegistry
 
-    def tell(self, *facts: Fact) -> None:
+    def tell(self, *facts: Event) -> None:
         """Tell the observer what happened, in the way that it wants to be told."""
-        for fact in facts:
-            self.observer(fact)
+        for event in facts:
+            self.observer(event)
 
     def samples(self) -> Samples:
         """What a Prometheus would see."""
@@ -185,18 +185,18 @@ STORY = (
     replace(CALL, number=3, model="m2", kind="unmeasured", usage=Usage(input=7), price=None),
     TOOL_CALL,
     Turn(invocation=INVOCATION, number=1),
-    Warned(invocation=INVOCATION, threshold=0.8, level=Level("max_token_budget", 100, 90)),
+    LimitWarning(invocation=INVOCATION, threshold=0.8, level=Level("max_token_budget", 100, 90)),
     HALT,
     STOP,
-    Fault(component="clock"),
-    Dropped(observer="ledger", facts=3),
-    Lag(observer="ledger", seconds=0.02),
+    InternalError(component="clock"),
+    ObserverDropped(observer="ledger", events=3),
+    ObserverLag(observer="ledger", seconds=0.02),
     QUOTA_USE,
     QUOTA_DECISION,
     QUOTA_WAIT,
     replace(QUOTA_WAIT, seconds=2.5),
 )
-"""At least one fact of every kind."""
+"""At least one event of every kind."""
 
 
 def test_names_labels_and_values_are_identical_both_ways() -> None:
@@ -274,7 +274,7 @@ def translated(name: str, unit: str, kind: str) -> str:
         ("limit", {"limit": "max_cost_usd"}, 0.5),
         ("overshoot_tokens_sum", {"limit": "max_token_budget"}, 20),
         ("warnings_total", {"limit": "max_token_budget", "threshold": "0.8"}, 1),
-        ("blind_invocations_total", {}, 1),
+        ("unsampled_invocations_total", {}, 1),
     ],
 )
 def test_a_fact_becomes_this_value(
@@ -344,7 +344,7 @@ def test_what_observers_lose_and_how_long_they_take_is_told(way: Way) -> None:
     """A ledger that cannot keep up is seen."""
     way.tell(*STORY)
 
-    assert way.value("otel_limits_observers_dropped_total", observer="ledger") == 3
+    assert way.value("otel_limits_observer_dropped_events_total", observer="ledger") == 3
     assert way.value("otel_limits_observer_lag_seconds_sum", observer="ledger") == 0.02
     assert way.value("otel_limits_internal_errors_total", component="clock") == 1
 
@@ -549,7 +549,7 @@ def finish_invocations(way: Way, agents: int) -> None:
     for number in range(agents):
         name = f"agent-{number}"
         invocation = Invocation(agent=name, id=name, root_id=name)
-        way.tell(*(replace(fact, invocation=invocation) for fact in (STARTED, CALL, TOOL_CALL)))
+        way.tell(*(replace(event, invocation=invocation) for event in (STARTED, CALL, TOOL_CALL)))
         way.tell(replace(STOP, agent=name, invocation_id=name))
 
 

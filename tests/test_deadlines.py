@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from strands.types.streaming import StreamEvent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent
 
 AIM_SECONDS = 0.5
@@ -115,7 +115,7 @@ def test_the_deadline_ends_a_provider_that_hangs(
     assert call(agent).stop_reason == "end_turn"
 
 
-def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, facts: list[Event]) -> None:
     """Nobody knows what the provider counts: its input was sent, and what came back is known."""
     enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[facts.append])
     make_agent(Stuck(3))("go")
@@ -363,7 +363,7 @@ async def consults() -> str:
 
 
 def test_a_model_that_a_tool_asks_is_ended_with_the_error_of_the_limit(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """The tool learns of it, and no model is called after it."""
     enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[facts.append])

@@ -52,7 +52,7 @@ def fresh_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
+def events() -> dict[str, Any]:
     """What `otel-limits demo --json` prints."""
     done = subprocess.run(
         [COMMAND, "demo", "--json"],
@@ -68,14 +68,14 @@ def facts() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def scenarios(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def scenarios(events: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Its scenarios by name."""
-    return {scenario["name"]: scenario for scenario in facts["scenarios"]}
+    return {scenario["name"]: scenario for scenario in events["scenarios"]}
 
 
-def test_four_scenarios_differ_in_their_environment_alone(facts: dict[str, Any]) -> None:
+def test_four_scenarios_differ_in_their_environment_alone(events: dict[str, Any]) -> None:
     """No limits, one kind of limit each, and one that only observes."""
-    assert [scenario["environment"] for scenario in facts["scenarios"]] == [
+    assert [scenario["environment"] for scenario in events["scenarios"]] == [
         {},
         {"OTEL_LIMITS_MAX_TURNS": "6"},
         {"OTEL_LIMITS_MAX_TOKEN_BUDGET": "5000"},
@@ -107,10 +107,10 @@ def test_metrics_agree_with_the_model_server_and_the_framework(
 
 
 def test_without_limits_only_the_demo_ends_the_run(
-    facts: dict[str, Any], scenarios: dict[str, dict[str, Any]]
+    events: dict[str, Any], scenarios: dict[str, dict[str, Any]]
 ) -> None:
     """Pending looks, the one that finds the job done, and the answer."""
-    looks = facts["bound"]["pending_looks"]
+    looks = events["bound"]["pending_looks"]
     scenario = scenarios["no_limits"]
     assert scenario["model_calls"] == looks + 2
     assert scenario["bounded_by_demo"] is True
@@ -143,8 +143,8 @@ def test_the_token_budget_is_overrun_by_one_call_at_most(
 def test_observe_changes_nothing_but_what_is_known(scenarios: dict[str, dict[str, Any]]) -> None:
     """The run is that without limits; the breach is counted and logged once."""
     observed, free = scenarios["observe"], scenarios["no_limits"]
-    for fact in ("model_calls", "tokens", "server_saw"):
-        assert observed[fact] == free[fact]
+    for event in ("model_calls", "tokens", "server_saw"):
+        assert observed[event] == free[event]
     series = 'otel_limits_stops_total{action="observed",agent="observe",reason="max_turns"}'
     assert observed["metrics"][series] == 1
     assert len(observed["log"]) == 1
@@ -180,11 +180,11 @@ def test_a_real_zero_token_call_is_no_halt(scenarios: dict[str, dict[str, Any]])
     assert metrics[tagged] == 0
 
 
-def test_metrics_come_from_the_endpoint_of_each_program(facts: dict[str, Any]) -> None:
+def test_metrics_come_from_the_endpoint_of_each_program(events: dict[str, Any]) -> None:
     """Four programs, four ports, and no fault of ours in any of them."""
-    urls = {scenario["metrics_url"] for scenario in facts["scenarios"]}
+    urls = {scenario["metrics_url"] for scenario in events["scenarios"]}
     assert len(urls) == 4
-    for scenario in facts["scenarios"]:
+    for scenario in events["scenarios"]:
         assert not [name for name in scenario["metrics"] if "internal_errors" in name]
 
 

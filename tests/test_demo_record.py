@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.core.facts import ModelCall, Stop
+from otel_limits.core.events import ModelCall, Stop
 from otel_limits.demo.fleet import DAYS, FLEET, READER, history, midnight
 from otel_limits.demo.record import QUESTIONS
 
@@ -78,11 +78,11 @@ def test_what_to_ask_next_can_be_asked(directory: Path, capsys: pytest.CaptureFi
 def told(today: date) -> Counter[tuple[Any, ...]]:
     """What is told of the calls and the ends, without the time."""
     return Counter(
-        (fact.invocation.id, fact.number, fact.usage.total, fact.price)
-        if isinstance(fact, ModelCall)
-        else (fact.reason, fact.turns, fact.cost)
-        for fact in history(today)
-        if isinstance(fact, (ModelCall, Stop))
+        (event.invocation.id, event.number, event.usage.total, event.price)
+        if isinstance(event, ModelCall)
+        else (event.reason, event.turns, event.cost)
+        for event in history(today)
+        if isinstance(event, (ModelCall, Stop))
     )
 
 
@@ -94,14 +94,14 @@ def test_it_is_the_same_on_every_day(later: int) -> None:
 
 def test_it_ends_before_the_day_of_its_recording() -> None:
     """Nothing lies in the future, and nothing is older than four weeks."""
-    times = [fact.at for fact in history(MONDAY) if isinstance(fact, ModelCall)]
+    times = [event.at for event in history(MONDAY) if isinstance(event, ModelCall)]
     assert midnight(MONDAY - timedelta(days=DAYS)) < min(times)
     assert midnight(MONDAY - timedelta(days=1)) < max(times) < midnight(MONDAY)
 
 
 def test_a_reader_belongs_to_the_tree_of_who_asked_it() -> None:
     """Which budget trees and `audit show` go by."""
-    stops = [fact.invocation for fact in history(MONDAY) if isinstance(fact, Stop)]
+    stops = [event.invocation for event in history(MONDAY) if isinstance(event, Stop)]
     assert {each.parent_id is None for each in stops if each and each.agent == READER.name} == {
         False
     }

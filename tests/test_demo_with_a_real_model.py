@@ -55,10 +55,10 @@ def played(capsys: pytest.CaptureFixture[str], *arguments: str) -> Iterator[tupl
 def test_it_is_bounded_where_tool_calls_fail(capsys: pytest.CaptureFixture[str]) -> None:
     """Who pays for the model pays for 120 calls at most; what ended a run is said."""
     with played(capsys, "--json") as (server, shown):
-        facts = json.loads(shown)
-    assert len(server.authorizations) == sum(each["model_calls"] for each in facts["scenarios"])
+        events = json.loads(shown)
+    assert len(server.authorizations) == sum(each["model_calls"] for each in events["scenarios"])
     assert len(server.authorizations) <= 120
-    ends = {each["name"]: each for each in facts["scenarios"]}
+    ends = {each["name"]: each for each in events["scenarios"]}
     assert ends["max_turns"]["model_calls"] == 6
     for name in ("no_limits", "observe"):
         assert ends[name]["model_calls"] == MOST_CALLS

@@ -10,7 +10,7 @@ from strands import Agent, tool
 from strands.memory import ExtractionConfig, InvocationTrigger, MemoryManager, ModelExtractor
 from strands.vended_memory_stores import TestMemoryStore as MemoryStore
 
-from otel_limits import Fact, Limits, enable
+from otel_limits import Event, Limits, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 from tests.test_ways_out import calls, extract, read, stops
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def remembering(extractor: ScriptedModel, model: ScriptedModel) -> Agent:
-    """Make an agent from whose conversations facts are extracted once they are over."""
+    """Make an agent from whose conversations events are extracted once they are over."""
     store = MemoryStore(
-        name="facts",
+        name="events",
         writable=True,
         extraction=ExtractionConfig(
             trigger=[InvocationTrigger()], extractor=ModelExtractor(model=extractor)
@@ -38,9 +38,9 @@ def remembering(extractor: ScriptedModel, model: ScriptedModel) -> Agent:
     )
 
 
-def test_memory_extraction_is_recorded(source: str, facts: list[Fact], metric: Metric) -> None:
+def test_memory_extraction_is_recorded(source: str, events: list[Event], metric: Metric) -> None:
     """It runs after the invocation, counts for it, and nothing refuses it."""
-    enable(Limits(max_token_budget=20, max_model_calls=1), observers=[facts.append])
+    enable(Limits(max_token_budget=20, max_model_calls=1), observers=[events.append])
     extractor = ScriptedModel(endless(says("[]", usage=tokens(5000))), model_id="extractor")
     before = metric(
         "otel_limits_tokens_total", agent="remembering", model="extractor", type="input"
@@ -48,7 +48,7 @@ def test_memory_extraction_is_recorded(source: str, facts: list[Fact], metric: M
     agent = remembering(extractor, ScriptedModel(endless(says("done"))))
     for _ in range(3):
         assert agent("go").stop_reason == "end_turn"
-    late = [each for each in calls(facts) if each.model == "extractor"]
+    late = [each for each in calls(events) if each.model == "extractor"]
     assert extractor.calls == len(late) == 3
     assert [(each.side, each.kind, each.usage.total) for each in late] == [
         (True, "measured", 5000)
@@ -58,9 +58,9 @@ def test_memory_extraction_is_recorded(source: str, facts: list[Fact], metric: M
     assert after - before == 3 * 4999
 
 
-def test_memory_extraction_in_a_tree_is_held_by_it(source: str, facts: list[Fact]) -> None:
+def test_memory_extraction_in_a_tree_is_held_by_it(source: str, events: list[Event]) -> None:
     """The agent that used the remembering one as a tool still runs, and so does its tree."""
-    enable(tree=Limits(max_token_budget=2000), observers=[facts.append])
+    enable(tree=Limits(max_token_budget=2000), observers=[events.append])
     extractor = ScriptedModel(endless(says("[]", usage=tokens(1500))), model_id="extractor")
     inner = remembering(extractor, ScriptedModel(endless(says("done"))))
 
@@ -96,9 +96,9 @@ def in_background(ask: Any, script: Any, *, waits: bool) -> Agent:
     )
 
 
-def test_tools_in_the_background_are_held_by_the_budget(source: str, facts: list[Fact]) -> None:
+def test_tools_in_the_background_are_held_by_the_budget(source: str, events: list[Event]) -> None:
     """They run after their turn, while the loop goes on."""
-    enable(Limits(max_token_budget=200), observers=[facts.append])
+    enable(Limits(max_token_budget=200), observers=[events.append])
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
 
     async def often() -> str:
@@ -109,14 +109,14 @@ def test_tools_in_the_background_are_held_by_the_budget(source: str, facts: list
     agent = in_background(often, [uses("think"), *[says("waiting")] * 5], waits=True)
     assert agent("go").stop_reason == "max_token_budget"
     assert helper.calls == 1
-    assert [each.usage.total for each in calls(facts) if each.model == "helper"] == [1000]
+    assert [each.usage.total for each in calls(events) if each.model == "helper"] == [1000]
 
 
 def test_tools_in_the_background_that_outlive_the_invocation_are_recorded(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """Each call counts once, for the invocation that asked for the tool."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
 
     async def main() -> None:
@@ -136,14 +136,14 @@ def test_tools_in_the_background_that_outlive_the_invocation_are_recorded(
         await asyncio.wait_for(done.wait(), 30)
 
     asyncio.run(main())
-    late = [each for each in calls(facts) if each.side]
+    late = [each for each in calls(events) if each.side]
     assert [each.usage.total for each in late[:3]] == [1000] * 3
     assert [each.kind for each in late[3:]] == ["unmeasured"]
-    assert {each.invocation.id for each in late} == {stops(facts)["busy"].invocation_id}
+    assert {each.invocation.id for each in late} == {stops(events)["busy"].invocation_id}
 
 
 def test_an_end_in_another_thread_counts_a_call_once(
-    make_agent: MakeAgent, facts: list[Fact], monkeypatch: pytest.MonkeyPatch
+    make_agent: MakeAgent, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many live invocations end the oldest one, whose call may just be counted by itself."""
     quote = LIVE.quote
@@ -158,6 +158,6 @@ def test_an_end_in_another_thread_counts_a_call_once(
 
     monkeypatch.setattr(LIVE, "quote", slow_quote)
     monkeypatch.setattr(LIVE, "_max_live", 1)
-    enable(tree=Limits(max_turns=5), observers=[facts.append])
+    enable(tree=Limits(max_turns=5), observers=[events.append])
     make_agent(ScriptedModel([says("done")]))("go")
-    assert [each.number for each in calls(facts) if each.invocation.agent == "tester"] == [1]
+    assert [each.number for each in calls(events) if each.invocation.agent == "tester"] == [1]

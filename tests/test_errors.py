@@ -184,11 +184,11 @@ def test_raising_logs_nothing_but_the_warning(
 
 def test_raising_is_counted_and_told_as_such(make_agent: MakeAgent, metric: Metric) -> None:
     """The invocation counts as raised, with the reason of its limit."""
-    facts: list[otel_limits.Fact] = []
-    enable(Limits(max_turns=2), action="raise", observers=[facts.append])
+    events: list[otel_limits.Event] = []
+    enable(Limits(max_turns=2), action="raise", observers=[events.append])
     with pytest.raises(MaxTurnsReachedException):
         make_agent(runaway())("go")
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (stop,) = [fact for fact in events if isinstance(fact, Stop)]
     assert (stop.reason, stop.action) == ("max_turns", "raised")
     labels = {"agent": "tester", "reason": "max_turns", "action": "raised"}
     assert metric("otel_limits_stops_total", **labels) == 1

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from otel_limits import (
-    Fact,
+    Event,
     Invocation,
     Limits,
     ModelCall,
@@ -98,15 +98,15 @@ class Meddler:
         self.told: set[str] = set()
         self.changed: set[str] = set()
 
-    def __call__(self, fact: Fact) -> None:
-        """Try every part of a fact."""
-        for part in parts(fact):
+    def __call__(self, event: Event) -> None:
+        """Try every part of an event."""
+        for part in parts(event):
             if dataclasses.is_dataclass(part):
                 self.told.add(type(part).__name__)
             self.changed.update(changes(part))
 
 
-def ignore(fact: Fact) -> None:
+def ignore(event: Event) -> None:
     """Do nothing with what is told."""
 
 
@@ -132,7 +132,7 @@ def told(ledger: LedgerFile) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Soft thresholds, audited attributes and prices: every kind of fact has all of its parts."""
+    """Soft thresholds, audited attributes and prices: every kind of event has all of its parts."""
     path = tmp_path / "limits.yaml"
     path.write_text(POLICY, encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
@@ -187,12 +187,12 @@ def test_a_fact_keeps_its_own_attributes() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("fact", [STARTED, CALL, STOP], ids=lambda fact: type(fact).__name__)
-def test_a_fact_can_be_copied(fact: Fact, protocol: int) -> None:
+@pytest.mark.parametrize("event", [STARTED, CALL, STOP], ids=lambda event: type(event).__name__)
+def test_a_fact_can_be_copied(event: Event, protocol: int) -> None:
     """It can be handed to another process, and is the same there."""
-    pickled = pickle.loads(pickle.dumps(fact, protocol))  # noqa: S301  our own bytes
-    assert pickled == fact == copy.deepcopy(fact)
-    assert hash(pickled) == hash(fact)
+    pickled = pickle.loads(pickle.dumps(event, protocol))  # noqa: S301  our own bytes
+    assert pickled == event == copy.deepcopy(event)
+    assert hash(pickled) == hash(event)
 
 
 def test_where_a_stop_stands_in_its_tree_is_not_compared() -> None:

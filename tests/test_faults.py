@@ -18,8 +18,13 @@ from strands.hooks import AfterToolsEvent
 from strands.types.exceptions import EventLoopException
 
 import otel_limits
-from otel_limits import Dropped, Fact, Fault, Limits, ModelCall, Stop, enable
-from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, Faults, never_raises
+from otel_limits import Event, InternalError, Limits, ModelCall, ObserverDropped, Stop, enable
+from otel_limits.core.internal_errors import (
+    INTERNAL_ERRORS,
+    LOG_INTERVAL_SECONDS,
+    ErrorReporter,
+    suppress_errors,
+)
 from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices
 from otel_limits.observers.prometheus import PrometheusObserver
@@ -162,14 +167,14 @@ def test_a_fault_in_each_internal_call_in_turn(
 
     A fault in the counting of a turn permits one further turn, and no more.
     """
-    facts: list[Fact] = []
-    enable(Limits(max_turns=1), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_turns=1), observers=[events.append])
     short_runaway(make_agent)("go")  # what is done once per process
     inside = calls_inside(make_agent)
     assert len(inside) > 50
     wrong = {}
     for name, times in inside.items():
-        facts.clear()
+        events.clear()
         number = 1 if which == "first" else times
         agent = short_runaway(make_agent)
         try:
@@ -177,9 +182,9 @@ def test_a_fault_in_each_internal_call_in_turn(
         except Exception as felt:  # noqa: BLE001  told below, of all of them at once
             reason = repr(felt)
         assert isinstance(agent.model, ScriptedModel)
-        booked = [fact.usage.total for fact in facts if isinstance(fact, ModelCall)]
-        spent = [fact.usage.total for fact in facts if isinstance(fact, Stop)]
-        seen = (reason, agent.model.calls, len([f for f in facts if isinstance(f, Fault)]))
+        booked = [fact.usage.total for fact in events if isinstance(fact, ModelCall)]
+        spent = [fact.usage.total for fact in events if isinstance(fact, Stop)]
+        seen = (reason, agent.model.calls, len([f for f in events if isinstance(f, InternalError)]))
         fine = (
             seen in {("max_turns", 1, 1), ("max_turns", 2, 1)}
             and 0 not in booked
@@ -232,31 +237,31 @@ def failing(*_: Any) -> Any:
 def test_a_users_callback_that_always_fails(
     make_agent: MakeAgent, metric: Metric, errors_logged: Callable[[], list[str]]
 ) -> None:
-    """It is counted each time, logged once, and keeps the facts from nobody else."""
-    facts: list[Fact] = []
-    enable(Limits(max_turns=3), observers=[failing, facts.append])
+    """It is counted each time, logged once, and keeps the events from nobody else."""
+    events: list[Event] = []
+    enable(Limits(max_turns=3), observers=[failing, events.append])
     assert halted(make_agent(runaway()))
-    told = [fact for fact in facts if not isinstance(fact, (Fault, Dropped))]
-    faults = [fact.component for fact in facts if isinstance(fact, Fault)]
+    told = [fact for fact in events if not isinstance(fact, (InternalError, ObserverDropped))]
+    faults = [fact.component for fact in events if isinstance(fact, InternalError)]
     assert faults == ["observer"] * len(told)
     assert internal_errors(metric, "observer") == len(told)
     assert len(errors_logged()) == 1
-    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+    assert [fact.usage.total for fact in events if isinstance(fact, Stop)] == [45]
 
 
 @pytest.mark.usefixtures("source")
 def test_a_users_callback_that_recurses_for_ever(make_agent: MakeAgent, metric: Metric) -> None:
     """Its RecursionError stays its own."""
 
-    def recurse(fact: Fact) -> None:
+    def recurse(fact: Event) -> None:
         recurse(fact)
 
-    facts: list[Fact] = []
-    enable(Limits(max_turns=3), observers=[recurse, facts.append])
+    events: list[Event] = []
+    enable(Limits(max_turns=3), observers=[recurse, events.append])
     assert halted(make_agent(runaway()))
-    told = [fact for fact in facts if not isinstance(fact, (Fault, Dropped))]
+    told = [fact for fact in events if not isinstance(fact, (InternalError, ObserverDropped))]
     assert internal_errors(metric, "observer") == len(told)
-    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+    assert [fact.usage.total for fact in events if isinstance(fact, Stop)] == [45]
 
 
 @pytest.mark.usefixtures("source")
@@ -268,12 +273,12 @@ def test_a_clock_that_always_fails(
 ) -> None:
     """Time stands still, and turns and tokens count as ever."""
     monkeypatch.setattr(LIVE, "clock", failing)
-    facts: list[Fact] = []
-    enable(Limits(max_turns=3, max_duration_seconds=60), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_turns=3, max_duration_seconds=60), observers=[events.append])
     assert halted(make_agent(runaway()))
     assert internal_errors(metric, "clock") > 0
     assert len(errors_logged()) == 1
-    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+    assert [fact.usage.total for fact in events if isinstance(fact, Stop)] == [45]
 
 
 @pytest.mark.usefixtures("source")
@@ -290,11 +295,11 @@ def test_metrics_that_fail(
 ) -> None:
     """An agent whose metrics are out of order is halted, and that they are is counted."""
     monkeypatch.setattr(PrometheusObserver, handler, failing)
-    facts: list[Fact] = []
-    enable(Limits(max_turns=3), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_turns=3), observers=[events.append])
     assert halted(make_agent(runaway()))
     assert internal_errors(metric, "prometheus") == failures
-    assert [fact.usage.total for fact in facts if isinstance(fact, Stop)] == [45]
+    assert [fact.usage.total for fact in events if isinstance(fact, Stop)] == [45]
 
 
 def test_metrics_that_cannot_count_faults(
@@ -355,12 +360,12 @@ def test_prices_that_always_fail(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call without a price is unpriced: it counts with its tokens, and is not free."""
-    facts: list[Fact] = []
-    enable(Limits(max_turns=3), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_turns=3), observers=[events.append])
     monkeypatch.setattr(Prices, "quote", failing)
     assert halted(make_agent(runaway()))
     assert internal_errors(metric, "prices") == 3
-    calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+    calls = [fact for fact in events if isinstance(fact, ModelCall)]
     assert [(call.price, call.usage.total) for call in calls] == [(None, 15)] * 3
 
 
@@ -398,7 +403,7 @@ def test_content_that_cannot_be_written_down(make_agent: MakeAgent, metric: Metr
 def test_a_fault_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Each component has its own minute; all faults are told."""
     time, told = [0.0], list[str]()
-    faults = Faults(clock=lambda: time[0])
+    faults = ErrorReporter(clock=lambda: time[0])
     faults.publish = told.append
     for time[0] in (0.0, 1.0, LOG_INTERVAL_SECONDS - 0.1, LOG_INTERVAL_SECONDS + 0.1):
         faults.report("clock", OSError("secret"))
@@ -412,11 +417,11 @@ def test_the_log_of_a_fault_names_the_error_and_not_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The text of somebody's exception may hold a prompt: it is shown at DEBUG alone."""
-    Faults().report("observer", OSError("secret"))
+    ErrorReporter().report("observer", OSError("secret"))
     assert "observer failed with OSError and was skipped" in caplog.text
     assert "secret" not in caplog.text
     caplog.set_level(logging.DEBUG, logger="otel_limits")
-    Faults().report("observer", OSError("secret"))
+    ErrorReporter().report("observer", OSError("secret"))
     assert "secret" in caplog.text
 
 
@@ -427,12 +432,12 @@ def test_a_fault_that_cannot_be_told_is_told_later() -> None:
     def too_deep(component: str) -> None:
         raise RecursionError
 
-    faults = Faults()
+    faults = ErrorReporter()
     faults.publish = too_deep
     faults.report("processor", RecursionError())
     assert faults.unreported == ["processor"]
     faults.publish = told.append
-    faults.catch_up()
+    faults.report_deferred()
     assert (told, faults.unreported) == (["processor"], [])
 
 
@@ -441,7 +446,7 @@ def test_what_was_untold_is_counted_when_the_invocation_ends(
 ) -> None:
     """No further fault is needed to hear of the ones that could not be told."""
     enable()
-    FAULTS.unreported.append("processor")
+    INTERNAL_ERRORS.unreported.append("processor")
     make_agent(ScriptedModel([says("done")]))("go")
     assert internal_errors(metric, "processor") == 1
 
@@ -480,19 +485,19 @@ def test_a_runaway_without_limits_dies_of_recursion_and_is_booked(
     The last one may break off before the provider reports anything, or hears of it at all.
     """
     bare, _ = depth_of_a_runaway(make_agent)
-    facts: list[Fact] = []
-    enable(Limits(max_no_progress_turns=10**6), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_no_progress_turns=10**6), observers=[events.append])
     calls, _ = depth_of_a_runaway(make_agent)
     assert bare - 4 <= calls <= bare
-    assert [fact for fact in facts if isinstance(fact, Fault)] == []
-    booked = [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
+    assert [fact for fact in events if isinstance(fact, InternalError)] == []
+    booked = [(fact.kind, fact.usage.total) for fact in events if isinstance(fact, ModelCall)]
     measured, failed = ("measured", 15), ("failed", 0)
     assert booked in (
         [measured] * calls,
         [*[measured] * calls, failed],
         [*[measured] * (calls - 1), failed],
     )
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (stop,) = [fact for fact in events if isinstance(fact, Stop)]
     assert (stop.reason, stop.usage.total) == ("error", sum(tokens for _, tokens in booked))
 
 
@@ -517,5 +522,5 @@ def test_a_cap_holds_beyond_the_recursion_limit_that_was_raised(make_agent: Make
 
 def test_a_guarded_function_returns_none_for_its_caller() -> None:
     """What fails yields `None`; what does not is passed through."""
-    assert never_raises("binding")(failing)() is None
-    assert never_raises("binding")(lambda number: number + 1)(1) == 2
+    assert suppress_errors("binding")(failing)() is None
+    assert suppress_errors("binding")(lambda number: number + 1)(1) == 2

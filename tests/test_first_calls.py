@@ -186,10 +186,10 @@ def test_what_the_program_starts_says_nothing_at_its_exit() -> None:
     assert run(sys.executable, "-W", "ignore", "-c", fork).stderr == ""
 
 
-def test_the_facts_say_it_too(make_agent: MakeAgent, facts: list[otel_limits.Fact]) -> None:
+def test_the_facts_say_it_too(make_agent: MakeAgent, events: list[otel_limits.Event]) -> None:
     """What an observer is told of an invocation that begins."""
-    enable(Limits(max_turns=3), tree=Limits(max_turns=5), action="ask", observers=[facts.append])
+    enable(Limits(max_turns=3), tree=Limits(max_turns=5), action="ask", observers=[events.append])
     make_agent(ScriptedModel([uses("search"), says("done")]))("go")
-    started = next(fact for fact in facts if isinstance(fact, otel_limits.Started))
+    started = next(event for event in events if isinstance(event, otel_limits.Started))
     assert dict(started.tree) == {"tree_max_turns": 5}
     assert (started.has_quotas, started.configured_action) == (False, "ask")

@@ -89,9 +89,9 @@ from strands import Agent, tool
 
 stops = []
 
-def note(fact):
-    if isinstance(fact, otel_limits.Stop):
-        stops.append(fact)
+def note(event):
+    if isinstance(event, otel_limits.Stop):
+        stops.append(event)
 
 otel_limits.enable(observers=[note])
 

@@ -12,7 +12,7 @@ from strands.multiagent import GraphBuilder
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, NodeResult, Status
 from strands.telemetry.metrics import EventLoopMetrics
 
-from otel_limits import Fact, Limits, LimitsPlugin, MaxModelCallsReachedError, Started, enable
+from otel_limits import Event, Limits, LimitsPlugin, MaxModelCallsReachedError, Started, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.tree import CURRENT
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
@@ -71,40 +71,44 @@ def helper() -> ScriptedModel:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_nodes_that_ask_by_themselves_are_held(number: int, source: str, facts: list[Fact]) -> None:
+def test_nodes_that_ask_by_themselves_are_held(
+    number: int, source: str, events: list[Event]
+) -> None:
     """However many there are, the cap of their graph is theirs together."""
-    enable(tree=Limits(max_model_calls=4), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=4), observers=[events.append])
     nodes = [Asking(helper(), 9) for _ in range(number)]
     graph_of(*nodes)("go")
     assert sum(node.model.calls for node in nodes) == 4
     assert all(isinstance(node.error, MaxModelCallsReachedError) for node in nodes)
-    assert [(each.side, each.usage.total) for each in calls(facts)] == [(True, 100)] * 4
-    stop = stops(facts)["research"]
+    assert [(each.side, each.usage.total) for each in calls(events)] == [(True, 100)] * 4
+    stop = stops(events)["research"]
     assert (stop.reason, stop.model_calls) == ("max_model_calls", 4)
     assert len(LIVE) == 0
 
 
-def test_they_share_it_with_agents(source: str, facts: list[Fact]) -> None:
+def test_they_share_it_with_agents(source: str, events: list[Event]) -> None:
     """An agent beside them takes from the same cap."""
-    enable(tree=Limits(max_model_calls=3), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=3), observers=[events.append])
     node, model = Asking(helper(), 9), ScriptedModel([says("done")])
     graph_of(Agent(model=model, callback_handler=None, name="beside"), node)("go")
     assert model.calls + node.model.calls == 3
 
 
-def test_they_are_one_invocation_of_their_graph(source: str, facts: list[Fact]) -> None:
+def test_they_are_one_invocation_of_their_graph(source: str, events: list[Event]) -> None:
     """It is there once a model was asked, and ends with the graph."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     graph_of(Asking(helper(), 0))("go")
-    assert not [fact for fact in facts if isinstance(fact, Started)]
+    assert not [event for event in events if isinstance(event, Started)]
     graph_of(Asking(helper(), 2), Asking(helper(), 1))("go")
-    assert [fact.invocation.agent for fact in facts if isinstance(fact, Started)] == ["research"]
-    assert (stops(facts)["research"].reason, len(calls(facts))) == ("end_turn", 3)
+    assert [event.invocation.agent for event in events if isinstance(event, Started)] == [
+        "research"
+    ]
+    assert (stops(events)["research"].reason, len(calls(events))) == ("end_turn", 3)
 
 
-def test_what_outlives_its_graph_is_recorded(facts: list[Fact]) -> None:
+def test_what_outlives_its_graph_is_recorded(events: list[Event]) -> None:
     """Nothing refuses it, and it counts for the graph."""
-    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=1), observers=[events.append])
     model, tasks = helper(), list[asyncio.Task[str]]()
 
     class Leaving(Asking):
@@ -124,11 +128,13 @@ def test_what_outlives_its_graph_is_recorded(facts: list[Fact]) -> None:
 
     ended = asyncio.Event()
     asyncio.run(main())
-    assert [(each.invocation.agent, each.side) for each in calls(facts)] == [("research", True)] * 2
+    assert [(each.invocation.agent, each.side) for each in calls(events)] == [
+        ("research", True)
+    ] * 2
     assert len(LIVE) == 0
 
 
-def test_a_plugin_alone_follows_no_graph(facts: list[Fact]) -> None:
+def test_a_plugin_alone_follows_no_graph(events: list[Event]) -> None:
     """What is on for one agent alone says nothing about what stands beside it."""
     own = LimitsPlugin(Limits(max_turns=1))
     agent = Agent(model=ScriptedModel([says("done")]), callback_handler=None, plugins=[own])
@@ -141,7 +147,7 @@ def test_a_plugin_alone_follows_no_graph(facts: list[Fact]) -> None:
 @pytest.mark.usefixtures("faulty")
 @pytest.mark.parametrize("place", ["runs.registry.Runs.group", "runs.registry.Runs.end_group"])
 def test_a_fault_in_following_a_graph_is_not_felt(
-    place: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+    place: str, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:
     """It ends as it would have, each of its agents is limited by itself, and nothing is left."""
 
@@ -149,10 +155,10 @@ def test_a_fault_in_following_a_graph_is_not_felt(
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(f"otel_limits.{place}", fail)
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     model = ScriptedModel(endless(uses("look_up")))
     graph = graph_of(Agent(model=model, callback_handler=None, name="alone", tools=[look_up]))
     graph("go")
-    assert (model.calls, stops(facts)["alone"].reason) == (2, "max_turns")
+    assert (model.calls, stops(events)["alone"].reason) == (2, "max_turns")
     assert CURRENT.get() is None
     assert len(LIVE) == 0

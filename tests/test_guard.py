@@ -17,7 +17,7 @@ import pytest
 from otel_limits import Limits, LimitsPlugin, disable, enable
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.bindings.strands.private import PRIVATE_NAMES
-from otel_limits.core.faults import FAULTS
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
@@ -307,7 +307,7 @@ def test_an_invocation_that_cannot_be_followed_is_told(
 
     enable(Limits(max_turns=3))
     told: list[Any] = []
-    monkeypatch.setattr(FAULTS, "publish", told.append)
+    monkeypatch.setattr(INTERNAL_ERRORS, "publish", told.append)
     monkeypatch.setattr(LIVE, "start", lambda *_, **__: 1 / 0)
     agent = make_agent(ScriptedModel([says("one"), says("two")]))
     agent("go")

@@ -18,7 +18,7 @@ from strands.hooks import (
 from strands.session.file_session_manager import FileSessionManager
 
 import otel_limits
-from otel_limits import Breach, Fact, Halt, Limits, Stop, Usage, enable
+from otel_limits import Breach, Event, Halt, Limits, Stop, Usage, enable
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_the_warning_of_turns(
 
 def test_a_halt_is_told_once(halting: Halting, source: str, metric: Metric) -> None:
     """One halt is one `Halt` fact, one `Stop` fact, and one synthetic message in the metrics."""
-    facts: list[Fact] = []
+    facts: list[Event] = []
     enable(LIMITS, observers=[facts.append])
     halting()("go")
     (halt,) = [fact for fact in facts if isinstance(fact, Halt)]

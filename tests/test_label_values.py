@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from otel_limits.core.facts import Lag
+from otel_limits.core.events import ObserverLag
 from otel_limits.core.labels import Names
 from otel_limits.core.limits import Limits
 from otel_limits.observers.prometheus import PrometheusObserver
@@ -46,7 +46,7 @@ def keys_of(way: Way, quota: str = "users") -> set[str]:
 
 def folded(way: Way, label: str) -> float:
     """How often a name of a label was counted as another one."""
-    return way.value("otel_limits_folded_names_total", label=label) or 0
+    return way.value("otel_limits_label_overflows_total", label=label) or 0
 
 
 @pytest.mark.parametrize("make", [through_prometheus, through_opentelemetry])
@@ -156,7 +156,7 @@ def test_keys_that_cannot_be_taken_back_are_bounded() -> None:
 def test_a_flood_of_observers_is_folded() -> None:
     """Observers can have any names, too."""
     way = through_prometheus()
-    way.tell(*(Lag(observer=str(number), seconds=1.0) for number in range(107)))
+    way.tell(*(ObserverLag(observer=str(number), seconds=1.0) for number in range(107)))
 
     assert way.value("otel_limits_observer_lag_seconds_count", observer="_other") == 7
     assert folded(way, "observer") == 7

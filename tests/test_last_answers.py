@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from strands.types.streaming import StreamEvent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent
 
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def wrap_up(make_agent: MakeAgent, last: Answer, facts: list[Fact]) -> Any:
+def wrap_up(make_agent: MakeAgent, last: Answer, facts: list[Event]) -> Any:
     """Let an agent give `last` as its last answer, and try it again afterwards."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
     model = ScriptedModel([uses("search"), last, says("again")])
@@ -39,13 +39,13 @@ def wrap_up(make_agent: MakeAgent, last: Answer, facts: list[Fact]) -> Any:
     return result
 
 
-def actions(facts: list[Fact]) -> Sequence[str]:
+def actions(facts: list[Event]) -> Sequence[str]:
     """Tell what was done, as the halt and the stop say it."""
     return [fact.action for fact in facts if isinstance(fact, (Halt, Stop))][:2]
 
 
 def test_an_answer_that_was_cut_by_its_cap_is_kept(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """The provider's cap on an answer is no error here: the limit ended the agent."""
     last = says("So far I know", stop_reason="max_tokens")
@@ -68,7 +68,7 @@ def test_an_answer_that_was_cut_by_its_cap_is_kept(
     ids=["empty", "blank", "cut", "cut-in-a-tool-use"],
 )
 def test_an_answer_without_words_is_replaced(
-    make_agent: MakeAgent, last: Answer, facts: list[Fact]
+    make_agent: MakeAgent, last: Answer, facts: list[Event]
 ) -> None:
     """The conversation ends as after a halt: providers refuse a message without content."""
     result = wrap_up(make_agent, last, facts)
@@ -78,7 +78,7 @@ def test_an_answer_without_words_is_replaced(
 
 
 def test_the_words_of_a_cut_answer_are_kept_without_its_tool_use(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """What is left of a tool use has no result, and can have none."""
     last = Answer(text="Half of it", tools=(("search", {}),), stop_reason="max_tokens")
@@ -196,7 +196,7 @@ def test_an_answer_that_only_thinks_is_replaced(make_agent: MakeAgent) -> None:
 
 
 def test_the_tokens_of_an_empty_answer_count(
-    make_agent: MakeAgent, facts: list[Fact], call: Call
+    make_agent: MakeAgent, facts: list[Event], call: Call
 ) -> None:
     """It was asked for, and is paid for."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])

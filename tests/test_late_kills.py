@@ -14,20 +14,20 @@ from otel_limits import Halt, KilledError, Limits, Stop, enable, kill
 from otel_limits.testing import ScriptedModel, endless, fails, says
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent
 
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def told(facts: list[Fact]) -> list[str]:
+def told(facts: list[Event]) -> list[str]:
     """Reasons of what was told of halts and of the stop."""
     return [fact.reason for fact in facts if isinstance(fact, (Halt, Stop))]
 
 
 @pytest.mark.parametrize("moment", [AfterInvocationEvent, AfterModelCallEvent, MessageAddedEvent])
 def test_a_kill_that_counts_is_told(
-    make_agent: MakeAgent, facts: list[Fact], call: Call, moment: type[Any]
+    make_agent: MakeAgent, facts: list[Event], call: Call, moment: type[Any]
 ) -> None:
     """`kill()` says that it ended one: result, halt and stop say so too, and the answer stays."""
     enable(Limits(max_turns=5), observers=[facts.append])
@@ -47,7 +47,7 @@ def test_a_kill_that_counts_is_told(
 
 
 def test_a_kill_in_the_hooks_keeps_them_from_resuming(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """An agent that a hook resumes for ever ends: no model is called again."""
     enable(Limits(max_turns=50), observers=[facts.append])
@@ -64,7 +64,7 @@ def test_a_kill_in_the_hooks_keeps_them_from_resuming(
 
 
 def test_a_late_kill_raises_where_that_is_the_action(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """As any other kill does."""
     enable(Limits(max_turns=5), action="raise", observers=[facts.append])
@@ -83,7 +83,7 @@ async def read(agent: Any) -> list[int]:
 
 
 def test_a_kill_when_the_result_is_out_counts_nothing(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """The reader has the result in its hands, and nothing can be changed any more."""
     enable(Limits(max_turns=5), observers=[facts.append])
@@ -92,7 +92,7 @@ def test_a_kill_when_the_result_is_out_counts_nothing(
 
 
 def test_a_kill_while_an_error_is_on_its_way_counts_nothing(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """The error ends the invocation, and is told."""
     enable(Limits(max_turns=5), observers=[facts.append])
@@ -104,7 +104,9 @@ def test_a_kill_while_an_error_is_on_its_way_counts_nothing(
     assert (killed, told(facts)) == ([0], ["error"])
 
 
-def test_a_deadline_during_the_hooks_does_not_act(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_a_deadline_during_the_hooks_does_not_act(
+    make_agent: MakeAgent, facts: list[Event]
+) -> None:
     """The natural end came first; hooks that look at the agent's signal see nothing of it."""
     # A second, in which also a machine that is busy has answered.
     enable(Limits(max_duration_seconds=1), observers=[facts.append])

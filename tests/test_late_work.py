@@ -14,7 +14,7 @@ from strands import Agent, tool
 from strands.multiagent import GraphBuilder
 from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
 
-from otel_limits import Fact, Limits, enable
+from otel_limits import Event, Limits, enable
 from otel_limits.testing import Answer, ScriptedModel, endless, says, tokens, uses
 from tests.test_group_calls import Asking, graph_of
 from tests.test_ways_out import calls, read, stops
@@ -83,21 +83,21 @@ async def nothing() -> str:
 
 
 def test_a_tool_that_waited_for_a_place_counts_for_who_asked(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """Not for the earlier invocation, whose tool had the place before."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
     queue = Queue([uses("think"), says("done")] * 2, nothing, lambda: read(helper))
 
     async def main() -> None:
         await queue.agent.invoke_async("one")
-        first = stops(facts)["busy"].invocation_id
+        first = stops(events)["busy"].invocation_id
         await queue.agent.invoke_async("two")
         await asyncio.to_thread(queue.go_on)
-        second = stops(facts)["busy"].invocation_id
+        second = stops(events)["busy"].invocation_id
         assert first != second
-        assert [each.invocation.id for each in calls(facts) if each.side] == [second]
+        assert [each.invocation.id for each in calls(events) if each.side] == [second]
 
     asyncio.run(main())
 
@@ -154,9 +154,11 @@ def test_agents_of_a_tool_that_waited_for_a_place_are_in_its_tree(
     assert called(asked) == 2
 
 
-def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(facts: list[Fact]) -> None:
+def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(
+    events: list[Event],
+) -> None:
     """A plain thread has the span of its parent alone, which is that of the right invocation."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel(endless(says("hint")), model_id="helper")
 
     async def ask() -> str:
@@ -185,8 +187,8 @@ def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(facts: l
         await queue.agent.invoke_async("two")
 
     asyncio.run(main())
-    second = stops(facts)["busy"].invocation_id
-    assert [each.invocation.id for each in calls(facts) if each.side] == [second]
+    second = stops(events)["busy"].invocation_id
+    assert [each.invocation.id for each in calls(events) if each.side] == [second]
 
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["of-asyncio", "plain"])

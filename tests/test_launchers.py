@@ -51,12 +51,12 @@ ORDERS = {
 def test_the_cap_holds_under_run_in_every_order(order: str) -> None:
     """Counted once and told once, and OpenTelemetry instruments what it does without us."""
     ended = execute(*ORDERS[order], *PYTHON, ENDLESS, **CAP, **NO_EXPORT)
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
-    assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
+    assert ended.events["samples"]["otel_limits_turns_total endless"] == 3
     assert [line.split(":")[0] for line in ended.ours] == [
         "Agent 'endless' was halted by max_turns"
     ]
-    assert ended.facts["threads_instrumented"] is ("instrument" in order)
+    assert ended.events["threads_instrumented"] is ("instrument" in order)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_cap_holds_under_run_in_every_order(order: str) -> None:
 def test_the_cap_holds_under_run_where_opentelemetry_gives_up(order: str, argument: str) -> None:
     """Without its exporter it hides every other `sitecustomize` and loads nobody."""
     ended = execute(*ORDERS[order], *PYTHON, ENDLESS, argument, **CAP, **WITHOUT_EXPORTER)
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
 @pytest.mark.parametrize("front", [INSTRUMENT, (*RUN, "--", *INSTRUMENT)], ids=["alone", "run"])
@@ -76,7 +76,7 @@ def test_an_instrumentor_that_raises_does_not_stop_ours(
     """OpenTelemetry loads nobody after it."""
     ended = execute(*front, *PYTHON, ENDLESS, PYTHONPATH=broken, **CAP, **NO_EXPORT)
     assert "Instrumenting of a failed" in ended.log
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
 @pytest.mark.parametrize("disabled", ["otel_limits", "threading, otel_limits", "*"])
@@ -88,7 +88,7 @@ def test_who_disables_our_instrumentor_disables_it(disabled: str) -> None:
         **CAP,
         **NO_EXPORT,
     )
-    assert ended.facts["model_calls"] > 3
+    assert ended.events["model_calls"] > 3
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +115,13 @@ def test_the_cap_holds_without_distro(without_distro: str, order: str) -> None:
     }
     front = [word for name in order.split(", ") for word in words[name]]
     ended = execute(*front, without_distro, ENDLESS, **CAP)
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
 def test_instrument_alone_without_its_exporter_limits_nobody() -> None:
     """The README says so, and so does OpenTelemetry: it loads no instrumentor at all."""
     ended = execute(*INSTRUMENT, *PYTHON, ENDLESS, **CAP, **WITHOUT_EXPORTER)
-    assert ended.facts["model_calls"] > 3
+    assert ended.events["model_calls"] > 3
     assert "Failed to auto initialize OpenTelemetry" in ended.log
 
 
@@ -131,7 +131,7 @@ def test_the_tracer_provider_of_the_environment_reaches_who_sets_none(
 ) -> None:
     """It is only loaded where nobody sets a provider: the README says so."""
     ended = execute(*PYTHON, ENDLESS, argument, **CAP, **SELECTED)
-    assert (ended.facts["model_calls"] == 3) is holds
+    assert (ended.events["model_calls"] == 3) is holds
 
 
 # --- what a launcher leaves to interpreters that the program starts -------------------------------

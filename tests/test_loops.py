@@ -305,17 +305,17 @@ def test_the_tool_that_repeats_itself_is_blamed(limit: str) -> None:
     """Blame falls on the tool that the count is about, not on the last of the batch."""
     state = LoopState()
     state.turn([call("b"), call("a")], None)
-    assert state.blame(limit) == ("a" if limit == "max_no_progress_turns" else "b")
+    assert state.culprit_tool(limit) == ("a" if limit == "max_no_progress_turns" else "b")
     state.turn([call("b"), call("a"), call("a"), call("c")], None)
     expected = {"max_repeated_tool_cycles": "a", "max_no_progress_turns": "c"}
-    assert state.blame(limit) == expected.get(limit, "a")
+    assert state.culprit_tool(limit) == expected.get(limit, "a")
 
 
 def test_nobody_is_blamed_for_a_text() -> None:
     """A turn without tools is no tool's fault."""
     state = turns_of("a")
     state.turn([], "")
-    assert state.blame("max_no_progress_turns") is None
+    assert state.culprit_tool("max_no_progress_turns") is None
 
 
 # --- fingerprints -----------------------------------------------------------------------------

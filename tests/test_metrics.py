@@ -24,7 +24,7 @@ from otel_limits.core.labels import clean
 from otel_limits.core.policy import Action, Policy
 from otel_limits.core.usage import measured
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.runs.calls import OpenCall
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.processes import free_port
@@ -43,7 +43,7 @@ LABELS = {
     "otel_limits_model_calls_total": {"agent", "model", "kind"},
     "otel_limits_synthetic_messages_total": {"agent", "reason"},
     "otel_limits_tokens_total": {"agent", "model", "type"},
-    "otel_limits_blind_invocations_total": {"agent"},
+    "otel_limits_unsampled_invocations_total": {"agent"},
     "otel_limits_internal_errors_total": {"component"},
 }
 """The names and labels that dashboards and alerts are written against."""
@@ -145,9 +145,9 @@ def test_what_happened_while_nobody_counted_is_not_counted_later(metric: Metric)
     run = LIVE.start("a", Policy())
     run.turn()
     former = LIVE.observers.all
-    LIVE.observers.use(())
+    LIVE.observers.set_observers(())
     run.turn()
-    LIVE.observers.use(former)
+    LIVE.observers.set_observers(former)
     run.turn()
     run.finish("end_turn")
     assert metric("otel_limits_turns_total", agent="a") == 2
@@ -173,7 +173,7 @@ def test_what_cannot_be_counted_is_a_loss_of_that(
     calls = {"agent": "tester", "model": "scripted", "kind": "measured"}
     assert metric("otel_limits_model_calls_total", **calls) == 2
     assert metric("otel_limits_cycles_total", agent="tester") == 3
-    assert metric("otel_limits_observers_dropped_total", observer="prometheus") == 1
+    assert metric("otel_limits_observer_dropped_events_total", observer="prometheus") == 1
     assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
     agent("go")
     assert metric("otel_limits_model_calls_total", **calls) == 5
@@ -282,7 +282,9 @@ def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
     enable()
     for name in names:
         run = LIVE.start(name, Policy())
-        run.calls.settle(run.calls.open(OpenCall(model, 1)), measured(otel_limits.Usage(input=1)))
+        run.calls.settle(
+            run.calls.open(InFlightCall(model, 1)), measured(otel_limits.Usage(input=1))
+        )
         run.finish("end_turn")
     samples = exposed()
     counted = samples["otel_limits_tokens_total"]
@@ -300,7 +302,7 @@ def test_a_flood_of_names_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIVE, "prices", None)
     for number in range(1000):
         run = LIVE.start(f"agent-{number}", Policy())
-        call = run.calls.open(OpenCall(f"model-{number}", 1))
+        call = run.calls.open(InFlightCall(f"model-{number}", 1))
         run.calls.settle(call, measured(otel_limits.Usage(input=1)))
         run.finish("end_turn")
     (tokens,) = (each for each in REGISTRY.collect() if each.name == "otel_limits_tokens")

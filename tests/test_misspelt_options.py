@@ -15,7 +15,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.cli.check import print_table
 from otel_limits.cli.parser import make_parser
-from otel_limits.core.hints import meant
+from otel_limits.core.hints import closest_match
 
 
 def commands_below(parser: ArgumentParser, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -158,14 +158,17 @@ def test_the_word_of_a_setting_is_asked_about(
 )
 def test_only_what_is_near_is_asked_about(typed: str, hint: str | None) -> None:
     """A question about another thing leads astray."""
-    assert meant(typed, ["agent", "model", "tool", "tenant.id", "day", "hour", "month"]) == hint
+    assert (
+        closest_match(typed, ["agent", "model", "tool", "tenant.id", "day", "hour", "month"])
+        == hint
+    )
 
 
 def test_what_all_names_share_brings_none_nearer() -> None:
     """The prefix of our variables is longer than most of their names."""
     known = ["OTEL_LIMITS_QUIET", "OTEL_LIMITS_STRICT", "OTEL_LIMITS_MAX_TOKEN_BUDGET"]
-    assert meant("OTEL_LIMITS_FOO", known) is None
-    assert meant("OTEL_LIMITS_MAX_TOKENS", known) == "OTEL_LIMITS_MAX_TOKEN_BUDGET"
+    assert closest_match("OTEL_LIMITS_FOO", known) is None
+    assert closest_match("OTEL_LIMITS_MAX_TOKENS", known) == "OTEL_LIMITS_MAX_TOKEN_BUDGET"
 
 
 def test_a_time_zone_is_asked_about(

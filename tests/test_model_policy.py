@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import Offer
+from otel_limits.core.pricing import PriceOverride
 from otel_limits.settings.policy.reader import parse
 
 PRICED = """
@@ -39,8 +39,8 @@ def test_a_file_can_say_all_of_a_price() -> None:
         tiers=(PriceTier(above=200_000, input=Decimal(5), output=Decimal(15)),),
     )
     assert document.price_list() == {
-        "gpt-4o*": Offer(price=price, provider="azure"),
-        "my-*": Offer(),
+        "gpt-4o*": PriceOverride(price=price, provider="azure"),
+        "my-*": PriceOverride(),
     }
     rows = {row.name: row.value for row in document.rows({}, {})}
     assert rows['models["my-*"].local'] is True

@@ -14,7 +14,7 @@ from strands.multiagent.base import Status
 
 import otel_limits
 from otel_limits import (
-    Fact,
+    Event,
     LimitReachedError,
     Limits,
     LimitsPlugin,
@@ -77,15 +77,15 @@ def calls_of(agent: Agent) -> int:
     return agent.model.calls
 
 
-def spent(facts: list[Fact]) -> dict[str, tuple[int, int]]:
+def spent(events: list[Event]) -> dict[str, tuple[int, int]]:
     """Model calls and tokens of each agent's finished invocations."""
-    return {f.agent: (f.model_calls, f.usage.total) for f in facts if isinstance(f, Stop)}
+    return {f.agent: (f.model_calls, f.usage.total) for f in events if isinstance(f, Stop)}
 
 
 def test_agents_in_threads() -> None:
     """Four agents that call their models in step are each halted at their own third call."""
-    facts: list[Fact] = []
-    enable(Limits(max_turns=3, max_token_budget=45), observers=[facts.append])
+    events: list[Event] = []
+    enable(Limits(max_turns=3, max_token_budget=45), observers=[events.append])
     gate = threading.Barrier(4)
     agents = []
     for number in range(4):
@@ -96,24 +96,24 @@ def test_agents_in_threads() -> None:
         results = list(pool.map(lambda agent: agent("go"), agents))
     assert [result.stop_reason for result in results] == ["max_turns"] * 4
     assert [calls_of(agent) for agent in agents] == [3] * 4
-    assert spent(facts) == {agent.name: (3, 45) for agent in agents}
+    assert spent(events) == {agent.name: (3, 45) for agent in agents}
 
 
-def test_agents_gathered_in_one_loop(facts: list[Fact]) -> None:
+def test_agents_gathered_in_one_loop(events: list[Event]) -> None:
     """Agents that take turns in one event loop each have their own budget."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     agents = [runaway(name) for name in "abc"]
 
     async def run() -> list[AgentResult]:
         return await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
 
     assert [result.stop_reason for result in asyncio.run(run())] == ["max_turns"] * 3
-    assert spent(facts) == dict.fromkeys("abc", (3, 45))
+    assert spent(events) == dict.fromkeys("abc", (3, 45))
 
 
-def test_streams_that_one_task_reads_in_turns(facts: list[Fact]) -> None:
+def test_streams_that_one_task_reads_in_turns(events: list[Event]) -> None:
     """Two streams interleaved in a single task don't count each other's calls."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     agents = [runaway(name) for name in "ab"]
 
     async def run() -> None:
@@ -128,15 +128,15 @@ def test_streams_that_one_task_reads_in_turns(facts: list[Fact]) -> None:
 
     asyncio.run(run())
     assert [calls_of(agent) for agent in agents] == [3, 3]
-    assert spent(facts) == dict.fromkeys("ab", (3, 45))
-    assert len([fact for fact in facts if isinstance(fact, ModelCall)]) == 6
+    assert spent(events) == dict.fromkeys("ab", (3, 45))
+    assert len([fact for fact in events if isinstance(fact, ModelCall)]) == 6
 
 
 def test_what_a_tool_starts_belongs_to_its_agent_though_another_stream_was_read(
-    facts: list[Fact],
+    events: list[Event],
 ) -> None:
     """The task that reads both streams was last at the other agent, in the middle of a turn."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     helper = Agent(model=ScriptedModel([says("done")]), name="helper", callback_handler=None)
 
     @tool
@@ -162,13 +162,13 @@ def test_what_a_tool_starts_belongs_to_its_agent_though_another_stream_was_read(
         await streams[1].aclose()
 
     asyncio.run(run())
-    began = {fact.invocation.agent: fact.invocation for fact in facts if isinstance(fact, Started)}
+    began = {fact.invocation.agent: fact.invocation for fact in events if isinstance(fact, Started)}
     assert began["helper"].parent_id == began["asks"].id
 
 
-def test_own_budgets_of_agents_that_run_at_once(facts: list[Fact]) -> None:
+def test_own_budgets_of_agents_that_run_at_once(events: list[Event]) -> None:
     """Agents with plugins of their own keep them apart from each other and from `enable()`."""
-    enable(Limits(max_turns=4), observers=[facts.append])
+    enable(Limits(max_turns=4), observers=[events.append])
     agents = [runaway(f"cap-{n}", plugins=[LimitsPlugin(Limits(max_turns=n))]) for n in (1, 2, 3)]
     agents.append(runaway("cap-4"))
 
@@ -176,12 +176,12 @@ def test_own_budgets_of_agents_that_run_at_once(facts: list[Fact]) -> None:
         await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
 
     asyncio.run(run())
-    assert spent(facts) == {f"cap-{n}": (n, 15 * n) for n in (1, 2, 3, 4)}
+    assert spent(events) == {f"cap-{n}": (n, 15 * n) for n in (1, 2, 3, 4)}
 
 
-def test_parallel_nodes_of_a_graph(facts: list[Fact]) -> None:
+def test_parallel_nodes_of_a_graph(events: list[Event]) -> None:
     """Two nodes that share `invocation_state` are each halted at 3, and the graph completes."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     agents = [runaway(name) for name in ("left", "right")]
     builder = GraphBuilder()
     for agent in agents:
@@ -191,13 +191,13 @@ def test_parallel_nodes_of_a_graph(facts: list[Fact]) -> None:
     state: dict[str, Any] = {"mine": 1}
     result = builder.build()("go", invocation_state=state)
     assert result.status is Status.COMPLETED
-    assert spent(facts) == {"left": (3, 45), "right": (3, 45)}
+    assert spent(events) == {"left": (3, 45), "right": (3, 45)}
     assert not [key for key in state if "limit" in key]
 
 
-def test_a_graph_goes_on_after_a_halted_node(facts: list[Fact]) -> None:
+def test_a_graph_goes_on_after_a_halted_node(events: list[Event]) -> None:
     """The node behind a halted one runs, with a budget of its own."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     second = runaway("second", model=Pausing([uses("search"), says("done")]))
     builder = GraphBuilder()
     builder.add_node(runaway("first"), "first")
@@ -207,22 +207,22 @@ def test_a_graph_goes_on_after_a_halted_node(facts: list[Fact]) -> None:
     builder.set_max_node_executions(10)
     result = builder.build()("go")
     assert result.status is Status.COMPLETED
-    assert spent(facts) == {"first": (2, 30), "second": (2, 30)}
-    assert [(f.agent, f.reason) for f in facts if isinstance(f, Stop)] == [
+    assert spent(events) == {"first": (2, 30), "second": (2, 30)}
+    assert [(f.agent, f.reason) for f in events if isinstance(f, Stop)] == [
         ("first", "max_turns"),
         ("second", "end_turn"),
     ]
 
 
-def test_a_swarm(facts: list[Fact]) -> None:
+def test_a_swarm(events: list[Event]) -> None:
     """Each agent of a swarm has its own budget, across the handoff."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     message = {"agent_name": "second", "message": "go", "context": {}}
     handoff = uses("handoff_to_agent", arguments=message)
     first = runaway("first", model=Pausing([uses("search"), handoff]))
     result = Swarm([first, runaway("second")])("go")
     assert result.status is Status.COMPLETED
-    assert spent(facts) == {"first": (2, 30), "second": (2, 30)}
+    assert spent(events) == {"first": (2, 30), "second": (2, 30)}
 
 
 ASK = uses("child", arguments={"input": "go"})
@@ -234,34 +234,34 @@ def family(parent: ScriptedModel, **child: Any) -> Agent:
     return runaway("parent", model=parent, tools=tools)
 
 
-def test_an_agent_as_a_tool(call: Call, facts: list[Fact]) -> None:
+def test_an_agent_as_a_tool(call: Call, events: list[Event]) -> None:
     """A child is halted at its own cap, and its parent goes on to its answer."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     result = call(family(Pausing([ASK, ASK, says("done")])))
     assert (result.stop_reason, str(result)) == ("end_turn", "done\n")
-    stops = [(fact.agent, fact.reason, fact.turns) for fact in facts if isinstance(fact, Stop)]
+    stops = [(fact.agent, fact.reason, fact.turns) for fact in events if isinstance(fact, Stop)]
     assert stops == [("child", "max_turns", 3)] * 2 + [("parent", "end_turn", 3)]
 
 
-def test_a_parent_is_not_charged_for_its_child(facts: list[Fact]) -> None:
+def test_a_parent_is_not_charged_for_its_child(events: list[Event]) -> None:
     """Without a budget of their tree, each is charged with its own calls alone."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     family(Pausing([ASK, says("done")]))("go")
-    assert spent(facts) == {"child": (3, 45), "parent": (2, 30)}
+    assert spent(events) == {"child": (3, 45), "parent": (2, 30)}
 
 
-def test_a_parent_that_runs_away_with_its_child(facts: list[Fact]) -> None:
+def test_a_parent_that_runs_away_with_its_child(events: list[Event]) -> None:
     """Both are halted, each at its own cap: the child never resets the parent's count."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     parent = family(Pausing(endless(ASK)))
     result = parent("go")
     assert (str(result.stop_reason), calls_of(parent)) == ("max_turns", 2)
-    assert [fact.agent for fact in facts if isinstance(fact, Stop)] == ["child", "child", "parent"]
+    assert [fact.agent for fact in events if isinstance(fact, Stop)] == ["child", "child", "parent"]
 
 
-def test_a_child_that_raises_is_a_failed_tool(facts: list[Fact]) -> None:
+def test_a_child_that_raises_is_a_failed_tool(events: list[Event]) -> None:
     """With `raise` the child's exception becomes a tool error, and its parent returns."""
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     strict = LimitsPlugin(Limits(max_turns=2), action="raise")
     parent = family(Pausing([ASK, says("done")]), plugins=[strict])
     assert str(parent("go")) == "done\n"
@@ -272,20 +272,20 @@ def test_a_child_that_raises_is_a_failed_tool(facts: list[Fact]) -> None:
         if "toolResult" in block
     ]
     assert result["status"] == "error"
-    assert spent(facts) == {"child": (2, 30), "parent": (2, 30)}
+    assert spent(events) == {"child": (2, 30), "parent": (2, 30)}
 
 
-def test_parallel_children_of_one_parent(facts: list[Fact]) -> None:
+def test_parallel_children_of_one_parent(events: list[Event]) -> None:
     """Children that one response asks for at once don't share a budget by accident."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     children = [runaway(name).as_tool(name=name, description="Ask it.") for name in "abc"]
     model = Pausing([uses(*"abc", arguments={"input": "go"}), says("done")])
     result = runaway("parent", model=model, tools=children)("go")
     assert str(result) == "done\n"
-    assert spent(facts) == {**dict.fromkeys("abc", (2, 30)), "parent": (2, 30)}
+    assert spent(events) == {**dict.fromkeys("abc", (2, 30)), "parent": (2, 30)}
 
 
-def test_an_agent_inside_a_tool_function(facts: list[Fact]) -> None:
+def test_an_agent_inside_a_tool_function(events: list[Event]) -> None:
     """A child that a plain tool calls in its own thread is an invocation of its own."""
 
     @tool
@@ -293,16 +293,16 @@ def test_an_agent_inside_a_tool_function(facts: list[Fact]) -> None:
         """Ask the child."""
         return str(runaway("child")("go"))
 
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     model = ScriptedModel([uses("ask"), says("done")])
     result = runaway("parent", model=model, tools=[ask])("go")
     assert str(result) == "done\n"
-    assert spent(facts) == {"child": (2, 30), "parent": (2, 30)}
+    assert spent(events) == {"child": (2, 30), "parent": (2, 30)}
 
 
-def test_agents_of_one_name_are_counted_apart(facts: list[Fact]) -> None:
+def test_agents_of_one_name_are_counted_apart(events: list[Event]) -> None:
     """A budget belongs to an invocation, not to a name."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     agents = [runaway("twin"), runaway("twin")]
 
     async def run() -> None:
@@ -326,9 +326,9 @@ def test_raising_in_a_thread_raises_there() -> None:
         assert list(pool.map(reach, "abc")) == list("abc")
 
 
-def test_disabling_while_agents_run(facts: list[Fact]) -> None:
+def test_disabling_while_agents_run(events: list[Event]) -> None:
     """`disable()` in the middle of an invocation lets it run to its natural end."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
 
     @tool
     def switch_off() -> str:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits import Cycle, Fact, Invocation, Turn
-from otel_limits.observers.events import EventObserver
+from otel_limits import Cycle, Event, Invocation, Turn
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.observers.log import LogObserver
+from otel_limits.observers.log_events import EventObserver
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.observers.protocol import LazyObserver, OwnObserver
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Observer
+    from otel_limits.core.events import Observer
 
 INVOCATION = Invocation(agent="research", id="i1", root_id="i1")
 TURN = Turn(invocation=INVOCATION, number=1)
@@ -63,16 +63,16 @@ def test_every_observer_of_ours_is_one(kind: type[OwnObserver]) -> None:
 def test_an_observer_takes_what_it_subscribes_to() -> None:
     """Other facts pass it by."""
     diary = Diary()
-    facts: list[Fact] = [Cycle(invocation=INVOCATION), TURN]
-    for fact in facts:
-        diary(fact)
+    facts: list[Event] = [Cycle(invocation=INVOCATION), TURN]
+    for event in facts:
+        diary(event)
     assert diary.pages == [TURN]
 
 
 def test_a_lazy_observer_is_made_with_the_first_fact(
     lazy: LazyObserver[Diary], replaced: list[tuple[Observer, Observer]]
 ) -> None:
-    """The one that is made takes that fact, and the place of the lazy one."""
+    """The one that is made takes that event, and the place of the lazy one."""
     lazy(TURN)
     assert lazy.made is not None
     assert lazy.made.pages == [TURN]
@@ -89,7 +89,7 @@ def test_a_lazy_observer_passes_its_life_cycle_on(lazy: LazyObserver[Diary]) -> 
 
 
 def test_a_lazy_observer_that_is_closed_makes_none(lazy: LazyObserver[Diary]) -> None:
-    """A fact that another thread is about to tell does not bring it back."""
+    """An event that another thread is about to tell does not bring it back."""
     lazy.after_fork()
     lazy.close()
     lazy(TURN)
@@ -97,7 +97,7 @@ def test_a_lazy_observer_that_is_closed_makes_none(lazy: LazyObserver[Diary]) ->
 
 
 def test_a_lazy_observer_that_cannot_be_made_is_tried_again() -> None:
-    """The fact is lost; the next one may find what was missing."""
+    """The event is lost; the next one may find what was missing."""
     failures = [ImportError("no such module")]
 
     def make() -> Diary:

@@ -26,16 +26,16 @@ from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, use
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent, Metric
 
 
-def stops(facts: list[Fact]) -> dict[str, Stop]:
+def stops(facts: list[Event]) -> dict[str, Stop]:
     """Stops by agent."""
     return {fact.agent: fact for fact in facts if isinstance(fact, Stop)}
 
 
-def calls(facts: list[Fact]) -> list[ModelCall]:
+def calls(facts: list[Event]) -> list[ModelCall]:
     """Settled model calls."""
     return [fact for fact in facts if isinstance(fact, ModelCall)]
 
@@ -64,7 +64,7 @@ ASK_CHILD = uses("child", arguments={"input": "go"})
 
 
 def test_a_tree_shares_one_budget(
-    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Event]
 ) -> None:
     """A breach of the tree halts the child, then the parent; both return."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "4")
@@ -96,7 +96,7 @@ def test_a_tree_can_be_capped_in_code(source: str) -> None:
 
 
 def test_a_tree_counts_each_call_once(
-    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Event]
 ) -> None:
     """Each invocation is debited with its own calls, the tree with all of them."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "1000000")
@@ -109,7 +109,7 @@ def test_a_tree_counts_each_call_once(
     assert (own, [level.observed for level in tree]) == ({"child": 30, "parent": 30}, [60])
 
 
-def test_the_tree_is_told(source: str, facts: list[Fact]) -> None:
+def test_the_tree_is_told(source: str, facts: list[Event]) -> None:
     """Every fact of a child names its parent and the root."""
     enable(observers=[facts.append])
     family(ScriptedModel([says("x")]), ScriptedModel([ASK_CHILD, says("y")]))("go")
@@ -193,7 +193,7 @@ class Summarised(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_direct_structured_output_is_an_invocation(
-    source: str, facts: list[Fact], metric: Metric
+    source: str, facts: list[Event], metric: Metric
 ) -> None:
     """`agent.structured_output()` asks the model without the agent loop, and is counted once."""
     enable(observers=[facts.append])
@@ -201,10 +201,10 @@ def test_direct_structured_output_is_an_invocation(
     agent.structured_output(Report, "go")
     assert [call.usage.total for call in calls(facts)] == [15]
     assert stops(facts)["direct"].usage.total == 15
-    assert metric("otel_limits_blind_invocations_total", agent="direct") == 0
+    assert metric("otel_limits_unsampled_invocations_total", agent="direct") == 0
 
 
-def test_a_summary_is_debited(source: str, facts: list[Fact]) -> None:
+def test_a_summary_is_debited(source: str, facts: list[Event]) -> None:
     """What a summarising conversation manager asks counts in the invocation that needed it."""
     enable(observers=[facts.append])
     script = [
@@ -228,7 +228,7 @@ def test_a_summary_is_debited(source: str, facts: list[Fact]) -> None:
     assert stops(facts)["long"].usage.total == 30
 
 
-def test_an_auxiliary_model_of_a_tool_is_debited(source: str, facts: list[Fact]) -> None:
+def test_an_auxiliary_model_of_a_tool_is_debited(source: str, facts: list[Event]) -> None:
     """A model that a tool asks by itself counts in the invocation that the tool works for."""
     enable(observers=[facts.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
@@ -282,7 +282,7 @@ def thinker(helper: ScriptedModel, model: ScriptedModel) -> Agent:
     return Agent(model=model, tools=[think], callback_handler=None, name="thinker")
 
 
-def test_a_request_of_a_tool_that_fails_counts_once(source: str, facts: list[Fact]) -> None:
+def test_a_request_of_a_tool_that_fails_counts_once(source: str, facts: list[Event]) -> None:
     """Its failure is its end: it is not booked again when its stream is closed."""
     enable(observers=[facts.append])
     helper = ScriptedModel([fails(ConnectionError("gone"))], model_id="helper")
@@ -290,7 +290,7 @@ def test_a_request_of_a_tool_that_fails_counts_once(source: str, facts: list[Fac
     assert [call.kind for call in calls(facts) if call.model == "helper"] == ["failed"]
 
 
-def test_models_that_tools_ask_at_once_are_debited(source: str, facts: list[Fact]) -> None:
+def test_models_that_tools_ask_at_once_are_debited(source: str, facts: list[Event]) -> None:
     """Three tools of one turn, each with a request under way, are three requests."""
     enable(observers=[facts.append])
     thinker(Together(), ScriptedModel([uses("think", "think", "think"), says("x")]))("go")
@@ -298,7 +298,7 @@ def test_models_that_tools_ask_at_once_are_debited(source: str, facts: list[Fact
     assert stops(facts)["thinker"].usage.total == 75
 
 
-def test_a_model_that_no_agent_has_is_debited(source: str, facts: list[Fact]) -> None:
+def test_a_model_that_no_agent_has_is_debited(source: str, facts: list[Event]) -> None:
     """What a tool asks may be of a class that is nobody's model."""
 
     class Foreign(ScriptedModel):
@@ -333,7 +333,7 @@ class Arranged(ScriptedModel):
 
 @pytest.mark.parametrize("kind", [Delegating, Arranged])
 def test_a_direct_request_is_one_however_it_is_passed_on(
-    kind: type[ScriptedModel], source: str, facts: list[Fact]
+    kind: type[ScriptedModel], source: str, facts: list[Event]
 ) -> None:
     """It works as it does without us, and counts once."""
     enable(observers=[facts.append])
@@ -361,7 +361,7 @@ class Claude(ScriptedModel):
 
 @pytest.mark.parametrize("name", ["mine", "unknown"])
 def test_a_model_around_another_is_that_one_to_the_vendor(
-    name: str, make_agent: MakeAgent, source: str, facts: list[Fact]
+    name: str, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Its usage, its seller and its terms decide; a name that the outer one has stays."""
     enable(observers=[facts.append])
@@ -381,7 +381,7 @@ def test_a_model_around_another_is_that_one_to_the_vendor(
     assert '"region": "us"' in str(call.price_basis)
 
 
-def test_an_agent_within_a_model_counts_for_itself(source: str, facts: list[Fact]) -> None:
+def test_an_agent_within_a_model_counts_for_itself(source: str, facts: list[Event]) -> None:
     """What its tools ask is no part of the request that it was started for."""
     enable(observers=[facts.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
@@ -437,7 +437,7 @@ class ByItself(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_structured_output_by_a_way_of_its_own_is_unmeasured(
-    source: str, facts: list[Fact]
+    source: str, facts: list[Event]
 ) -> None:
     """A request that no stream shows is booked by its texts, and says that nobody measured it."""
     enable(observers=[facts.append])
@@ -449,7 +449,7 @@ def test_structured_output_by_a_way_of_its_own_is_unmeasured(
 
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
-def test_structured_output_that_fails_is_a_failed_call(source: str, facts: list[Fact]) -> None:
+def test_structured_output_that_fails_is_a_failed_call(source: str, facts: list[Event]) -> None:
     """Nobody knows how far it came, so that it counts as a call without tokens."""
     enable(observers=[facts.append])
     agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
@@ -472,7 +472,7 @@ class ByItselfInstrumented(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_structured_output_by_an_instrumented_client_is_the_direct_agents(
-    facts: list[Fact],
+    facts: list[Event],
 ) -> None:
     """Its span counts where the request was made, with its tokens, and nowhere else."""
     enable(observers=[facts.append])
@@ -508,7 +508,7 @@ async def itertools_async(stream: Any, number: int) -> Any:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_abandoned_call_is_booked_once(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """A stream that is closed within a response costs at least its input, and says so."""
     enable(observers=[facts.append])
@@ -541,7 +541,7 @@ def test_aborting_does_not_dodge_a_budget(
 
 
 def test_a_response_that_breaks_off_is_booked(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """A model that fails in mid-stream had read its input."""
     enable(observers=[facts.append])
@@ -553,7 +553,7 @@ def test_a_response_that_breaks_off_is_booked(
 
 
 def test_a_request_that_was_turned_away_costs_nothing(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Before anything came back nothing is billed."""
     enable(observers=[facts.append])
@@ -584,7 +584,7 @@ class Instrumented(ScriptedModel):
 
 
 def test_a_chat_span_under_a_chat_span_is_one_call(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """Two instrumentations of one call count it once."""
     enable(observers=[facts.append])
@@ -592,7 +592,7 @@ def test_a_chat_span_under_a_chat_span_is_one_call(
     assert [call.usage.total for call in calls(facts)] == [15]
 
 
-def test_a_chat_span_within_what_a_tool_asks_is_one_call(facts: list[Fact]) -> None:
+def test_a_chat_span_within_what_a_tool_asks_is_one_call(facts: list[Event]) -> None:
     """A model that a tool asks is followed by its stream, not once more by a client's span."""
     enable(observers=[facts.append])
     helper = Instrumented([says("hint")], model_id="helper")
@@ -609,7 +609,7 @@ def test_a_chat_span_within_what_a_tool_asks_is_one_call(facts: list[Fact]) -> N
     ],
 )
 def test_a_chat_span_of_a_tool_is_a_call(
-    make_agent: MakeAgent, facts: list[Fact], names: tuple[str, str]
+    make_agent: MakeAgent, facts: list[Event], names: tuple[str, str]
 ) -> None:
     """A client that a tool uses is followed by its span, under every name of the attributes."""
     enable(observers=[facts.append])
@@ -685,7 +685,7 @@ SPENT = [
 
 @pytest.mark.parametrize("error", SPENT, ids=str)
 def test_a_spent_gateway_is_a_stop(
-    make_agent: MakeAgent, source: str, error: Exception, facts: list[Fact]
+    make_agent: MakeAgent, source: str, error: Exception, facts: list[Event]
 ) -> None:
     """It is not retried: one call, and the stop reason `quota_exceeded`."""
     enable(observers=[facts.append])
@@ -735,7 +735,7 @@ def test_other_errors_are_none_of_ours(error: Exception) -> None:
 
 
 def test_concurrent_children_share_a_budget_exactly(
-    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Fact]
+    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Event]
 ) -> None:
     """Children that run at once debit one tree: no call is lost or counted twice."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "100000")
@@ -760,7 +760,7 @@ def test_concurrent_children_share_a_budget_exactly(
     assert len(LIVE) == 0
 
 
-def test_nothing_is_repeated(facts: list[Fact]) -> None:
+def test_nothing_is_repeated(facts: list[Event]) -> None:
     """The order in which children end is theirs; every one ends once."""
     enable(observers=[facts.append])
     family(ScriptedModel(itertools.repeat(says("x"))), ScriptedModel([ASK_CHILD, says("y")]))("go")

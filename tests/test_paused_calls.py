@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from otel_limits import Fact, Limits, enable
+from otel_limits import Event, Limits, enable
 from otel_limits.runs.run import Run
 from otel_limits.testing import ScriptedModel, endless, says, tokens
 from tests.test_ways_out import asking, calls, read
@@ -24,10 +24,10 @@ def helper() -> ScriptedModel:
 
 
 def test_an_answer_that_is_kept_for_ever_takes_no_place(
-    source: str, facts: list[Fact], monkeypatch: pytest.MonkeyPatch
+    source: str, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tree around the invocation that has ended is as free as if it had not been asked for."""
-    enable(tree=Limits(max_model_calls=6), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=6), observers=[events.append])
     model, kept, seen = helper(), list[Any](), list[tuple[int, int]]()
 
     async def keep() -> str:
@@ -60,14 +60,14 @@ def test_an_answer_that_is_kept_for_ever_takes_no_place(
     outer.name = "outer"
     outer("go")
     assert seen == [(0, 0), (0, 6)]  # of the outer one 1, of the inner one 2, kept 1, others 2
-    assert len([each for each in calls(facts) if each.model == "helper"]) == 3
+    assert len([each for each in calls(events) if each.model == "helper"]) == 3
 
 
 def test_an_answer_that_is_read_on_is_counted_once_as_it_was(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """Its reader was busy when the invocation ended, and reads it to its end."""
-    enable(Limits(max_model_calls=9), observers=[facts.append])
+    enable(Limits(max_model_calls=9), observers=[events.append])
     model = helper()
 
     async def main() -> None:
@@ -87,5 +87,5 @@ def test_an_answer_that_is_read_on_is_counted_once_as_it_was(
         await tasks[0]
 
     asyncio.run(main())
-    late = [each for each in calls(facts) if each.model == "helper"]
+    late = [each for each in calls(events) if each.model == "helper"]
     assert [(each.kind, each.usage.total) for each in late] == [("measured", 100)]

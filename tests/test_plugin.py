@@ -22,7 +22,7 @@ from strands.telemetry import StrandsTelemetry
 from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
-from otel_limits import Fact, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
+from otel_limits import Event, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
 from otel_limits.bindings.strands import attach
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.runs.registry import LIVE
@@ -99,7 +99,7 @@ def test_enable_after_the_plugin_changes_nothing_of_it(make_agent: MakeAgent) ->
 def test_a_plugin_never_doubles(
     first: str,
     make_agent: MakeAgent,
-    facts: list[Fact],
+    facts: list[Event],
     warnings_logged: Callable[[], list[str]],
     metric: Metric,
 ) -> None:
@@ -154,7 +154,7 @@ async def again(context: InvokeModelContext, next_fn: Any) -> Any:
 
 @pytest.mark.parametrize("plugins", [[LimitsPlugin(Limits(max_turns=5))], []])
 def test_each_request_of_a_middleware_counts_with_its_tokens(
-    plugins: list[LimitsPlugin], make_agent: MakeAgent, source: str, facts: list[Fact]
+    plugins: list[LimitsPlugin], make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """One that asks the model three times makes three calls, whoever was added first."""
     enable(observers=[facts.append])
@@ -166,7 +166,7 @@ def test_each_request_of_a_middleware_counts_with_its_tokens(
 
 
 def test_a_middleware_that_an_invocation_begins_with_is_seen_through(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Each of its requests counts in that very invocation."""
     enable(observers=[facts.append])
@@ -210,7 +210,7 @@ async def twice_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 def test_requests_that_a_middleware_makes_at_once_each_count(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """The one that is not taken was asked for all the same."""
     enable(observers=[facts.append])
@@ -230,7 +230,7 @@ async def leave(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 def test_a_response_that_a_middleware_leaves_is_booked_there_and_then(
-    make_agent: MakeAgent, source: str, facts: list[Fact]
+    make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Whoever is told that the call is over finds it counted."""
     enable(observers=[facts.append])
@@ -289,7 +289,7 @@ def test_a_provider_that_is_made_later_is_followed(
     tracer.tracer = provider.get_tracer("strands.telemetry.tracer")
     monkeypatch.setattr(strands_tracer, "_tracer_instance", tracer)
     assert calls(make_agent(runaway())) == 2
-    assert metric("otel_limits_blind_invocations_total", agent="tester") == 0
+    assert metric("otel_limits_unsampled_invocations_total", agent="tester") == 0
 
 
 def test_a_provider_of_a_vendor_keeps_its_own_processors() -> None:
@@ -375,7 +375,7 @@ def test_a_disabled_process_is_left_alone(
     assert dict(vars(Agent)) == before
 
 
-def test_a_plugin_survives_disable(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_a_plugin_survives_disable(make_agent: MakeAgent, facts: list[Event]) -> None:
     """`disable()` undoes `enable()`: an agent keeps what it was given itself, and that alone."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     enable(Limits(max_token_budget=15), observers=[facts.append])
@@ -422,7 +422,7 @@ def test_an_agent_with_a_plugin_is_followed_again_when_it_is_called(
     assert metric("otel_limits_turns_total", agent="tester") == 0
     assert (calls(agent), calls(agent)) == (2, 2)
     assert metric("otel_limits_turns_total", agent="tester") == 4
-    blind = metric("otel_limits_blind_invocations_total", agent="tester")
+    blind = metric("otel_limits_unsampled_invocations_total", agent="tester")
     assert blind == (2 if source == "hooks" else 0)
     assert (
         calls(make_agent(ScriptedModel([*[uses("search")] * 4, says("done")]), name="other")) == 5

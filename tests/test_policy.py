@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from strands import Agent
     from strands.agent import AgentResult
 
-    from otel_limits import Fact
+    from otel_limits import Event
     from tests.conftest import MakeAgent, Metric
 
 PAGE = Path(__file__).parent.parent / "otel_limits/docs/policy.md"
@@ -172,16 +172,16 @@ def test_the_name_counts_when_the_invocation_begins(
 
 
 def test_a_group_is_found_by_its_name(
-    write: Callable[[str], Path], make_agent: MakeAgent, facts: list[Fact]
+    write: Callable[[str], Path], make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The budget tree of a graph is capped under the graph's id."""
     write("agents: {pipeline: {tree: {max_turns: 3}}}")
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     builder = GraphBuilder()
     builder.add_node(runaway(make_agent, name="first"), "first")
     builder.set_graph_id("pipeline").set_max_node_executions(1)
     builder.build()("go")
-    (stop,) = (fact for fact in facts if isinstance(fact, Stop))
+    (stop,) = (event for event in events if isinstance(event, Stop))
     assert (stop.reason, stop.turns) == ("max_turns", 3)
 
 
@@ -261,7 +261,7 @@ def test_every_setting_arrives() -> None:
     defaults:
       action: ask
       warn_at: [0.9, 0.5, 0.9, 1]
-      tell_model: true
+      budget_hints: true
       nudge_disabled: true
       unmeasured: halt
       unpriced: halt
@@ -269,7 +269,7 @@ def test_every_setting_arrives() -> None:
     assert effective(text) == Policy(
         action="ask",
         warn_at=(0.5, 0.9, 1.0),
-        tell_model=True,
+        budget_hints=True,
         nudge=False,
         unmeasured="halt",
         unpriced="halt",
@@ -347,7 +347,7 @@ def test_quotas_are_known_by_name_with_their_line() -> None:
 def test_each_cap_comes_from_whoever_is_first(
     write: Callable[[str], Path],
     make_agent: MakeAgent,
-    facts: list[Fact],
+    events: list[Event],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Plugin, file, argument, environment, preset: cap by cap, in this order."""
@@ -355,10 +355,10 @@ def test_each_cap_comes_from_whoever_is_first(
     for number, name in enumerate(("turns", "tool_calls", "input_tokens", "output_tokens"), 41):
         monkeypatch.setenv(f"OTEL_LIMITS_MAX_{name.upper()}", str(number))
     write("defaults: {limits: {max_turns: 21, max_tool_calls: 22}}")
-    enable(Limits(max_turns=31, max_tool_calls=32, max_input_tokens=33), observers=[facts.append])
+    enable(Limits(max_turns=31, max_tool_calls=32, max_input_tokens=33), observers=[events.append])
     model = ScriptedModel([says("done")])
     make_agent(model, plugins=[LimitsPlugin(Limits(max_turns=11))])("go")
-    (started,) = (fact for fact in facts if isinstance(fact, Started))
+    (started,) = (event for event in events if isinstance(event, Started))
     assert started.limits == Limits(
         max_turns=11,
         max_tool_calls=22,
@@ -384,14 +384,14 @@ def test_the_action_comes_from_whoever_is_first(
     expected: str,
     write: Callable[[str], Path],
     make_agent: MakeAgent,
-    facts: list[Fact],
+    events: list[Event],
 ) -> None:
     """An action in the plugin wins over the file's, and that over the argument's."""
     write("agents: {tester: {action: halt}}")
-    enable(action="observe", observers=[facts.append])
+    enable(action="observe", observers=[events.append])
     plugins = [] if plugin is None else [LimitsPlugin(action=plugin)]
     make_agent(ScriptedModel([says("done")]), name=agent, plugins=plugins)("go")
-    (started,) = (fact for fact in facts if isinstance(fact, Started))
+    (started,) = (event for event in events if isinstance(event, Started))
     assert started.action == expected
 
 
@@ -492,7 +492,7 @@ WRONG = {
     "(in a file [0.5, 0.8]), got [].",
     "defaults: {warn_at: [0.5, 1.5]}": "(in a file [0.5, 0.8]), got [0.5, 1.5].",
     "defaults: {warn_at: [true]}": "(in a file [0.5, 0.8]), got [true].",
-    "defaults: {tell_model: yes}": "defaults.tell_model must be true or false, got 'yes'.",
+    "defaults: {budget_hints: yes}": "defaults.budget_hints must be true or false, got 'yes'.",
     "defaults: []": "defaults must be a mapping, got [].",
     "defaults:": "defaults must be a mapping, got nothing.",
     "agents: {a: 5}": 'agents["a"] must be a mapping, got 5.',
@@ -740,11 +740,11 @@ def test_an_invalid_version_is_refused(
     later: Callable[[], None],
     metric: Metric,
     errors: Callable[[], list[str]],
-    facts: list[Fact],
+    events: list[Event],
 ) -> None:
-    """The version before it stays; it is told once, by log, metric and fact, until it is mended."""
+    """The version before it stays; it is told once, by log, metric and event, until it is mended."""
     write("defaults: {limits: {max_turns: 2}}")
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = runaway(make_agent)
     path = write("defaults: {limits: {max_turns: 0, max_turn: 1}}")
     for _ in range(3):
@@ -760,7 +760,7 @@ def test_an_invalid_version_is_refused(
     agent("go")
     assert calls(agent) == 3 * 2 + 3
     assert metric("otel_limits_policy_valid") == 1
-    read = [fact.valid for fact in facts if isinstance(fact, PolicyRead)]
+    read = [event.valid for event in events if isinstance(event, PolicyRead)]
     assert read == [True, False, True]
 
 

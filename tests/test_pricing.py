@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.core.catalogue import LIST, UNTOLD, Listed, brought_along, price_of
+from otel_limits.core.catalogue import LIST, UNTOLD, CatalogEntry, bundled_catalog, price_of
 from otel_limits.core.policy import Policy
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Prices
-from otel_limits.core.terms import Sale
+from otel_limits.core.terms import BillableCall
 from otel_limits.core.usage import NO_USAGE, Usage, measured
-from otel_limits.runs.calls import OpenCall
-from otel_limits.runs.registry import Runs
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.runs.registry import RunRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ def test_what_a_cache_saved_is_what_a_call_without_it_costs_more(
     )  # fmt: skip
     plain = Usage(input=size, output=10)
     cached = replace(plain, cache_read=read, cache_write=written + kept, cache_write_1h=kept)
-    quote = Prices({"m": price}).quote(Sale(model="m", usage=cached))
+    quote = Prices({"m": price}).quote(BillableCall(model="m", usage=cached))
     if quote.price is None or not read + written + kept:
         assert quote.cache_saved is None
     else:
@@ -106,11 +106,11 @@ def test_parts_that_exceed_the_whole_have_no_price() -> None:
 
 def test_a_call_without_tokens_has_no_price() -> None:
     """Not even that of the request: it may have failed, and nobody knows what is billed then."""
-    runs = Runs()
+    runs = RunRegistry()
     fee = Price(input=Decimal(1), output=Decimal(1), per_request=Decimal(1))
     runs.prices = Prices({"gpt": fee})
-    assert runs.quote(Sale(model="gpt", usage=NO_USAGE)).price is None
-    assert runs.quote(Sale(model="gpt", usage=Usage(output=1))).price is not None
+    assert runs.quote(BillableCall(model="gpt", usage=NO_USAGE)).price is None
+    assert runs.quote(BillableCall(model="gpt", usage=Usage(output=1))).price is not None
 
 
 def test_the_decimal_context_of_the_application_does_not_matter() -> None:
@@ -123,12 +123,12 @@ def test_the_decimal_context_of_the_application_does_not_matter() -> None:
 @pytest.mark.parametrize("traps", [[], [decimal.Inexact]])
 def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
     """A sum of few digits would let an agent spend more; one that fails would be counted again."""
-    runs = Runs()
+    runs = RunRegistry()
     runs.prices = Prices({"gpt": GPT})
     run = runs.start("a", Policy())
     with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
         for _ in range(3):
-            call = run.calls.open(OpenCall("gpt", 1))
+            call = run.calls.open(InFlightCall("gpt", 1))
             run.calls.settle(call, measured(Usage(input=123_457, output=1)))
     assert run.tally.cost == 3 * (123_457 * GPT.input + GPT.output) / 10**6
     assert run.tally.input == 3 * 123_457
@@ -230,7 +230,9 @@ def test_every_listed_model_costs_what_the_package_says(
 ) -> None:
     """Tiers, times of day, cached tokens and fees per request: equal to the last digit."""
     provider, model = data.draw(st.sampled_from(every_model()))
-    price = price_of(Listed(model, provider.id, is_own=True), Sale(model="m", usage=usage), when)
+    price = price_of(
+        CatalogEntry(model, provider.id, is_own=True), BillableCall(model="m", usage=usage), when
+    )
     expected = model.calc_price(as_genai(genai, usage), provider, genai_request_timestamp=when)
     if price is not None:
         assert price.of(usage) == expected.total_price
@@ -332,8 +334,8 @@ def test_the_highest_tier_that_is_reached_counts() -> None:
     tiers = [Tier(start=10, price=Decimal(2)), Tier(start=20, price=Decimal(3))]
     prices = ModelPrice(input_mtok=TieredPrices(base=Decimal(1), tiers=tiers))
     info = ModelInfo(id="m", match=ClauseEquals(equals="m"), prices=prices)
-    listed = Listed(info, "x", is_own=True)
-    sales = [Sale(model="m", usage=Usage(input=tokens)) for tokens in (10, 11, 20, 21)]
+    listed = CatalogEntry(info, "x", is_own=True)
+    sales = [BillableCall(model="m", usage=Usage(input=tokens)) for tokens in (10, 11, 20, 21)]
     found = [price_of(listed, sale, NOON) for sale in sales]
     assert [price and price.input for price in found] == [1, 2, 2, 3]
 
@@ -517,7 +519,7 @@ def test_a_list_whose_code_nobody_has_is_that_of_the_package(
     known = get_snapshot()
     monkeypatch.delitem(sys.modules, LIST)
     monkeypatch.setattr("otel_limits.core.catalogue._code_of_list", lambda: None)
-    assert brought_along() is known
+    assert bundled_catalog() is known
 
 
 FETCHED = """
@@ -543,7 +545,7 @@ def test_a_list_that_the_application_has_in_memory_is_shared() -> None:
     from genai_prices.data_snapshot import get_snapshot
 
     known = get_snapshot()
-    assert brought_along() is known
+    assert bundled_catalog() is known
 
 
 def test_nothing_is_imported_before_the_first_price() -> None:

@@ -15,7 +15,7 @@ import pytest
 import strands.models
 from strands.models import Model
 
-from otel_limits import Fact, Limits, enable
+from otel_limits import Event, Limits, enable
 from tests.processes import SOON
 from tests.test_ways_out import asking, calls, extract
 
@@ -319,7 +319,7 @@ MEASURED = ("anthropic", "bedrock", "llamacpp")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_structured_output_is_one_counted_request(
-    name: str, serve: Callable[[Any], Provider], facts: list[Fact]
+    name: str, serve: Callable[[Any], Provider], facts: list[Event]
 ) -> None:
     """What reached the provider is what was counted, and nothing twice."""
     answer, make = PROVIDERS[name]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -52,7 +52,7 @@ def answers(interrupts: Any, responses: Mapping[str, object]) -> Any:
     ]
 
 
-def test_each_answer_goes_to_one_node(facts: list[Fact]) -> None:
+def test_each_answer_goes_to_one_node(facts: list[Event]) -> None:
     """One is told to stop, one to go on, and the third may make another turn only."""
     enable(Limits(max_turns=2), action="ask", observers=[facts.append])
     models = {
@@ -71,15 +71,15 @@ def test_each_answer_goes_to_one_node(facts: list[Fact]) -> None:
     (question,) = again.interrupts
     assert question.reason["agent"] == "asks-again"
     assert question.id not in [each.id for each in asked.interrupts]
-    ends = {fact.agent: fact.reason for fact in facts if isinstance(fact, Stop)}
+    ends = {event.agent: event.reason for event in facts if isinstance(event, Stop)}
     assert ends == {"stops": "max_turns", "goes-on": "end_turn", "asks-again": "interrupt"}
 
 
-def test_the_question_names_agent_and_invocation(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_the_question_names_agent_and_invocation(make_agent: MakeAgent, facts: list[Event]) -> None:
     """Whoever is asked can look both up."""
     enable(Limits(max_turns=1), action="ask", observers=[facts.append])
     asked = make_agent(ScriptedModel(endless(uses("search"))))("go")
-    (started,) = [fact for fact in facts if isinstance(fact, Started)]
+    (started,) = [event for event in facts if isinstance(event, Started)]
     (question,) = asked.interrupts or ()
     identity = started.invocation.id
     assert question.id == f"otel_limits:tester:{identity}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from strands.types.streaming import StreamEvent
 
-    from otel_limits import Fact
+    from otel_limits import Event
 
 pytestmark = pytest.mark.usefixtures("source")
 
@@ -98,19 +98,19 @@ HANGS = {"before-first": [], "within-text": BEGINNING[:3], "within-tool-use": TO
 
 @pytest.mark.parametrize("sent", HANGS.values(), ids=HANGS)
 def test_a_kill_ends_one_that_hangs_and_no_other(
-    sent: list[StreamEvent], facts: list[Fact], open_spans: Callable[[], list[str]]
+    sent: list[StreamEvent], events: list[Event], open_spans: Callable[[], list[str]]
 ) -> None:
     """The history is valid, the usage is estimated, spans end, and the next call works."""
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     agent = reentrant(model := Waiting(sent))
     assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
-    told = [fact for fact in facts if isinstance(fact, Stop)]
+    told = [fact for fact in events if isinstance(fact, Stop)]
     assert [(fact.reason, fact.turns) for fact in told] == [
         ("killed", 0),
         ("end_turn", 1),
         ("end_turn", 1),
     ]
-    assert sorted(fact.kind for fact in facts if isinstance(fact, ModelCall)) == [
+    assert sorted(fact.kind for fact in events if isinstance(fact, ModelCall)) == [
         "measured",
         "measured",
         "unmeasured",
@@ -124,9 +124,9 @@ def test_a_kill_ends_one_that_hangs_and_no_other(
 
 
 @pytest.mark.parametrize("sent", [BEGINNING, TOOL_USE], ids=["text", "tool-use"])
-def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], facts: list[Fact]) -> None:
+def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], events: list[Event]) -> None:
     """The tools that it asks for are not run, and each has its result."""
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     looked: list[str] = []
 
     @tool
@@ -138,7 +138,7 @@ def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], facts: list[F
     agent = reentrant(model := Waiting(sent), tools=[look])
     assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
     assert looked == []
-    killed = next(fact for fact in facts if isinstance(fact, Stop))
+    killed = next(fact for fact in events if isinstance(fact, Stop))
     assert (killed.reason, killed.turns, killed.tool_calls) == ("killed", 1, 0)
     blocks = [block for message in agent.messages for block in message["content"]]
     assert [b["toolUse"]["toolUseId"] for b in blocks if "toolUse" in b] == [
@@ -326,16 +326,16 @@ def test_a_refusal_leaves_the_tools_of_another_invocation_alone() -> None:
     assert len([block for block in blocks if "toolResult" in block]) == 1
 
 
-def test_the_deadline_of_each_ends_each(facts: list[Fact]) -> None:
+def test_the_deadline_of_each_ends_each(events: list[Event]) -> None:
     """One is past its time while its provider hangs, and the others answer after that."""
     # A second, in which also a machine that is busy has asked the model.
-    enable(Limits(max_duration_seconds=1), observers=[facts.append])
+    enable(Limits(max_duration_seconds=1), observers=[events.append])
     agent = reentrant(model := Waiting([]))
 
     async def main() -> list[str]:
         first = asyncio.create_task(agent.invoke_async("go"))
         await asyncio.sleep(0)
-        enable(Limits(max_duration_seconds=PATIENCE_SECONDS), observers=[facts.append])
+        enable(Limits(max_duration_seconds=PATIENCE_SECONDS), observers=[events.append])
         others = [asyncio.create_task(agent.invoke_async("go")) for _ in range(2)]
         await model.all_asked.wait()
         ended = await asyncio.wait_for(first, PATIENCE_SECONDS)
@@ -343,7 +343,7 @@ def test_the_deadline_of_each_ends_each(facts: list[Fact]) -> None:
         return [str(each.stop_reason) for each in [ended, *await asyncio.gather(*others)]]
 
     assert asyncio.run(main()) == ["max_duration", "end_turn", "end_turn"]
-    told = [fact for fact in facts if isinstance(fact, Stop)]
+    told = [fact for fact in events if isinstance(fact, Stop)]
     # The first one, which alone had a deadline that is over; not before it.
     assert [fact.reason for fact in told] == ["max_duration", "end_turn", "end_turn"]
     assert told[0].seconds >= 1

@@ -171,11 +171,11 @@ def programs(children: st.SearchStrategy[Program] | None = None) -> st.SearchStr
     return st.lists(leg, min_size=1, max_size=3).map(lambda legs: Program(tuple(legs)))
 
 
-def seen(facts: list[Any]) -> list[tuple[str, int, int, int, int, str]]:
+def seen(events: list[Any]) -> list[tuple[str, int, int, int, int, str]]:
     """What otel-limits said of each invocation, in the order of their ends."""
     return [
         (fact.agent, fact.turns, fact.model_calls, fact.usage.total, fact.tool_calls, fact.reason)
-        for fact in facts
+        for fact in events
         if isinstance(fact, Stop)
     ]
 
@@ -206,8 +206,8 @@ def test_the_counts_agree(
     """Turns, calls, tokens, tools and reasons are those of the reference, for every agent."""
     from strands.telemetry import tracer as strands_tracer
 
-    facts: list[Any] = []
-    enable(Limits(max_turns=turns, max_token_budget=budget), observers=[facts.append])
+    events: list[Any] = []
+    enable(Limits(max_turns=turns, max_token_budget=budget), observers=[events.append])
     before, strands_tracer._tracer_instance = strands_tracer._tracer_instance, tracers[followed]
     try:
         agent, model = make(program)
@@ -216,5 +216,5 @@ def test_the_counts_agree(
         strands_tracer._tracer_instance = before
         otel_limits.disable()
     counts = simulate(program, turns, budget)
-    assert seen(facts) == expected(counts)
+    assert seen(events) == expected(counts)
     assert model.calls == counts.calls

@@ -10,7 +10,7 @@ from strands.vended_interventions.hitl.classifier import LLMClassifierConfig
 from strands.vended_plugins.goal import GoalLoop
 from strands.vended_plugins.goal.plugin import JudgeConfig
 
-from otel_limits import Fact, Limits, MaxModelCallsReachedError, enable
+from otel_limits import Event, Limits, MaxModelCallsReachedError, enable
 from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
 from tests.test_side_calls import assert_valid
 from tests.test_ways_out import read, stops
@@ -22,9 +22,9 @@ def think() -> str:
     return "thought"
 
 
-def test_a_classifier_of_risks_that_is_refused_halts(source: str, facts: list[Fact]) -> None:
+def test_a_classifier_of_risks_that_is_refused_halts(source: str, events: list[Event]) -> None:
     """It decides before each tool whether a human is asked, and shares the agent's tree."""
-    enable(tree=Limits(max_model_calls=2), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=2), observers=[events.append])
     decision = Answer(tools=(("_RiskDecision", {"requires_approval": False, "reason": "ok"}),))
     judge = ScriptedModel(endless(decision))
     model = ScriptedModel(endless(uses("think")))
@@ -35,22 +35,22 @@ def test_a_classifier_of_risks_that_is_refused_halts(source: str, facts: list[Fa
     assert_valid(agent.messages)
 
 
-def test_a_judge_of_goals_that_is_refused_halts(source: str, facts: list[Fact]) -> None:
+def test_a_judge_of_goals_that_is_refused_halts(source: str, events: list[Event]) -> None:
     """It would send the agent on for ever."""
-    enable(tree=Limits(max_model_calls=4), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=4), observers=[events.append])
     judge = ScriptedModel(endless(Answer(tools=(("JudgeOutcome", {"passed": False}),))))
     model = ScriptedModel(endless(says("done")))
     goal = GoalLoop("be good", judge=JudgeConfig(model=judge), max_attempts=99)
     agent = Agent(model=model, callback_handler=None, plugins=[goal], name="striving")
     assert agent("go").stop_reason == "max_model_calls"
     assert model.calls + judge.calls == 4
-    assert stops(facts)["striving"].reason == "max_model_calls"
+    assert stops(events)["striving"].reason == "max_model_calls"
     assert_valid(agent.messages)
 
 
-def test_a_hook_after_the_loop_that_is_refused_raises(source: str, facts: list[Fact]) -> None:
+def test_a_hook_after_the_loop_that_is_refused_raises(source: str, events: list[Event]) -> None:
     """It is application code that asked by itself, and its stop names the limit."""
-    enable(Limits(max_model_calls=3), observers=[facts.append])
+    enable(Limits(max_model_calls=3), observers=[events.append])
     helper = ScriptedModel(endless(says("hint")))
 
     async def ask(event: AfterInvocationEvent) -> None:
@@ -61,7 +61,7 @@ def test_a_hook_after_the_loop_that_is_refused_raises(source: str, facts: list[F
     agent.add_hook(ask, AfterInvocationEvent)
     with pytest.raises(MaxModelCallsReachedError):
         agent("go")
-    stop = stops(facts)["asking"]
+    stop = stops(events)["asking"]
     assert (stop.reason, stop.action, stop.model_calls) == ("max_model_calls", "raised", 3)
     assert helper.calls == 2
     assert_valid(agent.messages)

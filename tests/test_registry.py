@@ -12,14 +12,14 @@ from strands import tool
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
-from otel_limits.runs.calls import OpenCall, add_call
-from otel_limits.runs.places import MOST_ENDED
-from otel_limits.runs.registry import LIVE, Runs
+from otel_limits.runs.calls import InFlightCall, add_call
+from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runs.run import Run
+from otel_limits.runs.span_tree import MOST_ENDED
 from otel_limits.testing import ScriptedModel, endless, uses
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent, Metric
 
 
@@ -35,7 +35,7 @@ class Clock:
 
 
 @pytest.fixture
-def told() -> list[Fact]:
+def told() -> list[Event]:
     """What the registry under test told."""
     return []
 
@@ -47,51 +47,51 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def runs(told: list[Fact], clock: Clock) -> Runs:
+def runs(told: list[Event], clock: Clock) -> RunRegistry:
     """A registry of three invocations, for a minute each."""
-    runs = Runs(clock, max_live=3, max_age_seconds=60)
-    runs.observers.use((told.append,))
+    runs = RunRegistry(clock, max_live=3, max_age_seconds=60)
+    runs.observers.set_observers((told.append,))
     return runs
 
 
-def start(runs: Runs, agent: str) -> Run:
+def start(runs: RunRegistry, agent: str) -> Run:
     """Start an invocation."""
     return runs.start(agent, Policy())
 
 
-def stopped(told: list[Fact]) -> list[tuple[str, str]]:
+def stopped(told: list[Event]) -> list[tuple[str, str]]:
     """Agents and reasons of what ended."""
-    return [(fact.agent, fact.reason) for fact in told if isinstance(fact, Stop)]
+    return [(event.agent, event.reason) for event in told if isinstance(event, Stop)]
 
 
-def test_an_observer_names_the_facts_that_it_wants(runs: Runs) -> None:
+def test_an_observer_names_the_facts_that_it_wants(runs: RunRegistry) -> None:
     """It is told those and how each invocation ended."""
 
     class Selective:
         wants = (Turn,)
 
         def __init__(self) -> None:
-            self.told: list[Fact] = []
+            self.told: list[Event] = []
 
-        def __call__(self, fact: Fact) -> None:
-            self.told.append(fact)
+        def __call__(self, event: Event) -> None:
+            self.told.append(event)
 
-    runs.observers.use((selective := Selective(),))
+    runs.observers.set_observers((selective := Selective(),))
     run = start(runs, "a")
     run.cycle()
     run.turn()
     run.finish("end_turn")
-    assert [type(fact) for fact in selective.told] == [Turn, Stop]
+    assert [type(event) for event in selective.told] == [Turn, Stop]
 
 
-def test_an_observer_that_has_any_attribute_is_told_everything(runs: Runs) -> None:
+def test_an_observer_that_has_any_attribute_is_told_everything(runs: RunRegistry) -> None:
     """A mock in a user's test names nothing."""
-    runs.observers.use((mock := MagicMock(),))
+    runs.observers.set_observers((mock := MagicMock(),))
     start(runs, "a").cycle()
     assert [type(call.args[0]) for call in mock.call_args_list] == [Started, Cycle]
 
 
-def test_the_oldest_makes_room(runs: Runs, told: list[Fact]) -> None:
+def test_the_oldest_makes_room(runs: RunRegistry, told: list[Event]) -> None:
     """One more than the bound evicts the oldest, and says so."""
     for agent in "abcd":
         start(runs, agent)
@@ -99,7 +99,7 @@ def test_the_oldest_makes_room(runs: Runs, told: list[Fact]) -> None:
 
 
 def test_another_thread_may_begin_while_the_oldest_is_looked_for(
-    runs: Runs, told: list[Fact]
+    runs: RunRegistry, told: list[Event]
 ) -> None:
     """Or what begins would never be told, when the registry changes under the look."""
 
@@ -113,10 +113,12 @@ def test_another_thread_may_begin_while_the_oldest_is_looked_for(
     first = start(runs, "a")
     runs._live = Busy(runs._live)
     start(runs, "b")
-    assert [fact.invocation.agent for fact in told if isinstance(fact, Started)] == ["a", "b"]
+    assert [event.invocation.agent for event in told if isinstance(event, Started)] == ["a", "b"]
 
 
-def test_what_never_ended_is_evicted_by_age(runs: Runs, told: list[Fact], clock: Clock) -> None:
+def test_what_never_ended_is_evicted_by_age(
+    runs: RunRegistry, told: list[Event], clock: Clock
+) -> None:
     """An invocation that is older than the bound goes when the next one begins."""
     start(runs, "a")
     clock.now = 61
@@ -124,20 +126,20 @@ def test_what_never_ended_is_evicted_by_age(runs: Runs, told: list[Fact], clock:
     assert (stopped(told), len(runs)) == ([("a", "evicted")], 1)
 
 
-def test_who_comes_late_is_told_the_right_numbers(runs: Runs, told: list[Fact]) -> None:
+def test_who_comes_late_is_told_the_right_numbers(runs: RunRegistry, told: list[Event]) -> None:
     """Facts that nobody wanted are numbered all the same."""
-    runs.observers.use(())
+    runs.observers.set_observers(())
     run = start(runs, "a")
     call_once(run)
-    runs.observers.use((told.append,))
+    runs.observers.set_observers((told.append,))
     call_once(run)
-    assert [fact.number for fact in told if isinstance(fact, ModelCall | ToolCall | Turn)] == [
+    assert [event.number for event in told if isinstance(event, ModelCall | ToolCall | Turn)] == [
         2
     ] * 3
 
 
 def test_a_call_that_could_not_be_counted_is_counted_once(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
+    runs: RunRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault within leaves nothing counted, and the call open until the invocation ends."""
     failures = iter([RecursionError()])
@@ -150,21 +152,21 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
     monkeypatch.setattr("otel_limits.runs.calls.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
-        run.calls.settle(run.calls.open(OpenCall("m", 7)), measured(Usage(input=7)))
+        run.calls.settle(run.calls.open(InFlightCall("m", 7)), measured(Usage(input=7)))
     run.finish("end_turn")
     assert (run.tally.model_calls, run.tally.input) == (1, 7)
 
 
 def call_once(run: Run) -> None:
     """Go through one turn with one tool."""
-    run.calls.settle(run.calls.open(OpenCall("m", 1)), measured(Usage(input=1)))
+    run.calls.settle(run.calls.open(InFlightCall("m", 1)), measured(Usage(input=1)))
     run.turn()
     run.tools.ended("search", "success", None, None)
 
 
-def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:
+def test_an_evicted_call_is_settled(runs: RunRegistry, told: list[Event]) -> None:
     """A call that was under way is booked with its input, once, whatever comes later."""
-    run, call = start(runs, "a"), OpenCall("m", 100)
+    run, call = start(runs, "a"), InFlightCall("m", 100)
     run.calls.admit(call, turn=True)
     run.calls.open(call)
     for agent in "bcd":
@@ -174,9 +176,9 @@ def test_an_evicted_call_is_settled(runs: Runs, told: list[Fact]) -> None:
     assert stopped(told) == [("a", "evicted")]
 
 
-def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
+def test_spans_of_what_is_gone_are_forgotten(runs: RunRegistry) -> None:
     """Nothing stays behind for a span that never ends."""
-    runs.spans.sight(1)
+    runs.spans.register_span(1)
     run = runs.start("a", Policy(), trace_id=7, span_id=1)
     runs.spans.begin(2, run, parent=1)
     runs.spans.begin(3, run, parent=2, in_call=True, is_foreign=True)
@@ -184,7 +186,7 @@ def test_spans_of_what_is_gone_are_forgotten(runs: Runs) -> None:
     assert runs.spans._places == {}
 
 
-def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: Runs) -> None:
+def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: RunRegistry) -> None:
     """Those that end are forgotten, and of those that never end the oldest make room."""
     for span_id in range(1, 9):
         run = runs.start("a", Policy())
@@ -196,7 +198,7 @@ def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: Runs) -
     assert list(runs.spans._places) == list(runs.spans._late) == [7, 9]
 
 
-def test_spans_that_have_ended_are_bounded(runs: Runs) -> None:
+def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
     """Each begins within the one before, which ends then: only the latest are remembered."""
     run = runs.start("a", Policy())
     for span_id in range(1, MOST_ENDED + 100):
@@ -205,10 +207,10 @@ def test_spans_that_have_ended_are_bounded(runs: Runs) -> None:
     assert len(runs.spans._places) == MOST_ENDED + 1
     last = runs.spans.place(MOST_ENDED + 99)
     assert last is not None
-    assert len(list(last.around())) == MOST_ENDED + 1
+    assert len(list(last.enclosing_spans())) == MOST_ENDED + 1
 
 
-def test_model_calls_of_what_is_over_are_bounded(runs: Runs) -> None:
+def test_model_calls_of_what_is_over_are_bounded(runs: RunRegistry) -> None:
     """Their spans are known for as long as a client may tell of them."""
     for span_id in range(1, 9):
         run = runs.start("a", Policy())
@@ -218,10 +220,10 @@ def test_model_calls_of_what_is_over_are_bounded(runs: Runs) -> None:
     assert list(runs.spans._asked) == [6, 7, 8]
 
 
-def test_sightings_are_bounded(runs: Runs) -> None:
+def test_sightings_are_bounded(runs: RunRegistry) -> None:
     """Agent spans that no invocation claims don't add up."""
     for span_id in range(1, 100):
-        runs.spans.sight(span_id)
+        runs.spans.register_span(span_id)
     assert len(runs.spans._waiting) == 3
 
 

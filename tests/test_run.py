@@ -72,20 +72,20 @@ def limited(request: pytest.FixtureRequest) -> Ended:
 
 def test_an_endless_agent_stops_after_exactly_that_many_model_calls(limited: Ended) -> None:
     """The cap holds exactly, with the honest stop reason."""
-    assert (limited.facts["stop_reason"], limited.facts["model_calls"]) == ("max_turns", 3)
+    assert (limited.events["stop_reason"], limited.events["model_calls"]) == ("max_turns", 3)
 
 
 def test_nothing_is_counted_twice(limited: Ended) -> None:
     """Three model calls are three turns in the metrics, and one stop."""
-    samples = limited.facts["samples"]
+    samples = limited.events["samples"]
     assert samples["otel_limits_turns_total endless"] == 3
     assert samples["otel_limits_stops_total endless max_turns halted"] == 1
 
 
 def test_spans_are_followed(limited: Ended) -> None:
     """There is an SDK provider, and the agent's span reached the processor."""
-    assert limited.facts["provider"] == "TracerProvider"
-    assert "otel_limits_blind_invocations_total endless" not in limited.facts["samples"]
+    assert limited.events["provider"] == "TracerProvider"
+    assert "otel_limits_unsampled_invocations_total endless" not in limited.events["samples"]
 
 
 def test_the_log_tells_the_halt_once_and_nothing_else(limited: Ended) -> None:
@@ -225,8 +225,8 @@ def test_sigusr2_ends_what_is_live() -> None:
 def test_a_provider_that_the_program_sets_before_the_first_call_wins() -> None:
     """Even after the agent was made: no warning of OpenTelemetry, and the cap holds by spans."""
     ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS, "--late-provider")
-    assert (ended.facts["model_calls"], "Overriding" in ended.log) == (3, False)
-    assert "otel_limits_blind_invocations_total endless" not in ended.facts["samples"]
+    assert (ended.events["model_calls"], "Overriding" in ended.log) == (3, False)
+    assert "otel_limits_unsampled_invocations_total endless" not in ended.events["samples"]
 
 
 def test_it_goes_together_with_opentelemetry_instrument() -> None:
@@ -236,8 +236,8 @@ def test_it_goes_together_with_opentelemetry_instrument() -> None:
         *(*INSTRUMENT, sys.executable, ENDLESS),
         **NO_EXPORT,
     )
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
-    assert ended.facts["samples"]["otel_limits_turns_total endless"] == 3
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
+    assert ended.events["samples"]["otel_limits_turns_total endless"] == 3
     assert len(ended.ours) == 2
 
 
@@ -245,14 +245,14 @@ def test_python_programs_that_the_program_starts_are_limited_too() -> None:
     """They inherit the environment, and us with it."""
     program = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
     ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 2)
 
 
 def test_a_program_may_import_strands_before_everything_else() -> None:
     """As most do; ours comes in while that import goes on."""
     program = "import strands, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 2)
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 2)
 
 
 def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: Path) -> None:
@@ -362,18 +362,18 @@ def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended)
 
 def test_a_bad_value_is_counted(mistaken: Ended) -> None:
     """An alert can see it."""
-    assert mistaken.facts["samples"]["otel_limits_internal_errors_total config"] == 1
+    assert mistaken.events["samples"]["otel_limits_internal_errors_total config"] == 1
 
 
 def test_beside_a_bad_value_the_others_are_enforced(mistaken: Ended) -> None:
     """Also one that is an option of opentelemetry-instrument: --limits_max_iterations."""
-    assert mistaken.facts["stop_reason"] == "max_iterations"
-    assert mistaken.facts["model_calls"] == 2
+    assert mistaken.events["stop_reason"] == "max_iterations"
+    assert mistaken.events["model_calls"] == 2
 
 
 def test_beside_a_bad_value_other_instrumentors_load(mistaken: Ended) -> None:
     """An exception of ours would have stopped them."""
-    assert mistaken.facts["threads_instrumented"] is True
+    assert mistaken.events["threads_instrumented"] is True
 
 
 @pytest.mark.parametrize("way", ["instrument", "tracer provider"])
@@ -395,7 +395,7 @@ def test_strict_ends_the_process(way: str) -> None:
 def test_what_was_enabled_in_code_is_not_replaced_by_the_environment() -> None:
     """The provider that the environment asks for comes later, and leaves it alone."""
     ended = execute(*(sys.executable, ENDLESS, "--enable"), OTEL_LIMITS_MAX_TURNS="5", **SELECTED)
-    assert ended.facts["model_calls"] == 2
+    assert ended.events["model_calls"] == 2
 
 
 # --- exporters ------------------------------------------------------------------------------------
@@ -485,8 +485,8 @@ def test_a_port_that_is_taken_is_logged_and_never_fatal() -> None:
         ended = execute(
             *(*RUN, "--max-turns", "3", "--prometheus-port", port, "--", sys.executable, ENDLESS),
         )
-    assert (ended.status, ended.facts["model_calls"]) == (0, 3)
-    assert ended.facts["samples"]["otel_limits_internal_errors_total prometheus"] == 1
+    assert (ended.status, ended.events["model_calls"]) == (0, 3)
+    assert ended.events["samples"]["otel_limits_internal_errors_total prometheus"] == 1
     assert f"otel-limits cannot serve /metrics on 127.0.0.1 port {port}" in ended.log
 
 
@@ -515,7 +515,7 @@ def test_a_supervisor_without_agents_leaves_the_port_to_its_worker() -> None:
         *(*RUN, "--max-turns", "3", "--prometheus-port", str(port), "--"),
         *(sys.executable, "-c", supervisor, ENDLESS),
     )
-    assert ended.facts["model_calls"] == 3
+    assert ended.events["model_calls"] == 3
     assert "cannot serve" not in ended.log
 
 
@@ -525,5 +525,5 @@ def test_metrics_that_cannot_be_made_cost_no_limit(tmp_path: Path) -> None:
         *(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS),
         PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "missing"),
     )
-    assert (ended.facts["stop_reason"], ended.facts["model_calls"]) == ("max_turns", 3)
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
     assert "otel-limits cannot count in prometheus_client" in ended.log

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import otel_limits
-from otel_limits import Cycle, Fact, Halt, Limits, ModelCall, Started, Stop, Turn
+from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, Turn
 from otel_limits.bindings import known, messages
 from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
@@ -49,10 +49,12 @@ def settings(path: Path, limits: Limits) -> Settings:
     return Settings(policy=Policy(limits=limits), ledger=ledger)
 
 
-def test_a_second_framework_is_limited(runtime: Runtime, facts: list[Fact], tmp_path: Path) -> None:
-    """Turns, tokens, a halt, its facts, its metrics and its row in the ledger."""
+def test_a_second_framework_is_limited(
+    runtime: Runtime, events: list[Event], tmp_path: Path
+) -> None:
+    """Turns, tokens, a halt, its events, its metrics and its row in the ledger."""
     path = tmp_path / "ledger.db"
-    runtime.start(settings(path, Limits(max_turns=3)), [facts.append])
+    runtime.start(settings(path, Limits(max_turns=3)), [events.append])
     bot = Bot("bob", ask=lambda step: (f"thought {step}", 10, 5))
 
     ending = bot.run()
@@ -62,7 +64,7 @@ def test_a_second_framework_is_limited(runtime: Runtime, facts: list[Fact], tmp_
     assert stop is not None
     assert (stop.reason, stop.turns, stop.usage.total, stop.cycles) == ("max_turns", 3, 45, 4)
     assert otel_limits.is_synthetic(ending["message"])
-    kinds = [type(fact) for fact in facts]
+    kinds = [type(event) for event in events]
     assert [kinds.count(each) for each in (Started, Cycle, ModelCall, Turn, Halt, Stop)] == [
         1,
         4,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from otel_limits.cli import main
 from otel_limits.cli.doctor import runaway
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.enable import enable_leniently
 
 if TYPE_CHECKING:
@@ -181,10 +181,10 @@ def test_no_log_shows_a_secret(
 )
 def test_what_is_not_secret_is_shown(url: str, seen: str) -> None:
     """Whoever reads a message has to recognise the address."""
-    assert masked(url) == seen
+    assert redact_url(url) == seen
 
 
 @given(password=st.text(min_size=1), scheme=st.sampled_from(["redis", "postgresql", "http", "x"]))
 def test_no_password_of_any_characters_is_shown(password: str, scheme: str) -> None:
     """Escaped or not."""
-    assert masked(f"{scheme}://bob:<{password}>@h:1/d") == f"{scheme}://bob:***@h:1/d"
+    assert redact_url(f"{scheme}://bob:<{password}>@h:1/d") == f"{scheme}://bob:***@h:1/d"

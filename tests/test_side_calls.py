@@ -14,7 +14,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands.vended_plugins.steering import LLMSteeringHandler
 
 from otel_limits import (
-    Fact,
+    Event,
     Limits,
     MaxModelCallsReachedError,
     MaxTokenBudgetReachedException,
@@ -56,10 +56,10 @@ def caught(ask: Callable[[], Any], errors: list[BaseException]) -> Callable[[], 
 
 @pytest.mark.parametrize("way", [read, extract], ids=["stream", "structured_output"])
 def test_what_a_tool_asks_is_refused_at_the_cap(
-    way: Callable[[Any], Any], source: str, facts: list[Fact]
+    way: Callable[[Any], Any], source: str, events: list[Event]
 ) -> None:
     """N permits exactly N requests, and the tool gets the limit's error for the next."""
-    enable(Limits(max_model_calls=4), observers=[facts.append])
+    enable(Limits(max_model_calls=4), observers=[events.append])
     helper, errors = ByItself(endless(says("hint")), model_id="helper"), list[BaseException]()
     agent = asking(caught(lambda: way(helper), errors))
     result = agent("go")
@@ -67,7 +67,7 @@ def test_what_a_tool_asks_is_refused_at_the_cap(
     assert [type(error) for error in errors] == [MaxModelCallsReachedError]
     stop = errors[0].stop  # type: ignore[attr-defined]
     assert (stop.reason, stop.breach.cap) == ("max_model_calls", 4)
-    assert (result.stop_reason, stops(facts)["thinker"].model_calls) == ("max_model_calls", 4)
+    assert (result.stop_reason, stops(events)["thinker"].model_calls) == ("max_model_calls", 4)
     assert_valid(agent.messages)
 
 
@@ -79,16 +79,16 @@ async def listen(model: Any) -> None:
 
 
 def test_what_is_spoken_is_seen_in_messages_by_name(
-    source: str, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its price depends on it: nobody says how much of the input it was."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {helper: {price: {input: 1, output: 1}}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
     asking(lambda: listen(helper))("go")
-    (spoken,) = (call for call in calls(facts) if call.model == "helper")
+    (spoken,) = (call for call in calls(events) if call.model == "helper")
     assert spoken.price is None
     assert "it has audio" in str(spoken.unpriced)
 
@@ -111,26 +111,26 @@ def test_the_tools_of_the_last_turn_may_ask(source: str) -> None:
     assert helper.calls == 1
 
 
-def test_what_is_only_observed_is_let_out(source: str, facts: list[Fact]) -> None:
+def test_what_is_only_observed_is_let_out(source: str, events: list[Event]) -> None:
     """It is told as what would have been halted."""
-    enable(Limits(max_model_calls=1), action="observe", observers=[facts.append])
+    enable(Limits(max_model_calls=1), action="observe", observers=[events.append])
     helper = ScriptedModel([says("hint")])
     assert asking(lambda: read(helper))("go").stop_reason == "end_turn"
-    stop = stops(facts)["thinker"]
+    stop = stops(events)["thinker"]
     assert (helper.calls, stop.action, stop.model_calls) == (1, "observed", 3)
 
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
-def test_a_direct_request_in_a_spent_tree_raises(source: str, facts: list[Fact]) -> None:
+def test_a_direct_request_in_a_spent_tree_raises(source: str, events: list[Event]) -> None:
     """It is an invocation without a result that could say so."""
-    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=1), observers=[events.append])
     inner = Agent(model=ByItself([]), callback_handler=None, name="inner")
     errors = list[BaseException]()
     ask = caught(lambda: inner.structured_output_async(Report, "what?"), errors)
     assert asking(ask)("go").stop_reason == "max_model_calls"
     assert [type(error) for error in errors] == [MaxModelCallsReachedError]
     assert inner.model.calls == 0  # type: ignore[attr-defined]
-    assert (stops(facts)["inner"].reason, stops(facts)["inner"].action) == (
+    assert (stops(events)["inner"].reason, stops(events)["inner"].action) == (
         "max_model_calls",
         "raised",
     )
@@ -148,9 +148,9 @@ def long_conversation() -> Any:
 
 
 @pytest.mark.parametrize("action", ["halt", "raise", "wrap_up", "ask"])
-def test_a_summary_that_is_refused_halts(action: Any, source: str, facts: list[Fact]) -> None:
+def test_a_summary_that_is_refused_halts(action: Any, source: str, events: list[Event]) -> None:
     """The loop cannot go on without it, as its context has overflowed."""
-    enable(Limits(max_model_calls=1), action=action, observers=[facts.append])
+    enable(Limits(max_model_calls=1), action=action, observers=[events.append])
     model = ScriptedModel([fails(ContextWindowOverflowException("too long"))])
     manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
     agent = Agent(
@@ -165,16 +165,16 @@ def test_a_summary_that_is_refused_halts(action: Any, source: str, facts: list[F
             agent("go")
     else:
         assert agent("go").stop_reason == "max_model_calls"
-    assert (model.calls, stops(facts)["long"].reason) == (1, "max_model_calls")
+    assert (model.calls, stops(events)["long"].reason) == (1, "max_model_calls")
     assert_valid(agent.messages)
     assert len(agent.messages) == 10
 
 
 def test_a_summary_by_an_agent_of_its_own_that_is_refused_halts(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """What a halted agent says does not take the place of the conversation."""
-    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=1), observers=[events.append])
     writer = Agent(model=ScriptedModel([]), callback_handler=None, name="writer")
     manager = SummarizingConversationManager(
         summary_ratio=0.5, preserve_recent_messages=1, summarization_agent=writer
@@ -193,9 +193,9 @@ def test_a_summary_by_an_agent_of_its_own_that_is_refused_halts(
     assert_valid(agent.messages)
 
 
-def test_a_router_is_counted_and_refused(source: str, facts: list[Fact]) -> None:
+def test_a_router_is_counted_and_refused(source: str, events: list[Event]) -> None:
     """Its classifier is a side call of the loop; what it leaves is for the models it chooses."""
-    enable(Limits(max_model_calls=2), observers=[facts.append])
+    enable(Limits(max_model_calls=2), observers=[events.append])
     classifier = ByItself([], model_id="classifier")
     models = [ScriptedModel(endless(uses("think")), model_id=f"m{n}") for n in (1, 2)]
 
@@ -209,12 +209,12 @@ def test_a_router_is_counted_and_refused(source: str, facts: list[Fact]) -> None
     result = agent("go")
     assert (result.stop_reason, classifier.calls) == ("max_model_calls", 1)
     assert sum(model.calls for model in models) == 1
-    assert next((each.model, each.side) for each in calls(facts)) == ("classifier", True)
+    assert next((each.model, each.side) for each in calls(events)) == ("classifier", True)
 
 
-def test_steering_that_is_refused_halts(source: str, facts: list[Fact]) -> None:
+def test_steering_that_is_refused_halts(source: str, events: list[Event]) -> None:
     """Its handler finds no decision, which is the halt and not an error of the agent."""
-    enable(tree=Limits(max_model_calls=1), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=1), observers=[events.append])
 
     @tool
     def think() -> str:
@@ -230,7 +230,7 @@ def test_steering_that_is_refused_halts(source: str, facts: list[Fact]) -> None:
         plugins=[LLMSteeringHandler(system_prompt="be strict", model=judge)],
     )
     assert agent("go").stop_reason == "max_model_calls"
-    assert (judge.calls, stops(facts)["steered"].model_calls) == (0, 1)
+    assert (judge.calls, stops(events)["steered"].model_calls) == (0, 1)
     assert_valid(agent.messages)
 
 
@@ -238,10 +238,10 @@ def test_steering_that_is_refused_halts(source: str, facts: list[Fact]) -> None:
 
 
 def test_a_call_after_the_end_belongs_to_the_tree_while_that_lives(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """It is refused there once that is spent; when the tree has ended, too, nothing is refused."""
-    enable(tree=Limits(max_model_calls=5), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=5), observers=[events.append])
     helper = ScriptedModel(endless(says("hint")), model_id="helper")
     errors: list[BaseException] = []
     tasks: list[asyncio.Task[Any]] = []
@@ -277,6 +277,6 @@ def test_a_call_after_the_end_belongs_to_the_tree_while_that_lives(
 
     asyncio.run(main())
     assert [type(error) for error in errors] == [MaxModelCallsReachedError]
-    late = [each for each in calls(facts) if each.model == "helper"]
+    late = [each for each in calls(events) if each.model == "helper"]
     assert [each.invocation.agent for each in late] == ["thinker"] * 3
     assert all(each.side for each in late)

@@ -12,7 +12,7 @@ import pytest
 from strands import Agent, tool
 
 import otel_limits
-from otel_limits import Fact, Limits, ModelCall, Started, Stop, enable
+from otel_limits import Event, Limits, ModelCall, Started, Stop, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
@@ -125,7 +125,7 @@ def test_leaving_a_stream_leaves_nothing_behind(
     leave: Leave, make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At every event: nothing live, one stop told, and no log line of ours but the halt's."""
-    facts: list[Fact] = []
+    facts: list[Event] = []
     enable(Limits(max_turns=2), observers=[facts.append])
     events = count_events(make_agent)
     assert events > 20
@@ -184,7 +184,7 @@ def test_a_response_that_was_broken_off_is_counted(
     leave: Leave, make_agent: MakeAgent, source: str
 ) -> None:
     """A call that was under way is booked as failed, with its input when chunks had come."""
-    facts: list[Fact] = []
+    facts: list[Event] = []
     enable(observers=[facts.append])
     agent = make_agent(PausingModel([says("a long story")]))
     asyncio.run(leave(agent, 6))
@@ -196,7 +196,7 @@ def test_a_response_that_was_broken_off_is_counted(
 
 def test_a_stream_that_is_never_started_is_no_invocation(make_agent: MakeAgent) -> None:
     """Asking for a stream and not reading it begins nothing."""
-    facts: list[Fact] = []
+    facts: list[Event] = []
     enable(observers=[facts.append])
     stream = make_agent(ScriptedModel([])).stream_async("go")
     assert isinstance(stream, AsyncGenerator)

@@ -18,9 +18,15 @@ from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.bindings.strands.reading import model_id
 from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import Offer, Prices
+from otel_limits.core.pricing import PriceOverride, Prices
 from otel_limits.core.regions import UNTOLD
-from otel_limits.core.terms import PAID_TOOLS, Sale, Terms, sale_in_ledger, sale_of
+from otel_limits.core.terms import (
+    PAID_TOOLS,
+    BillableCall,
+    PricingTerms,
+    billable_call,
+    billable_call_in_ledger,
+)
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, says
 
@@ -37,9 +43,11 @@ SONNET = "claude-sonnet-4-5"
 FLAT = Price(input=Decimal(2), output=Decimal(4))
 
 
-def cost(model: str, provider: str, usage: Usage, terms: Terms, tier: str | None = None) -> Any:
+def cost(
+    model: str, provider: str, usage: Usage, terms: PricingTerms, tier: str | None = None
+) -> Any:
     """USD by the list, or why there is none."""
-    quote = Prices().quote(sale_of(model, provider, usage, tier, terms), NOON)
+    quote = Prices().quote(billable_call(model, provider, usage, tier, terms), NOON)
     return quote.unknown if quote.price is None else quote.price
 
 
@@ -113,7 +121,7 @@ def test_an_hour_in_the_cache_costs_more(
     ttls: set[str], usage: Usage, expected: Decimal | str
 ) -> None:
     """The split of the answer counts, else what was asked; two times without a split are open."""
-    assert cost(SONNET, "anthropic", usage, Terms(cache_ttls=frozenset(ttls))) == expected
+    assert cost(SONNET, "anthropic", usage, PricingTerms(cache_ttls=frozenset(ttls))) == expected
 
 
 @listed
@@ -130,7 +138,7 @@ def test_an_hour_that_nobody_is_asked_for_costs_nothing_more(model: str, provide
     config = CacheConfig(ttl="1h")
     said = terms_of(asked(provider, model_id=model, cache_config=config), [HOUR])
     usage = Usage(input=1_000, cache_write=900)
-    assert cost(model, provider, usage, said) == cost(model, provider, usage, Terms())
+    assert cost(model, provider, usage, said) == cost(model, provider, usage, PricingTerms())
     bought = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}  # as OpenRouter takes it
     assert terms_of(asked(provider, params=bought)).cache_ttls == {"1h"}
 
@@ -184,13 +192,13 @@ def test_the_tier_decides_the_price(
 ) -> None:
     """That of the answer, else the one that was asked for; a tier without a price has none."""
     usage = Usage(input=MILLION)
-    assert cost("gpt-5", "openai", usage, Terms(tier=asked), answered) == expected
+    assert cost("gpt-5", "openai", usage, PricingTerms(tier=asked), answered) == expected
 
 
 @listed
 def test_the_tiers_of_a_maker_are_not_those_of_another_seller() -> None:
     """Azure sells models of OpenAI, at tiers of its own."""
-    unknown = cost("gpt-5", "azure", Usage(input=MILLION), Terms(tier="flex"))
+    unknown = cost("gpt-5", "azure", Usage(input=MILLION), PricingTerms(tier="flex"))
     assert unknown == "no price is known for it at the service tier flex"
 
 
@@ -306,15 +314,15 @@ def test_bedrock_has_a_price_where_the_list_has_that_of_the_region(
     model: str, region: str, expected: str | None
 ) -> None:
     """Of 100,000 tokens; it has those of America, and of regions where ids tell them apart."""
-    told = cost(model, "bedrock", Usage(input=100_000), Terms(region=region))
+    told = cost(model, "bedrock", Usage(input=100_000), PricingTerms(region=region))
     assert told == (f"no price is known for it in {region}" if not expected else Decimal(expected))
 
 
 def test_the_policy_answers_where_no_list_has_the_price_of_a_region() -> None:
     """Under the name of the seller, as the page on prices has it."""
-    own = Prices({"eu.amazon.nova-*": Offer(price=FLAT, provider="aws")})
-    terms = Terms(region="eu-central-1")
-    sale = sale_of("eu.amazon.nova-pro-v1:0", "bedrock", Usage(input=MILLION), None, terms)
+    own = Prices({"eu.amazon.nova-*": PriceOverride(price=FLAT, provider="aws")})
+    terms = PricingTerms(region="eu-central-1")
+    sale = billable_call("eu.amazon.nova-pro-v1:0", "bedrock", Usage(input=MILLION), None, terms)
     assert own.quote(sale, NOON).price == FLAT.input
 
 
@@ -336,8 +344,8 @@ def test_a_region_costs_a_tenth_more_where_its_vendor_says_so(
 ) -> None:
     """Of 100,000 tokens; what an older model costs is the same everywhere."""
     usage = Usage(input=100_000)
-    assert cost(model, provider, usage, Terms(region="us")) == Decimal(expected)
-    worldwide = cost(model, provider, usage, Terms())
+    assert cost(model, provider, usage, PricingTerms(region="us")) == Decimal(expected)
+    worldwide = cost(model, provider, usage, PricingTerms())
     assert Decimal(expected) in (worldwide, worldwide * Decimal("1.1"))
 
 
@@ -345,7 +353,7 @@ def test_a_region_costs_a_tenth_more_where_its_vendor_says_so(
 def test_a_cache_and_its_saving_cost_more_there_too() -> None:
     """Every token does; a web search does not, and neither does a price of the policy file."""
     usage = Usage(input=100_000, cache_read=100_000, output=1_000, web_searches=1)
-    sale = sale_of(SONNET, "anthropic", usage, None, Terms(region="us"))
+    sale = billable_call(SONNET, "anthropic", usage, None, PricingTerms(region="us"))
     quote = Prices().quote(sale, NOON)
     assert (quote.price, quote.cache_saved) == (Decimal("0.0595"), Decimal("0.297"))
     own = Prices({SONNET: replace(FLAT, web_search=Decimal("0.01"))})
@@ -355,7 +363,9 @@ def test_a_cache_and_its_saving_cost_more_there_too() -> None:
 @listed
 def test_a_model_whose_premium_nobody_knows_has_no_price_in_a_region() -> None:
     """As where no source has a price: never a guess."""
-    told = cost("vertex_ai/gemini-3-pro-preview", "litellm", Usage(input=9), Terms(region="eu"))
+    told = cost(
+        "vertex_ai/gemini-3-pro-preview", "litellm", Usage(input=9), PricingTerms(region="eu")
+    )
     assert told == "no price is known for it in eu"
 
 
@@ -369,7 +379,7 @@ def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
     responses = asked("openai_responses", params={"tools": [{"type": "web_search"}]})
     search = {"type": "web_search_20250305", "name": "web_search"}
     claude = asked("anthropic", params={"tools": [search]})
-    assert terms_of(speaks, heard) == Terms(audio_in=True, audio_out=True)
+    assert terms_of(speaks, heard) == PricingTerms(audio_in=True, audio_out=True)
     assert [terms_of(model).searches for model in (responses, claude, speaks)] == [
         True,
         True,
@@ -411,9 +421,11 @@ def test_every_vendors_search_is_seen_in_the_request(module: str, config: dict[s
 )
 def test_a_model_of_openrouter_that_searches_has_no_price(model: str, seller: str | None) -> None:
     """It costs a fee for each request or result, which no list has with it."""
-    sale = sale_of(model, "litellm", Usage(input=9), None, Terms(seller=seller))
+    sale = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(seller=seller))
     assert sale.opens == ("it may have searched the web, and nobody says how often",)
-    assert not sale_of("perplexity/sonar", "litellm", Usage(input=9), None, Terms()).opens
+    assert not billable_call(
+        "perplexity/sonar", "litellm", Usage(input=9), None, PricingTerms()
+    ).opens
 
 
 GOOGLE_TOOLS = ["google_search", "google_maps", "enterprise_web_search", "googleMaps", "retrieval"]
@@ -441,21 +453,23 @@ def test_a_search_of_google_leaves_the_price_open(tool: str) -> None:
 )
 def test_a_model_that_searches_or_draws_by_itself_has_no_price(model: str, provider: str) -> None:
     """A fee for each search, and another price for pictures: nobody says how much of either."""
-    assert isinstance(cost(model, provider, Usage(input=9, output=9), Terms()), str)
+    assert isinstance(cost(model, provider, Usage(input=9, output=9), PricingTerms()), str)
 
 
 @pytest.mark.parametrize("tool", PAID_TOOLS)
 def test_a_tool_that_is_billed_apart_leaves_the_price_open(tool: str) -> None:
     """OpenAI or xAI bills it beside tokens, and no usage that is handed on tells of it."""
     terms = terms_of(asked("openai_responses", params={"tools": [{"type": tool}]}))
-    assert terms == Terms(paid_tools=frozenset({tool}))
+    assert terms == PricingTerms(paid_tools=frozenset({tool}))
     told = cost("gpt-5", "openai_responses", Usage(input=100), terms)
     assert told == PAID_TOOLS[tool]
 
 
 def test_a_search_in_files_is_free_at_google() -> None:
     """Its tool has the same name, and is not a type."""
-    assert terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == Terms()
+    assert (
+        terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == PricingTerms()
+    )
 
 
 @listed
@@ -478,7 +492,7 @@ def test_audio_and_searches_have_prices_of_their_own(
 ) -> None:
     """Where the answer counts them; without a count the price is open, and without a price too."""
     provider = {"ge": "gemini", "gp": "openai", "cl": "anthropic"}[model[:2]]
-    found = cost(model, provider, usage, Terms(**terms))
+    found = cost(model, provider, usage, PricingTerms(**terms))
     if isinstance(found, str):
         assert found.startswith(expected)
     else:
@@ -512,11 +526,11 @@ def test_the_class_of_the_model_says_who_sells(
 ) -> None:
     """Resource names are understood; an operator's alias, an endpoint's name are on no list."""
     usage = Usage(input=1_000, output=10)
-    found = Prices().quote(Sale(model=model, provider=provider, usage=usage), NOON).price
+    found = Prices().quote(BillableCall(model=model, provider=provider, usage=usage), NOON).price
     if same_as is None:
         assert found is None
     else:
-        sale = Sale(model=same_as[0], provider=same_as[1], usage=usage)
+        sale = BillableCall(model=same_as[0], provider=same_as[1], usage=usage)
         assert found == Prices().quote(sale, NOON).price is not None
 
 
@@ -551,15 +565,15 @@ def test_what_runs_locally_costs_nothing() -> None:
     usage = Usage(input=MILLION)
     prices = Prices({"paid": FLAT})
     local = [
-        prices.quote(Sale(model=model, provider=provider, usage=usage))
+        prices.quote(BillableCall(model=model, provider=provider, usage=usage))
         for model, provider in (("llama3", "ollama"), ("x", "llamacpp"), ("ollama/x", "litellm"))
     ]
     assert [(each.price, each.source) for each in local] == [(0, "local")] * 3
-    cloud = Sale(model="x", provider="ollama", seller="ollama-cloud", usage=usage)
+    cloud = BillableCall(model="x", provider="ollama", seller="ollama-cloud", usage=usage)
     assert prices.quote(cloud).price is None
     for model, provider in (("gpt-oss:120b-cloud", "ollama"), ("ollama/gemma4:cloud", "litellm")):
-        assert prices.quote(Sale(model=model, provider=provider, usage=usage)).price is None
-    assert prices.quote(Sale(model="paid", provider="ollama", usage=usage)).price == 2
+        assert prices.quote(BillableCall(model=model, provider=provider, usage=usage)).price is None
+    assert prices.quote(BillableCall(model="paid", provider="ollama", usage=usage)).price == 2
 
 
 def test_an_endpoint_of_sagemaker_is_named() -> None:
@@ -579,16 +593,16 @@ def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
     """The same model of another one costs what the list says, or nobody knows."""
     prices = Prices(
         {
-            "m*": Offer(price=FLAT, provider="Azure"),
-            "azure/m*": Offer(price=FLAT, provider="azure"),
-            "mine": Offer(),
-            "us.anthropic.*": Offer(price=FLAT, provider="bedrock"),
-            "arn:*": Offer(price=FLAT, provider="bedrock"),
+            "m*": PriceOverride(price=FLAT, provider="Azure"),
+            "azure/m*": PriceOverride(price=FLAT, provider="azure"),
+            "mine": PriceOverride(),
+            "us.anthropic.*": PriceOverride(price=FLAT, provider="bedrock"),
+            "arn:*": PriceOverride(price=FLAT, provider="bedrock"),
         }
     )
     usage = Usage(input=MILLION)
     found = [
-        prices.quote(Sale(model=model, provider=provider, usage=usage)).source
+        prices.quote(BillableCall(model=model, provider=provider, usage=usage)).source
         for model, provider in (
             ("mx", "azure"),
             ("mx", "azure.ai.openai"),
@@ -616,7 +630,7 @@ def test_a_long_prompt_costs_more_as_a_whole(prompt: int, expected: str) -> None
 def test_a_price_of_the_policy_holds_at_every_tier() -> None:
     """It says what the models cost whoever wrote it, and an hour in a cache what is written."""
     price = Price(input=Decimal(2), output=Decimal(4), cache_write=Decimal(3))
-    sale = Sale(model="m", usage=Usage(input=MILLION), tier="scale")
+    sale = BillableCall(model="m", usage=Usage(input=MILLION), tier="scale")
     assert Prices({"m": price}).quote(sale).price == 2
     hour = Usage(input=MILLION, cache_write=MILLION, cache_write_1h=MILLION)
     assert (price.of(hour), FLAT.of(hour)) == (None, 2)
@@ -628,17 +642,17 @@ def test_a_price_of_the_policy_holds_at_every_tier() -> None:
 def test_what_a_price_depends_on_survives_the_ledger() -> None:
     """Put together from its columns again, a call has the same price, or is as open as before."""
     usage = Usage(input=9, output=3, cache_write=4, cache_write_1h=1, input_audio=2, web_searches=1)
-    terms = Terms(seller="x-ai", tier="flex", audio_out=True)
-    sale = sale_of("m", "openai", usage, None, terms)
-    again = sale_in_ledger("m", "openai", sale.usage, sale.tier, sale.basis)
+    terms = PricingTerms(seller="x-ai", tier="flex", audio_out=True)
+    sale = billable_call("m", "openai", usage, None, terms)
+    again = billable_call_in_ledger("m", "openai", sale.usage, sale.tier, sale.basis)
     assert again == sale
-    assert sale_of("m", "openai", Usage(input=1), None, Terms()).basis is None
+    assert billable_call("m", "openai", Usage(input=1), None, PricingTerms()).basis is None
 
 
 @pytest.mark.parametrize("basis", ["{", "[]", "5", "[" * 99_999])
 def test_what_cannot_be_read_of_a_ledger_leaves_the_price_unknown(basis: str) -> None:
     """It is not taken for nothing."""
-    sale = sale_in_ledger("m", "openai", Usage(input=1), None, basis)
+    sale = billable_call_in_ledger("m", "openai", Usage(input=1), None, basis)
     assert Prices({"m": FLAT}).quote(sale).unknown == "what its price depends on cannot be read"
 
 

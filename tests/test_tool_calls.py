@@ -16,7 +16,7 @@ from strands.hooks import (
     BeforeToolsEvent,
 )
 
-from otel_limits import Fact, Limits, Stop, ToolCall, enable
+from otel_limits import Event, Limits, Stop, ToolCall, enable
 from otel_limits.observers import toollog
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def told(facts: list[Fact]) -> list[tuple[str, str]]:
+def told(events: list[Event]) -> list[tuple[str, str]]:
     """Name and status of each tool call that was told."""
-    return [(fact.tool, fact.status) for fact in facts if isinstance(fact, ToolCall)]
+    return [(fact.tool, fact.status) for fact in events if isinstance(fact, ToolCall)]
 
 
-def counted(facts: list[Fact]) -> list[int]:
+def counted(events: list[Event]) -> list[int]:
     """Tool calls that each finished invocation counted."""
-    return [fact.tool_calls for fact in facts if isinstance(fact, Stop)]
+    return [fact.tool_calls for fact in events if isinstance(fact, Stop)]
 
 
 # --- interrupts -----------------------------------------------------------------------------------
@@ -79,52 +79,52 @@ def approve(agent: Agent) -> None:
 
 
 def test_a_hook_that_resumes_has_finished_tools_counted_once(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """Two searches and an approved deletion are three calls, which a cap of three permits."""
-    enable(Limits(max_tool_calls=3), observers=[facts.append])
+    enable(Limits(max_tool_calls=3), observers=[events.append])
     agent = careful(make_agent, "search", "search", "delete")
     approve(agent)
     assert agent("go").stop_reason == "end_turn"
-    assert told(facts) == [("search", "success"), ("search", "success"), ("delete", "success")]
-    assert counted(facts) == [3]
+    assert told(events) == [("search", "success"), ("search", "success"), ("delete", "success")]
+    assert counted(events) == [3]
 
 
 def test_a_hook_that_resumes_has_a_refusal_told_once(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The approved call runs, and then the agent is halted because of the one that was refused."""
-    enable(Limits(max_tool_calls=2), observers=[facts.append])
+    enable(Limits(max_tool_calls=2), observers=[events.append])
     agent = careful(make_agent, "search", "delete", "search")
     approve(agent)
     assert agent("go").stop_reason == "max_tool_calls"
-    assert told(facts) == [("search", "success"), ("search", "refused"), ("delete", "success")]
-    assert counted(facts) == [2]
+    assert told(events) == [("search", "success"), ("search", "refused"), ("delete", "success")]
+    assert counted(events) == [2]
 
 
 def test_a_caller_that_resumes_has_finished_tools_told_once(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The invocation that brings the approval has the approved call, and nothing else."""
-    enable(Limits(max_tool_calls=2), observers=[facts.append])
+    enable(Limits(max_tool_calls=2), observers=[events.append])
     agent = careful(make_agent, "search", "delete", "search")
     asked = agent("go")
-    assert told(facts) == [("search", "success"), ("search", "refused")]
-    facts.clear()
+    assert told(events) == [("search", "success"), ("search", "refused")]
+    events.clear()
     assert agent(approval(asked)).stop_reason == "end_turn"
-    assert (told(facts), counted(facts)) == ([("delete", "success")], [1])
+    assert (told(events), counted(events)) == ([("delete", "success")], [1])
 
 
 def test_a_batch_that_has_to_be_approved_is_counted_once(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """A human who is asked before any tool of a turn runs does not use up its calls."""
-    enable(Limits(max_tool_calls=1), observers=[facts.append])
+    enable(Limits(max_tool_calls=1), observers=[events.append])
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
     agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.interrupt("ok", reason="may I?"))
     approve(agent)
     assert agent("go").stop_reason == "end_turn"
-    assert (told(facts), counted(facts)) == ([("search", "success")], [1])
+    assert (told(events), counted(events)) == ([("search", "success")], [1])
 
 
 def test_an_interrupt_before_any_result_is_no_turn_without_progress(
@@ -174,23 +174,23 @@ def test_asking_for_a_denied_tool_for_ever_is_a_loop(strict: MakeAgent) -> None:
     assert (strict(model)("go").stop_reason, model.calls) == ("loop_detected", 4)
 
 
-def test_a_denied_call_is_told_as_an_error(strict: MakeAgent, facts: list[Fact]) -> None:
+def test_a_denied_call_is_told_as_an_error(strict: MakeAgent, events: list[Event]) -> None:
     """It has the status `error` and no duration, since no tool ran."""
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     strict(ScriptedModel([uses("search", "search"), says("done")]))("go")
-    calls = [fact for fact in facts if isinstance(fact, ToolCall)]
+    calls = [fact for fact in events if isinstance(fact, ToolCall)]
     assert [(call.number, call.status, call.seconds) for call in calls] == [
         (1, "error", None),
         (2, "error", None),
     ]
 
 
-def test_a_denied_call_is_told_and_uses_up_no_call(strict: MakeAgent, facts: list[Fact]) -> None:
+def test_a_denied_call_is_told_and_uses_up_no_call(strict: MakeAgent, events: list[Event]) -> None:
     """A cap of one call is not reached by two that were denied."""
-    enable(Limits(max_tool_calls=1, max_calls_per_tool={"search": 1}), observers=[facts.append])
+    enable(Limits(max_tool_calls=1, max_calls_per_tool={"search": 1}), observers=[events.append])
     agent = strict(ScriptedModel([uses("search"), uses("search"), says("done")]))
     assert agent("go").stop_reason == "end_turn"
-    assert (told(facts), counted(facts)) == ([("search", "error")] * 2, [0])
+    assert (told(events), counted(events)) == ([("search", "error")] * 2, [0])
 
 
 def test_a_denied_call_is_in_the_metrics(strict: MakeAgent, metric: Metric) -> None:
@@ -203,12 +203,12 @@ def test_a_denied_call_is_in_the_metrics(strict: MakeAgent, metric: Metric) -> N
 
 @pytest.mark.parametrize("name", ["search the web!", "x" * 70])
 def test_a_name_that_no_tool_can_have_is_told_as_an_error(
-    name: str, make_agent: MakeAgent, facts: list[Fact]
+    name: str, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The framework answers such a call itself; it uses up no call."""
-    enable(Limits(max_tool_calls=1), observers=[facts.append])
+    enable(Limits(max_tool_calls=1), observers=[events.append])
     make_agent(ScriptedModel([uses(name), uses(name), says("done")]))("go")
-    assert (told(facts), counted(facts)) == ([(name, "error")] * 2, [0])
+    assert (told(events), counted(events)) == ([(name, "error")] * 2, [0])
 
 
 def test_asking_for_what_can_be_no_tool_for_ever_is_a_loop(make_agent: MakeAgent) -> None:
@@ -239,13 +239,15 @@ def test_the_tool_log_keeps_a_denied_call(
     ]
 
 
-def test_a_turn_of_a_cancelled_agent_is_not_told(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_a_turn_of_a_cancelled_agent_is_not_told(
+    make_agent: MakeAgent, events: list[Event]
+) -> None:
     """Nobody denied the tools that the framework answers for because the agent is cancelled."""
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
     agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.agent.cancel())
     assert agent("go").stop_reason == "cancelled"
-    assert (told(facts), counted(facts)) == ([], [0])
+    assert (told(events), counted(events)) == ([], [0])
 
 
 # --- tools in the background ----------------------------------------------------------------------
@@ -253,10 +255,10 @@ def test_a_turn_of_a_cancelled_agent_is_not_told(make_agent: MakeAgent, facts: l
 
 @pytest.mark.parametrize("limits", [{"max_tool_calls": 3}, {"max_calls_per_tool": {"search": 3}}])
 def test_a_tool_that_goes_on_in_the_background_is_a_call(
-    limits: dict[str, Any], make_agent: MakeAgent, facts: list[Fact]
+    limits: dict[str, Any], make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """It was let run when the model asked for it, and nothing takes that back."""
-    enable(Limits(**limits), observers=[facts.append])
+    enable(Limits(**limits), observers=[events.append])
     ran, turns = [], asyncio.Semaphore(0)
 
     @tool
@@ -273,7 +275,7 @@ def test_a_tool_that_goes_on_in_the_background_is_a_call(
     agent.hooks.add_callback(AfterToolsEvent, lambda _: turns.release())
     assert str(agent("go").stop_reason) == "max_tool_calls"
     assert len(ran) == 3
-    assert told(facts) == [("search", "success")] * 3 + [("search", "refused")]
+    assert told(events) == [("search", "success")] * 3 + [("search", "refused")]
 
 
 # --- requests that a tool makes of its own agent --------------------------------------------------
@@ -299,10 +301,10 @@ class Patient(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_tools_beside_a_direct_request_of_the_agent_are_counted(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """They are those of the loop, whatever is asked meanwhile."""
-    enable(Limits(max_tool_calls=4), observers=[facts.append])
+    enable(Limits(max_tool_calls=4), observers=[events.append])
     model = Patient()
     agent = make_agent(model)
 
@@ -319,4 +321,4 @@ def test_tools_beside_a_direct_request_of_the_agent_are_counted(
     agent.tool_registry.register_tool(classify)
     agent.hooks.add_callback(AfterToolCallEvent, tell)
     assert str(agent("go").stop_reason) == "max_tool_calls"
-    assert told(facts)[:4] == [("classify", "success"), ("search", "success")] * 2
+    assert told(events)[:4] == [("classify", "success"), ("search", "success")] * 2

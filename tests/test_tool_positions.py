@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from strands.types.streaming import StreamEvent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -52,7 +52,7 @@ def asks(*queries: str) -> Answer:
 
 @EXECUTORS
 def test_different_calls_with_one_id_are_no_loop(
-    make_agent: MakeAgent, executor: Any, facts: list[Fact]
+    make_agent: MakeAgent, executor: Any, facts: list[Event]
 ) -> None:
     """Each has its own arguments and its own result."""
     enable(Limits(max_identical_tool_calls=2), observers=[facts.append])
@@ -76,7 +76,7 @@ def test_equal_calls_with_one_id_are_a_loop(make_agent: MakeAgent, executor: Any
 @EXECUTORS
 @pytest.mark.parametrize("replaces", [False, True], ids=["as-asked", "replaced-by-a-hook"])
 def test_only_what_has_no_call_left_is_refused(
-    make_agent: MakeAgent, executor: Any, facts: list[Fact], *, replaces: bool
+    make_agent: MakeAgent, executor: Any, facts: list[Event], *, replaces: bool
 ) -> None:
     """Of five calls with one id, the first two run; also where a hook rewrites each of them."""
     enable(Limits(max_tool_calls=2), observers=[facts.append])

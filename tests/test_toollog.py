@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from otel_limits.core.facts import Fault, Invocation
+from otel_limits.core.events import InternalError, Invocation
 from otel_limits.observers.toollog import LoggedCall, ToolLog, read
 from otel_limits.runs.registry import LIVE
 
@@ -225,9 +225,9 @@ def test_a_write_error_is_told_to_the_observers(
     no_directory: Path, facts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it is counted among the internal errors."""
-    LIVE.observers.use((facts.append,))
+    LIVE.observers.set_observers((facts.append,))
     write(ToolLog(no_directory))
-    assert facts == [Fault(component="tool_log")]
+    assert facts == [InternalError(component="tool_log")]
 
 
 @pytest.mark.usefixtures("faulty")
@@ -248,7 +248,7 @@ def test_arguments_that_cannot_even_be_printed_are_not_felt(
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from otel_limits.core.facts import Invocation
+from otel_limits.core.events import Invocation
 from otel_limits.observers.toollog import ToolLog
 
 def limit(size):

@@ -30,7 +30,7 @@ from tests.metered import PER_MESSAGE, Metered
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_limits import Fact, Level
+    from otel_limits import Event, Level
     from otel_limits.runs.budget import Budget
     from tests.conftest import Call, MakeAgent
 
@@ -73,9 +73,9 @@ def calls_of(*agents: Agent) -> int:
     return sum(agent.model.calls for agent in agents)  # type: ignore[attr-defined]
 
 
-def stops(facts: list[Fact]) -> dict[str, Stop]:
+def stops(events: list[Event]) -> dict[str, Stop]:
     """How each agent's last invocation ended."""
-    return {fact.agent: fact for fact in facts if isinstance(fact, Stop)}
+    return {fact.agent: fact for fact in events if isinstance(fact, Stop)}
 
 
 def tree_levels(stop: Stop) -> dict[str, Level]:
@@ -114,60 +114,60 @@ def is_empty(tree: Budget) -> bool:
 @pytest.mark.parametrize("number", SIZES)
 @pytest.mark.parametrize("limit", ["max_turns", "max_model_calls"])
 def test_agents_as_tools_at_once(
-    number: int, limit: str, call: Call, facts: list[Fact], trees: list[Budget]
+    number: int, limit: str, call: Call, events: list[Event], trees: list[Budget]
 ) -> None:
     """A tree's cap of 3 is 3 model calls, whoever makes them."""
-    enable(tree=only(limit, 3), observers=[facts.append])
+    enable(tree=only(limit, 3), observers=[events.append])
     children = runaways(number)
     parent = asking(children)
     result = call(parent)
     assert calls_of(parent, *children) == 3
     assert result.stop_reason == limit
-    assert {stop.reason for stop in stops(facts).values()} == {limit}
+    assert {stop.reason for stop in stops(events).values()} == {limit}
     assert [is_empty(tree) for tree in trees] == [True]
 
 
 @pytest.mark.parametrize("number", SIZES)
-def test_tokens_of_agents_at_once(number: int, call: Call, facts: list[Fact]) -> None:
+def test_tokens_of_agents_at_once(number: int, call: Call, events: list[Event]) -> None:
     """A tree's token budget is passed by one call at most."""
-    enable(tree=Limits(max_token_budget=100), observers=[facts.append])
+    enable(tree=Limits(max_token_budget=100), observers=[events.append])
     children = runaways(number)
     parent = asking(children)
     call(parent)
-    spent = tree_levels(stops(facts)["parent"])["tree_max_token_budget"].observed
+    spent = tree_levels(stops(events)["parent"])["tree_max_token_budget"].observed
     last = max(used(request) for agent in (parent, *children) for request in agent.model.requests)  # type: ignore[attr-defined]
     assert spent <= 100 + last
-    assert spent == sum(stop.usage.total for stop in stops(facts).values())
+    assert spent == sum(stop.usage.total for stop in stops(events).values())
 
 
 @pytest.mark.parametrize("limit", ["max_input_tokens", "max_output_tokens"])
-def test_parts_of_the_tokens_at_once(limit: str, facts: list[Fact]) -> None:
+def test_parts_of_the_tokens_at_once(limit: str, events: list[Event]) -> None:
     """Input and output are each reserved."""
-    enable(tree=only(limit, 40), observers=[facts.append])
+    enable(tree=only(limit, 40), observers=[events.append])
     children = runaways(10)
     asking(children)("go")
-    spent = tree_levels(stops(facts)["parent"])[f"tree_{limit}"].observed
+    spent = tree_levels(stops(events)["parent"])[f"tree_{limit}"].observed
     assert 40 <= spent <= 40 + 5 * PER_MESSAGE
 
 
 def test_money_of_agents_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, facts: list[Fact]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, events: list[Event]
 ) -> None:
     """A tree's budget in USD is passed by one call at most."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {metered: {price: {input: 1000, output: 1000}}}", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
-    enable(tree=Limits(max_cost_usd=Decimal("0.10")), observers=[facts.append])
+    enable(tree=Limits(max_cost_usd=Decimal("0.10")), observers=[events.append])
     children = runaways(10)
     asking(children)("go")
-    spent = tree_levels(stops(facts)["parent"])["tree_max_cost_usd"].observed
+    spent = tree_levels(stops(events)["parent"])["tree_max_cost_usd"].observed
     assert Decimal("0.10") <= spent <= Decimal("0.15")
 
 
 @pytest.mark.parametrize("number", SIZES)
-def test_entry_nodes_of_a_graph(number: int, facts: list[Fact], trees: list[Budget]) -> None:
+def test_entry_nodes_of_a_graph(number: int, events: list[Event], trees: list[Budget]) -> None:
     """Nodes that begin at once share their graph's cap exactly."""
-    enable(tree=Limits(max_turns=3), observers=[facts.append])
+    enable(tree=Limits(max_turns=3), observers=[events.append])
     children = runaways(number)
     builder = GraphBuilder()
     for child in children:
@@ -201,12 +201,12 @@ def test_agents_in_threads_of_a_tool(trees: list[Budget]) -> None:
     assert [is_empty(tree) for tree in trees] == [True]
 
 
-def test_a_breach_names_what_is_used_and_what_is_reserved(facts: list[Fact]) -> None:
+def test_a_breach_names_what_is_used_and_what_is_reserved(events: list[Event]) -> None:
     """Its observed value is both together, and its text and its exception say which is which."""
-    enable(tree=Limits(max_turns=3), observers=[facts.append])
+    enable(tree=Limits(max_turns=3), observers=[events.append])
     children = runaways(10)
     asking(children)("go")
-    halts = [fact for fact in facts if isinstance(fact, Halt) and fact.breaches[0].reserved]
+    halts = [fact for fact in events if isinstance(fact, Halt) and fact.breaches[0].reserved]
     assert len(halts) == 8
     breach = halts[0].breaches[0]
     assert (breach.limit, breach.cap, breach.observed, breach.reserved) == (
@@ -225,9 +225,9 @@ def test_a_breach_names_what_is_used_and_what_is_reserved(facts: list[Fact]) -> 
     assert "3 of 3 turns: 1 used, 2 reserved by model calls under way" in str(error)
 
 
-def test_nobody_waits_for_another(facts: list[Fact]) -> None:
+def test_nobody_waits_for_another(events: list[Event]) -> None:
     """A task that reads one agent's stream and asks another in between is not locked out."""
-    enable(tree=Limits(max_turns=2), observers=[facts.append])
+    enable(tree=Limits(max_turns=2), observers=[events.append])
 
     @tool
     async def read_one_and_ask_the_other() -> str:
@@ -275,9 +275,9 @@ def test_what_fails_gives_its_turn_back(trees: list[Budget]) -> None:
     assert (tally.turns, tally.model_calls, is_empty(trees[0])) == (2, 3, True)
 
 
-def test_a_retry_keeps_its_place(trees: list[Budget], facts: list[Fact]) -> None:
+def test_a_retry_keeps_its_place(trees: list[Budget], events: list[Event]) -> None:
     """A call that waits to be tried again is not overtaken, though its turn is the last one."""
-    enable(tree=Limits(max_turns=2), observers=[facts.append])
+    enable(tree=Limits(max_turns=2), observers=[events.append])
     waiting = asyncio.Event()
 
     class Late(Metered):
@@ -307,13 +307,13 @@ def test_a_retry_keeps_its_place(trees: list[Budget], facts: list[Fact]) -> None
 
     agent_of(Metered(endless(uses("ask_both"))), "parent", tools=[ask_both])("go")
     assert (calls_of(throttled), calls_of(other)) == (2, 0)
-    assert stops(facts)["throttled"].reason == "end_turn"
+    assert stops(events)["throttled"].reason == "end_turn"
     assert is_empty(trees[0])
 
 
-def test_a_discarded_response_keeps_its_turn(facts: list[Fact]) -> None:
+def test_a_discarded_response_keeps_its_turn(events: list[Event]) -> None:
     """A validator that has the loop ask again uses calls and tokens, and one turn in the end."""
-    enable(tree=Limits(max_turns=1), observers=[facts.append])
+    enable(tree=Limits(max_turns=1), observers=[events.append])
     model = Metered([says("no"), says("no"), says("yes")])
     agent = agent_of(model, "picky")
 
@@ -323,7 +323,7 @@ def test_a_discarded_response_keeps_its_turn(facts: list[Fact]) -> None:
 
     agent.hooks.add_callback(AfterModelCallEvent, validate)
     assert str(agent("go")) == "yes\n"
-    assert (model.calls, stops(facts)["picky"].turns) == (3, 1)
+    assert (model.calls, stops(events)["picky"].turns) == (3, 1)
 
 
 def test_what_is_abandoned_is_released(trees: list[Budget]) -> None:
@@ -349,16 +349,16 @@ def test_what_is_abandoned_is_released(trees: list[Budget]) -> None:
     assert is_empty(trees[0])
 
 
-def test_an_agent_alone_is_held_to_the_token(facts: list[Fact]) -> None:
+def test_an_agent_alone_is_held_to_the_token(events: list[Event]) -> None:
     """Beside nobody, what it has reserved for itself never stands in its own way."""
     enable(
         Limits(max_turns=5, max_token_budget=201, max_model_calls=5),
         tree=Limits(max_turns=5, max_token_budget=201, max_model_calls=5),
-        observers=[facts.append],
+        observers=[events.append],
     )
     model = Metered(endless(uses("look")))
     assert agent_of(model, "alone")("go").stop_reason == "max_turns"
-    stop = stops(facts)["alone"]
+    stop = stops(events)["alone"]
     assert (model.calls, stop.usage.total, stop.breach and stop.breach.reserved) == (5, 300, 0)
 
 
@@ -366,21 +366,21 @@ def test_an_agent_alone_is_held_to_the_token(facts: list[Fact]) -> None:
 
 
 @pytest.mark.parametrize("outer", [None, 3, 4, 5, 100])
-def test_each_tree_binds(outer: int | None, call: Call, facts: list[Fact]) -> None:
+def test_each_tree_binds(outer: int | None, call: Call, events: list[Event]) -> None:
     """A child with a tree of its own is held by it, and by every tree around it."""
-    enable(tree=Limits(max_turns=outer) if outer else None, observers=[facts.append])
+    enable(tree=Limits(max_turns=outer) if outer else None, observers=[events.append])
     inner = LimitsPlugin(tree=Limits(max_turns=3))
     child = agent_of(Metered(endless(uses("look"))), "child", plugins=[inner])
     call(asking([child], then=[says("done")]))
     assert child.model.calls == min(3, (outer or 100) - 1)  # type: ignore[attr-defined]
-    breach = stops(facts)["child"].breach
+    breach = stops(events)["child"].breach
     assert breach is not None
     assert (breach.limit, breach.cap) == ("tree_max_turns", 3)
 
 
-def test_three_trees_deep(facts: list[Fact]) -> None:
+def test_three_trees_deep(events: list[Event]) -> None:
     """What happens innermost is debited to each tree, once; the one with the least left binds."""
-    enable(tree=Limits(max_model_calls=12), observers=[facts.append])
+    enable(tree=Limits(max_model_calls=12), observers=[events.append])
 
     def nested(depth: int) -> Agent:
         if not depth:
@@ -394,7 +394,7 @@ def test_three_trees_deep(facts: list[Fact]) -> None:
         )
 
     nested(3)("go")
-    told = [fact for fact in facts if isinstance(fact, Stop)]
+    told = [fact for fact in events if isinstance(fact, Stop)]
     assert [(stop.agent, stop.turns, stop.reason) for stop in told] == [
         ("leaf", 2, "max_turns"),  # level1's tree of 3
         ("level1", 1, "max_turns"),
@@ -417,38 +417,38 @@ def test_what_no_tree_of_its_own_could_change_has_none(trees: list[Budget]) -> N
     assert len(trees) == 1
 
 
-def test_a_tree_acts_as_its_owner_says(call: Call, facts: list[Fact]) -> None:
+def test_a_tree_acts_as_its_owner_says(call: Call, events: list[Event]) -> None:
     """A child that is only observed is halted by the tree of a parent that halts."""
-    enable(tree=Limits(max_turns=4), observers=[facts.append])
+    enable(tree=Limits(max_turns=4), observers=[events.append])
     watched = LimitsPlugin(Limits(max_turns=1), action="observe")
     child = agent_of(Metered(endless(uses("look"))), "child", plugins=[watched])
     parent = asking([child])
     result = call(parent)
     assert (calls_of(parent, child), result.stop_reason) == (4, "max_turns")
-    assert stops(facts)["child"].action == "halted"
+    assert stops(events)["child"].action == "halted"
 
 
-def test_a_child_that_halts_in_a_tree_that_is_observed(facts: list[Fact]) -> None:
+def test_a_child_that_halts_in_a_tree_that_is_observed(events: list[Event]) -> None:
     """Its own limit halts it; the tree's is told and nothing more."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     halts = LimitsPlugin(Limits(max_turns=5), action="halt")
     child = agent_of(Metered(endless(uses("look"))), "child", plugins=[halts])
     watches = LimitsPlugin(tree=Limits(max_turns=2), action="observe")
     parent = asking([child], then=[says("done")], plugins=[watches])
     assert (parent("go").stop_reason, calls_of(child)) == ("end_turn", 5)
-    told = [(fact.invocation.agent, fact.action) for fact in facts if isinstance(fact, Halt)]
+    told = [(fact.invocation.agent, fact.action) for fact in events if isinstance(fact, Halt)]
     assert told == [("child", "observed"), ("child", "halted"), ("parent", "observed")]
 
 
-def test_tools_of_a_tree_act_as_its_owner_says(facts: list[Fact]) -> None:
+def test_tools_of_a_tree_act_as_its_owner_says(events: list[Event]) -> None:
     """Also where a call is refused before it runs."""
-    enable(tree=Limits(max_tool_calls=3), observers=[facts.append])
+    enable(tree=Limits(max_tool_calls=3), observers=[events.append])
     watched = LimitsPlugin(Limits(max_tool_calls=1), action="observe")
     child = agent_of(Metered(endless(uses("look"))), "child", plugins=[watched])
     asking([child])("go")
-    tally = [fact for fact in facts if isinstance(fact, otel_limits.ToolCall)]
+    tally = [fact for fact in events if isinstance(fact, otel_limits.ToolCall)]
     assert sum(fact.status != "refused" for fact in tally) == 3
-    assert stops(facts)["child"].reason == "max_tool_calls"
+    assert stops(events)["child"].reason == "max_tool_calls"
 
 
 def test_what_begins_after_its_parent_has_ended_stands_in_the_tree_above() -> None:
@@ -538,9 +538,9 @@ def is_valid(messages: Any) -> bool:
 
 
 @pytest.mark.parametrize("number", [3, 30])
-def test_one_last_answer_per_tree(number: int, facts: list[Fact]) -> None:
+def test_one_last_answer_per_tree(number: int, events: list[Event]) -> None:
     """In a chain of nodes the one that was under way writes it; whoever begins later does not."""
-    enable(tree=Limits(max_turns=3), action="wrap_up", observers=[facts.append])
+    enable(tree=Limits(max_turns=3), action="wrap_up", observers=[events.append])
     nodes = [
         agent_of(Metered(itertools.chain([uses("look")] * 3, endless(says("in short")))), f"n{n}")
         for n in range(number)
@@ -554,7 +554,7 @@ def test_one_last_answer_per_tree(number: int, facts: list[Fact]) -> None:
     builder.set_max_node_executions(100)
     builder.build()("go")
     assert calls_of(*nodes) == 4
-    assert [stop.action for stop in stops(facts).values()] == ["wrapped_up"] + ["halted"] * (
+    assert [stop.action for stop in stops(events).values()] == ["wrapped_up"] + ["halted"] * (
         number - 1
     )
 
@@ -644,9 +644,9 @@ def test_the_exception_of_model_calls() -> None:
 
 
 @pytest.mark.parametrize("way", ["drops", "replaces", "clears"])
-def test_a_hook_that_rewrites_a_response(way: str, call: Call, facts: list[Fact]) -> None:
+def test_a_hook_that_rewrites_a_response(way: str, call: Call, events: list[Event]) -> None:
     """A turn is counted where the answer is taken, whatever is left of its metadata."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     model = ScriptedModel(endless(uses("look")))
     agent = agent_of(model, "tester")
 
@@ -662,40 +662,40 @@ def test_a_hook_that_rewrites_a_response(way: str, call: Call, facts: list[Fact]
 
     agent.hooks.add_callback(AfterModelCallEvent, rewrite)
     assert (call(agent).stop_reason, model.calls) == ("max_turns", 3)
-    assert stops(facts)["tester"].turns == 3
+    assert stops(events)["tester"].turns == 3
 
 
 # --- observe --------------------------------------------------------------------------------------
 
 
-def test_observe_reports_a_deadline(make_agent: MakeAgent, call: Call, facts: list[Fact]) -> None:
+def test_observe_reports_a_deadline(make_agent: MakeAgent, call: Call, events: list[Event]) -> None:
     """When the time is up, though nothing else would have been looked at any more."""
 
     class Slow(ScriptedModel):
         async def stream(self, *arguments: Any, **named: Any) -> Any:
             for _ in range(2_000):
-                if any(isinstance(fact, Halt) for fact in facts):
+                if any(isinstance(fact, Halt) for fact in events):
                     break
                 await asyncio.sleep(0.01)
             async for event in super().stream(*arguments, **named):
                 yield event
 
-    enable(Limits(max_duration_seconds=0.1), action="observe", observers=[facts.append])
+    enable(Limits(max_duration_seconds=0.1), action="observe", observers=[events.append])
     result = call(make_agent(Slow([says("done")])))
     assert result.stop_reason == "end_turn"
-    (halt,) = [fact for fact in facts if isinstance(fact, Halt)]
+    (halt,) = [fact for fact in events if isinstance(fact, Halt)]
     assert (halt.reason, halt.action) == ("max_duration", "observed")
-    assert stops(facts)["tester"].action == "observed"
+    assert stops(events)["tester"].action == "observed"
 
 
-def test_observe_reports_what_is_refused_beside_others(facts: list[Fact]) -> None:
+def test_observe_reports_what_is_refused_beside_others(events: list[Event]) -> None:
     """What would have been refused because of calls under way is told, and goes out."""
-    enable(tree=Limits(max_turns=3), action="observe", observers=[facts.append])
+    enable(tree=Limits(max_turns=3), action="observe", observers=[events.append])
     children = [agent_of(Metered([says("done")]), f"child{n}") for n in range(5)]
     parent = asking(children, then=[says("done")])
     assert parent("go").stop_reason == "end_turn"
     assert calls_of(*children) == 5
-    halts = [fact for fact in facts if isinstance(fact, Halt)]
+    halts = [fact for fact in events if isinstance(fact, Halt)]
     assert {halt.action for halt in halts} == {"observed"}
     assert sum(halt.invocation.agent != "parent" for halt in halts) == 3
 
@@ -707,7 +707,7 @@ def test_nothing_is_live_afterwards() -> None:
     assert len(LIVE) == 0
 
 
-def test_an_observed_deadline_does_not_hide_one_that_acts(facts: list[Fact]) -> None:
+def test_an_observed_deadline_does_not_hide_one_that_acts(events: list[Event]) -> None:
     """The tree of the parent ends what its child's own limit has only been told about."""
 
     class Endless(ScriptedModel):
@@ -718,17 +718,17 @@ def test_an_observed_deadline_does_not_hide_one_that_acts(facts: list[Fact]) -> 
                 await asyncio.sleep(0.02)
                 yield {"contentBlockDelta": {"delta": {"text": "."}}}
 
-    enable(tree=Limits(max_duration_seconds=1), observers=[facts.append])
+    enable(tree=Limits(max_duration_seconds=1), observers=[events.append])
     watched = LimitsPlugin(Limits(max_duration_seconds=0.1), action="observe")
     child = agent_of(Endless([]), "child", plugins=[watched])
     asking([child])("go")
-    told = [(f.invocation.agent, f.action) for f in facts if isinstance(f, Halt)]
+    told = [(f.invocation.agent, f.action) for f in events if isinstance(f, Halt)]
     assert told[:2] == [("child", "observed"), ("child", "halted")]
 
 
-def test_legs_have_one_last_answer(facts: list[Fact]) -> None:
+def test_legs_have_one_last_answer(events: list[Event]) -> None:
     """A hook that resumes after a wrap-up gets no second one."""
-    enable(Limits(max_turns=2), action="wrap_up", observers=[facts.append])
+    enable(Limits(max_turns=2), action="wrap_up", observers=[events.append])
     model = ScriptedModel([uses("look"), uses("look"), says("in short")])
     agent = agent_of(model, "tester")
     resumed = iter(["go on"])
@@ -744,10 +744,10 @@ def test_legs_have_one_last_answer(facts: list[Fact]) -> None:
 
 @pytest.mark.parametrize("action", ["halt", "raise"])
 def test_a_thread_that_a_graph_has_left_behind_stays_in_its_tree(
-    action: Any, facts: list[Fact]
+    action: Any, events: list[Event]
 ) -> None:
     """A graph ends when one node fails; the thread of another one's tool lives on, and asks on."""
-    enable(tree=Limits(max_turns=4), action=action, observers=[facts.append])
+    enable(tree=Limits(max_turns=4), action=action, observers=[events.append])
     asked = [agent_of(Metered(endless(uses("look"))), f"asked{n}") for n in range(3)]
     is_asking, has_ended = threading.Event(), threading.Event()
 
@@ -786,7 +786,7 @@ def test_a_thread_that_a_graph_has_left_behind_stays_in_its_tree(
 
     asyncio.run(main())
     assert calls_of(*asked, asks) == 4
-    assert {stops(facts)[agent.name].reason for agent in asked} == {"max_turns"}
+    assert {stops(events)[agent.name].reason for agent in asked} == {"max_turns"}
 
 
 # --- how large a tree's cap should be -------------------------------------------------------------
@@ -795,23 +795,23 @@ WORK = [*[uses("look")] * 4, says("done")]
 """What one child does: five turns."""
 
 
-def test_a_cap_of_all_turns_is_large_enough(facts: list[Fact]) -> None:
+def test_a_cap_of_all_turns_is_large_enough(events: list[Event]) -> None:
     """Ten children of five turns, and two of the parent: 52."""
-    enable(tree=Limits(max_turns=52), observers=[facts.append])
+    enable(tree=Limits(max_turns=52), observers=[events.append])
     children = [agent_of(Metered(list(WORK)), f"child{n}") for n in range(10)]
     parent = asking(children, then=[says("all done")])
     assert parent("go").stop_reason == "end_turn"
-    assert {stop.reason for stop in stops(facts).values()} == {"end_turn"}
+    assert {stop.reason for stop in stops(events).values()} == {"end_turn"}
     assert calls_of(parent, *children) == 52
 
 
-def test_a_token_budget_needs_room_for_a_call_of_each_that_runs(facts: list[Fact]) -> None:
+def test_a_token_budget_needs_room_for_a_call_of_each_that_runs(events: list[Event]) -> None:
     """All the work, and for each agent at once its largest input and the output of its model."""
     alone = sum(PER_MESSAGE * (2 * turn + 2) for turn in range(5))
     room = 10 * (PER_MESSAGE * 9 + PER_MESSAGE)
     of_parent = PER_MESSAGE * (2 + 4)
     budget = 10 * alone + room + of_parent
-    enable(tree=Limits(max_token_budget=budget), observers=[facts.append])
+    enable(tree=Limits(max_token_budget=budget), observers=[events.append])
     children = [agent_of(Metered(list(WORK)), f"child{n}") for n in range(10)]
     assert asking(children, then=[says("all done")])("go").stop_reason == "end_turn"
-    assert {stop.reason for stop in stops(facts).values()} == {"end_turn"}
+    assert {stop.reason for stop in stops(events).values()} == {"end_turn"}

@@ -15,7 +15,7 @@ from strands.types._events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
 import otel_limits
-from otel_limits import Fact, Limits, ModelCall, Stop, Turn, enable
+from otel_limits import Event, Limits, ModelCall, Stop, Turn, enable
 from otel_limits.testing import ScriptedModel, endless, fails, only, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def then_endless(*answers: Answer) -> Iterable[Answer]:
     yield from endless(uses("search"))
 
 
-def stops(facts: list[Fact]) -> list[Stop]:
+def stops(events: list[Event]) -> list[Stop]:
     """How each finished invocation ended."""
-    return [fact for fact in facts if isinstance(fact, Stop)]
+    return [fact for fact in events if isinstance(fact, Stop)]
 
 
 def resume_always(agent: Agent, prompt: str = "once more", times: int = 1000) -> None:
@@ -359,16 +359,16 @@ def test_a_runaway_that_never_forces_its_output_is_halted(make_agent: MakeAgent)
     assert (model.calls, result.stop_reason, result.structured_output) == (3, "max_turns", None)
 
 
-def test_throttled_attempts_are_one_turn(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_throttled_attempts_are_one_turn(make_agent: MakeAgent, events: list[Event]) -> None:
     """Throttled twice and then answered is one turn of three model calls."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     throttled = fails(ModelThrottledException("slow down"))
     model = ScriptedModel([throttled, throttled, uses("search"), says("done")])
     strategy = ModelRetryStrategy(initial_delay=0, max_delay=0)
     result = make_agent(model, retry_strategy=strategy)("go")
     assert (model.calls, result.stop_reason) == (4, "end_turn")
-    assert [f.kind for f in facts if isinstance(f, ModelCall)] == ["failed"] * 2 + ["measured"] * 2
-    assert [f.number for f in facts if isinstance(f, Turn)] == [1, 2]
+    assert [f.kind for f in events if isinstance(f, ModelCall)] == ["failed"] * 2 + ["measured"] * 2
+    assert [f.number for f in events if isinstance(f, Turn)] == [1, 2]
 
 
 def retry_twice(agent: Agent) -> None:
@@ -391,13 +391,13 @@ def test_retried_responses_are_one_turn(make_agent: MakeAgent) -> None:
     assert (model.calls, result.stop_reason) == (3, "max_turns")
 
 
-def test_tokens_of_every_attempt_count(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_tokens_of_every_attempt_count(make_agent: MakeAgent, events: list[Event]) -> None:
     """Responses that a hook threw away were paid for."""
-    enable(Limits(max_turns=1), observers=[facts.append])
+    enable(Limits(max_turns=1), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     retry_twice(agent)
     agent("go")
-    (stop,) = stops(facts)
+    (stop,) = stops(events)
     assert (stop.turns, stop.model_calls, stop.usage.total) == (1, 3, 45)
 
 
@@ -444,7 +444,7 @@ def test_turns_decide_when_both_limits_trip(make_agent: MakeAgent) -> None:
     assert [breach.limit for breach in stop.breaches] == ["max_turns", "max_token_budget"]
 
 
-def test_a_budget_counts_cached_tokens_once(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_a_budget_counts_cached_tokens_once(make_agent: MakeAgent, events: list[Event]) -> None:
     """Cached tokens that the provider reports apart are input; reported within, they are not."""
     apart = {
         "inputTokens": 10,
@@ -454,22 +454,22 @@ def test_a_budget_counts_cached_tokens_once(make_agent: MakeAgent, facts: list[F
         "cacheWriteInputTokens": 20,
     }
     within = {**apart, "inputTokens": 110}
-    enable(Limits(max_turns=9), observers=[facts.append])
+    enable(Limits(max_turns=9), observers=[events.append])
     model = ScriptedModel([uses("search", usage=apart), says("done", usage=within)])
     make_agent(model)("go")
-    usages = [fact.usage for fact in facts if isinstance(fact, ModelCall)]
+    usages = [fact.usage for fact in events if isinstance(fact, ModelCall)]
     expected = otel_limits.Usage(input=110, output=5, cache_read=80, cache_write=20)
     assert usages == [expected, expected]
 
 
 def test_a_zero_token_call_is_told_apart_from_a_missing_usage(
-    make_agent: MakeAgent, facts: list[Fact]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """A provider that reports zero is believed; one that reports nothing is estimated."""
     zero = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make_agent(ScriptedModel([uses("search", usage=zero), says("done", usage=None)]))("go")
-    calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+    calls = [fact for fact in events if isinstance(fact, ModelCall)]
     assert [(call.kind, call.estimated) for call in calls] == [
         ("zero_token", False),
         ("unmeasured", True),
@@ -504,25 +504,25 @@ def test_unmeasured_calls_can_halt(make_agent: MakeAgent, monkeypatch: pytest.Mo
     assert (make_agent(model)("go").stop_reason, model.calls) == ("max_token_budget", 1)
 
 
-def test_a_stream_that_breaks_counts_its_input(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_a_stream_that_breaks_counts_its_input(make_agent: MakeAgent, events: list[Event]) -> None:
     """A request that failed in mid-stream was billed for its input."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     broken = says("half an answ", error=ConnectionError("gone"))
     with pytest.raises(Exception, match="gone"):
         make_agent(ScriptedModel([broken]))("go")
-    (call,) = [fact for fact in facts if isinstance(fact, ModelCall)]
+    (call,) = [fact for fact in events if isinstance(fact, ModelCall)]
     assert (call.kind, call.estimated, call.usage.input > 0) == ("failed", True, True)
-    assert [stop.reason for stop in stops(facts)] == ["error"]
+    assert [stop.reason for stop in stops(events)] == ["error"]
 
 
-def test_large_calls_are_summed_exactly(make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_large_calls_are_summed_exactly(make_agent: MakeAgent, events: list[Event]) -> None:
     """Token counts stay whole numbers, however large."""
     huge = 2**39 + 1  # more than 2**40 in one figure is not readable usage
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make_agent(ScriptedModel([uses("search", usage=tokens(huge)), says("x", usage=tokens(3))]))(
         "go"
     )
-    assert [stop.usage.total for stop in stops(facts)] == [huge + 3]
+    assert [stop.usage.total for stop in stops(events)] == [huge + 3]
 
 
 def test_observe_runs_to_the_natural_end(

@@ -16,7 +16,7 @@ from otel_limits.testing import ScriptedModel, endless, says, uses
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent
 
 CAP = Limits(max_cost_usd=Decimal("0.0001"), max_turns=13)
@@ -104,7 +104,7 @@ def test_a_halt_names_the_model_without_a_price(
     source: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    facts: list[Fact],
+    facts: list[Event],
 ) -> None:
     """The message, the log and the stop all do, and none says that nothing of the cap was used."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
@@ -112,7 +112,7 @@ def test_a_halt_names_the_model_without_a_price(
     model = runaway("unheard-of")
     result = make_agent(model)("go")
     assert (result.stop_reason, model.calls) == ("max_cost_usd", 1)
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (stop,) = [event for event in facts if isinstance(event, Stop)]
     note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept"
     assert note in str(result.message["content"])
     assert note in caplog.text

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from pydantic import BaseModel
 from strands import Agent, tool
 
-from otel_limits import Fact, Limits, ModelCall, Stop, enable
+from otel_limits import Event, Limits, ModelCall, Stop, enable
 from otel_limits.testing import ScriptedModel, fails, says, tokens, uses
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ class ByItself(ScriptedModel):
         yield {"output": output_model()}
 
 
-def calls(facts: list[Fact]) -> list[ModelCall]:
+def calls(events: list[Event]) -> list[ModelCall]:
     """Model calls, in the order in which they ended."""
-    return [fact for fact in facts if isinstance(fact, ModelCall)]
+    return [fact for fact in events if isinstance(fact, ModelCall)]
 
 
-def stops(facts: list[Fact]) -> dict[str, Stop]:
+def stops(events: list[Event]) -> dict[str, Stop]:
     """How each agent ended."""
-    return {fact.agent: fact for fact in facts if isinstance(fact, Stop)}
+    return {fact.agent: fact for fact in events if isinstance(fact, Stop)}
 
 
 async def read(model: Any) -> str:
@@ -83,18 +83,20 @@ def asking(ask: Callable[[], Any], *, model: Any = None, **arguments: Any) -> Ag
 # --- structured output ----------------------------------------------------------------------------
 
 
-def test_structured_output_that_a_tool_asks_for_is_counted(source: str, facts: list[Fact]) -> None:
+def test_structured_output_that_a_tool_asks_for_is_counted(
+    source: str, events: list[Event]
+) -> None:
     """A provider's own API for it is a way out like `stream`, and is estimated by its texts."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ByItself([], model_id="helper")
     asking(lambda: extract(helper))("go")
-    (call,) = (each for each in calls(facts) if each.model == "helper")
+    (call,) = (each for each in calls(events) if each.model == "helper")
     assert (helper.calls, call.kind, call.estimated, call.side) == (1, "unmeasured", True, True)
     assert (call.usage.input > 20, call.usage.output > 8) == (True, True)
-    assert stops(facts)["thinker"].model_calls == 3
+    assert stops(events)["thinker"].model_calls == 3
 
 
-def test_structured_output_through_a_stream_is_one_call(source: str, facts: list[Fact]) -> None:
+def test_structured_output_through_a_stream_is_one_call(source: str, events: list[Event]) -> None:
     """A class that asks its own `stream` for it makes one request, with what that reports."""
 
     class Streaming(ScriptedModel):
@@ -105,14 +107,14 @@ def test_structured_output_through_a_stream_is_one_call(source: str, facts: list
                 yield event
             yield {"output": output_model()}
 
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Streaming([says("{}", usage=tokens(70))], model_id="helper")
     asking(lambda: extract(helper))("go")
-    counted = [(each.kind, each.usage.total) for each in calls(facts) if each.model == "helper"]
+    counted = [(each.kind, each.usage.total) for each in calls(events) if each.model == "helper"]
     assert (helper.calls, counted) == (1, [("measured", 70)])
 
 
-def test_structured_output_of_a_coroutine_is_counted(facts: list[Fact]) -> None:
+def test_structured_output_of_a_coroutine_is_counted(events: list[Event]) -> None:
     """A class that breaks the protocol works as without us, and is counted."""
 
     class Coroutine(ScriptedModel):
@@ -122,17 +124,17 @@ def test_structured_output_of_a_coroutine_is_counted(facts: list[Fact]) -> None:
             self.calls += 1
             return {"output": Report()}
 
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Coroutine([], model_id="helper")
 
     async def ask() -> Any:
         return (await helper.structured_output(Report, QUESTION))["output"]
 
     asking(ask)("go")
-    assert [each.kind for each in calls(facts) if each.model == "helper"] == ["unmeasured"]
+    assert [each.kind for each in calls(events) if each.model == "helper"] == ["unmeasured"]
 
 
-def test_an_instrumented_client_says_what_structured_output_used(facts: list[Fact]) -> None:
+def test_an_instrumented_client_says_what_structured_output_used(events: list[Event]) -> None:
     """The span of a client within the request completes it, instead of being a second one."""
 
     class Instrumented(ScriptedModel):
@@ -145,14 +147,14 @@ def test_an_instrumented_client_says_what_structured_output_used(facts: list[Fac
                 pass
             yield {"output": output_model()}
 
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Instrumented([], model_id="helper")
     asking(lambda: extract(helper))("go")
-    counted = [each for each in calls(facts) if each.model != "scripted"]
+    counted = [each for each in calls(events) if each.model != "scripted"]
     assert [(each.kind, each.usage.total) for each in counted] == [("measured", 1000)]
 
 
-def test_structured_output_that_fails_counts_as_a_failed_call(facts: list[Fact]) -> None:
+def test_structured_output_that_fails_counts_as_a_failed_call(events: list[Event]) -> None:
     """Its error reaches whoever asked."""
 
     class Failing(ScriptedModel):
@@ -161,20 +163,20 @@ def test_structured_output_that_fails_counts_as_a_failed_call(facts: list[Fact])
                 raise ConnectionError("no route")
             yield {}
 
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Failing([], model_id="helper")
     agent = asking(lambda: extract(helper))
     agent("go")
     assert "no route" in str(agent.messages[2])
-    assert [each.kind for each in calls(facts) if each.model == "helper"] == ["failed"]
+    assert [each.kind for each in calls(events) if each.model == "helper"] == ["failed"]
 
 
 # --- classes --------------------------------------------------------------------------------------
 
 
-def test_a_class_that_is_defined_while_an_agent_runs_is_followed(facts: list[Fact]) -> None:
+def test_a_class_that_is_defined_while_an_agent_runs_is_followed(events: list[Event]) -> None:
     """The tool that asks it defines it, too."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     async def ask() -> Any:
         class Late(ByItself):
@@ -192,13 +194,13 @@ def test_a_class_that_is_defined_while_an_agent_runs_is_followed(facts: list[Fac
         return await extract(late)
 
     asking(ask)("go")
-    assert [each.kind for each in calls(facts) if each.model == "late"] == [
+    assert [each.kind for each in calls(events) if each.model == "late"] == [
         "measured",
         "unmeasured",
     ]
 
 
-def test_a_chain_of_parents_is_one_request(facts: list[Fact]) -> None:
+def test_a_chain_of_parents_is_one_request(events: list[Event]) -> None:
     """Each class asks its parent's `stream`, as deep as they go."""
 
     class First(ScriptedModel):
@@ -211,10 +213,10 @@ def test_a_chain_of_parents_is_one_request(facts: list[Fact]) -> None:
             async for event in super().stream(*args, **kwargs):
                 yield event
 
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Second([says("hint", usage=None)], model_id="helper")
     asking(lambda: read(helper))("go")
-    (call,) = (each for each in calls(facts) if each.model == "helper")
+    (call,) = (each for each in calls(events) if each.model == "helper")
     assert (call.kind, call.usage.output) == ("unmeasured", 1)
 
 
@@ -246,53 +248,53 @@ class Around(ScriptedModel):
         return [event async for event in model.stream(QUESTION)]
 
 
-def test_a_model_that_asks_another_one_is_one_request(source: str, facts: list[Fact]) -> None:
+def test_a_model_that_asks_another_one_is_one_request(source: str, events: list[Event]) -> None:
     """It counts for the model that was asked, whose price is known."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     inner = ScriptedModel([says("done")], model_id="inner")
     Agent(model=Around(inner), callback_handler=None)("go")
-    assert [(each.model, each.usage.total, each.side) for each in calls(facts)] == [
+    assert [(each.model, each.usage.total, each.side) for each in calls(events)] == [
         ("inner", 15, False)
     ]
 
 
-def test_a_model_that_falls_back_makes_two_requests(source: str, facts: list[Fact]) -> None:
+def test_a_model_that_falls_back_makes_two_requests(source: str, events: list[Event]) -> None:
     """The one that failed is a call, and so is the one that answered."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     broken = ScriptedModel([fails(ConnectionError("down"))], model_id="broken")
     inner = ScriptedModel([says("done")], model_id="inner")
     result = Agent(model=Around(broken, inner), callback_handler=None, name="a")("go")
     assert result.stop_reason == "end_turn"
-    assert [(each.model, each.kind) for each in calls(facts)] == [
+    assert [(each.model, each.kind) for each in calls(events)] == [
         ("broken", "failed"),
         ("inner", "measured"),
     ]
-    assert (stops(facts)["a"].turns, stops(facts)["a"].usage.total) == (1, 15)
+    assert (stops(events)["a"].turns, stops(events)["a"].usage.total) == (1, 15)
 
 
 def test_a_model_that_asks_several_at_once_makes_as_many_requests(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """Each counts once, with its own tokens."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     models = [
         ScriptedModel([says("x", usage=tokens(100 * n))], model_id=f"m{n}") for n in (1, 2, 3)
     ]
     Agent(model=Around(*models, together=True), callback_handler=None, name="a")("go")
-    assert sorted((each.model, each.usage.total) for each in calls(facts)) == [
+    assert sorted((each.model, each.usage.total) for each in calls(events)) == [
         ("m1", 100),
         ("m2", 200),
         ("m3", 300),
     ]
-    assert (stops(facts)["a"].turns, stops(facts)["a"].usage.total) == (1, 600)
+    assert (stops(events)["a"].turns, stops(events)["a"].usage.total) == (1, 600)
 
 
 # --- who caused it --------------------------------------------------------------------------------
 
 
-def test_a_plain_thread_counts_where_it_was_started(facts: list[Fact]) -> None:
+def test_a_plain_thread_counts_where_it_was_started(events: list[Event]) -> None:
     """Nothing but the span of the tool goes along into it."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
 
     async def ask() -> Any:
@@ -301,25 +303,25 @@ def test_a_plain_thread_counts_where_it_was_started(facts: list[Fact]) -> None:
         await asyncio.to_thread(thread.join)
 
     asking(ask)("go")
-    assert [each.side for each in calls(facts) if each.model == "helper"] == [True]
-    assert stops(facts)["thinker"].model_calls == 3
+    assert [each.side for each in calls(events) if each.model == "helper"] == [True]
+    assert stops(events)["thinker"].model_calls == 3
 
 
 def test_calls_of_the_loop_are_no_side_calls(
-    source: str, make_agent: MakeAgent, facts: list[Fact]
+    source: str, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """Nor are its retries."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make_agent(ScriptedModel([uses("search"), says("x")]))("go")
-    assert [each.side for each in calls(facts)] == [False, False]
+    assert [each.side for each in calls(events)] == [False, False]
 
 
 # --- after the end --------------------------------------------------------------------------------
 
 
-def test_a_call_after_the_end_is_recorded(source: str, facts: list[Fact]) -> None:
+def test_a_call_after_the_end_is_recorded(source: str, events: list[Event]) -> None:
     """A task that a tool left behind counts where it was started, although that has ended."""
-    enable(Limits(max_token_budget=2000), observers=[facts.append])
+    enable(Limits(max_token_budget=2000), observers=[events.append])
     helper = ScriptedModel([says("hint", usage=tokens(1000))] * 3, model_id="helper")
 
     async def main() -> None:
@@ -339,8 +341,8 @@ def test_a_call_after_the_end_is_recorded(source: str, facts: list[Fact]) -> Non
         await tasks[0]
 
     asyncio.run(main())
-    late = [each for each in calls(facts) if each.model == "helper"]
-    stop = stops(facts)["thinker"]
+    late = [each for each in calls(events) if each.model == "helper"]
+    stop = stops(events)["thinker"]
     assert [(each.side, each.usage.total, each.number) for each in late] == [
         (True, 1000, 3),
         (True, 1000, 4),
@@ -351,10 +353,10 @@ def test_a_call_after_the_end_is_recorded(source: str, facts: list[Fact]) -> Non
 
 
 def test_a_call_that_outlives_its_invocation_is_counted_once(
-    source: str, facts: list[Fact]
+    source: str, events: list[Event]
 ) -> None:
     """It is under way at the end, and counts with what the provider reports then."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     async def main() -> None:
         ended, tasks = asyncio.Event(), []
@@ -373,10 +375,10 @@ def test_a_call_that_outlives_its_invocation_is_counted_once(
             return "begun"
 
         await asking(ask).invoke_async("go")
-        assert not [each for each in calls(facts) if each.model == "helper"]
+        assert not [each for each in calls(events) if each.model == "helper"]
         ended.set()
         await tasks[0]
 
     asyncio.run(main())
-    late = [each for each in calls(facts) if each.model == "helper"]
+    late = [each for each in calls(events) if each.model == "helper"]
     assert [(each.kind, each.usage.total) for each in late] == [("measured", 1000)]

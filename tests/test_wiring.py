@@ -17,7 +17,7 @@ from otel_limits.testing import ScriptedModel, endless, says, uses
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent, Metric
 
 POLICY = """
@@ -42,7 +42,7 @@ def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_are_priced_by_the_policy_file(
-    make_agent: MakeAgent, policy: Path, source: str, facts: list[Fact]
+    make_agent: MakeAgent, policy: Path, source: str, facts: list[Event]
 ) -> None:
     """Each call has its exact price, and the stop their sum."""
     enable(observers=[facts.append])
@@ -74,7 +74,7 @@ def test_a_plugin_with_a_cost_limit_without_prices_is_a_mistake(
 
 
 def test_an_unknown_price_is_unknown(
-    make_agent: MakeAgent, no_package: None, source: str, facts: list[Fact], metric: Metric
+    make_agent: MakeAgent, no_package: None, source: str, facts: list[Event], metric: Metric
 ) -> None:
     """Without a price a call has none, and is counted as unpriced."""
     enable(observers=[facts.append])

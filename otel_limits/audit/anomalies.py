@@ -19,7 +19,7 @@ from otel_limits.audit.by_tool import TOOL
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.sums import fold, property_of
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.rows import dollars
 from otel_limits.ledger.words import OF_CALLS
@@ -75,7 +75,7 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
             title=f"{titles[name]}, by {', '.join(by)}",
             columns=(*inquiry.key_columns(by, COLUMNS[name]), *COLUMNS[name]),
             rows=[_written(name, row) for row in _found(series, enough, today)],
-            note=f"Groups with fewer than {many(enough, 'day')} are left out; today can only be "
+            note=f"Groups with fewer than {pluralize(enough, 'day')} are left out; today can only be "
             "too high.",
         )
         for name, series in every.items()

@@ -20,8 +20,8 @@ from otel_limits.core.values import (
     TIME,
     WHOLE_NUMBER,
     CheckedKind,
+    InvalidValueError,
     Kind,
-    UnfitError,
     choice,
     split_names,
 )
@@ -105,7 +105,7 @@ def _conditions(text: str) -> Conditions:
 def _condition(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise UnfitError
+        raise InvalidValueError
     return name.strip(), value
 
 
@@ -120,9 +120,11 @@ def _selected(variables: list[tuple[str, str]]) -> Conditions:
     named = [(name.removeprefix("var-"), value) for name, value in variables]
     # What a ledger cannot know would otherwise be left out, and the answer be of too much.
     if any(name not in SELECTABLE for name, _ in named):
-        raise UnfitError("A ledger knows agents, models and reasons alone.")
+        raise InvalidValueError("A ledger knows agents, models and reasons alone.")
     if any(value == OTHER for _, value in named):
-        raise UnfitError(f"{OTHER} stands for many names, and a ledger has each: select All.")
+        raise InvalidValueError(
+            f"{OTHER} stands for many names, and a ledger has each: select All."
+        )
     return tuple((name, _uncut(value)) for name, value in named if value not in ALL)
 
 
@@ -137,14 +139,14 @@ def _variables(text: str) -> list[tuple[str, str]]:
 
 def _properties(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
-        raise UnfitError
+        raise InvalidValueError
     return names
 
 
 def _identity(text: str) -> str:
     # Fewer than eight digits would often be the beginning of several ids.
     if not re.fullmatch(r"[0-9a-f]{8,32}", text):
-        raise UnfitError
+        raise InvalidValueError
     return text
 
 
@@ -153,7 +155,7 @@ def _percentile(text: str) -> float:
     number = float(text.strip().removesuffix("%"))
     share = number / 100 if "%" in text or number > 1 else number
     if not 0 < share <= 1:
-        raise UnfitError
+        raise InvalidValueError
     return share
 
 
@@ -178,7 +180,7 @@ def _against(text: str) -> Against:
         return Against(text, microseconds=micros)
     period = kind_of(text)
     if text != PREVIOUS and period is None:
-        raise UnfitError
+        raise InvalidValueError
     return Against(text, period)
 
 

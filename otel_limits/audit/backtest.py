@@ -19,7 +19,7 @@ from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Questi
 from otel_limits.audit.survival import interval
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.facts import HALTED
+from otel_limits.core.events import HALTED
 from otel_limits.ledger.rows import MAX_INTEGER, PICODOLLARS, known_cost
 
 SUCCESSES: Final = frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)

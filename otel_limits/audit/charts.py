@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, SummedCalls, Sums, fold
-from otel_limits.core.facts import HALTED
-from otel_limits.core.wording import many
+from otel_limits.core.events import HALTED
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import caps_in
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def over_time(days: Groups, agents: Sequence[str], kind: CellKind, axis: str) ->
         # Agents beyond the colours that can be told apart are one series.
         name = agent if agent in values else OTHERS
         values[name][index[str(day)]] += size(sums, kind)
-    lost = many(unpriced, "token has", "tokens have")
+    lost = pluralize(unpriced, "token has", "tokens have")
     return Chart(
         name="over_time",
         title=f"Spend per day, in {UNITS[kind]}",

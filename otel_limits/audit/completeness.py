@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_limits.audit.formatting import written
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import dollars
 
 if TYPE_CHECKING:
@@ -43,18 +43,18 @@ def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | N
     parts = [_verdict(found, unlike)]
     waiting = inquiry.waiting
     if waiting.rows:
-        rows = many(waiting.rows, "row waits", "rows wait")
-        files = many(len(waiting.files), "spill file")
+        rows = pluralize(waiting.rows, "row waits", "rows wait")
+        files = pluralize(len(waiting.files), "spill file")
         are = "is" if waiting.rows == 1 else "are"
         seen = f"{are} not in it ({waiting.unseen})" if waiting.unseen else f"{are} counted"
         parts.append(f"{rows} in {files} and {seen}")
     left = orphans(inquiry.address)
     if left:
-        files = many(len(left), "spill file belongs", "spill files belong")
+        files = pluralize(len(left), "spill file belongs", "spill files belong")
         parts.append(f"{files} to no ledger that is there")
     if found.open_invocations:
         parts.append(
-            many(found.open_invocations, "invocation has no end", "invocations have no end")
+            pluralize(found.open_invocations, "invocation has no end", "invocations have no end")
         )
     parts += _unknown(found)
     return "; ".join(parts) + "."
@@ -62,15 +62,15 @@ def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | N
 
 def _verdict(found: Balance, unlike: int | None) -> str:
     if unlike:
-        are = many(unlike, "row is not as it", "rows are not as they")
+        are = pluralize(unlike, "row is not as it", "rows are not as they")
         return f"NOT complete: {are} should be"
     if not found.is_even:
         return (
             f"NOT complete: calls and the totals of invocations differ by {_amounts(found)}; "
             f"otel-limits audit verify names the rows"
         )
-    add = many(found.calls.calls, "call of the ledger adds", "calls of the ledger add")
-    sums = f"the {add} up to the totals of its {many(found.invocations, 'invocation')}"
+    add = pluralize(found.calls.calls, "call of the ledger adds", "calls of the ledger add")
+    sums = f"the {add} up to the totals of its {pluralize(found.invocations, 'invocation')}"
     if unlike is not None:
         return f"Complete: {sums}, one by one"
     # No more than is known: what one has too much, another may have too little.
@@ -81,9 +81,9 @@ def _amounts(found: Balance) -> str:
     """By how much calls and totals differ."""
     missing = found.missing
     amounts = (
-        (missing.calls, many(abs(missing.calls), "call")),
-        (missing.input, many(abs(missing.input), "input token")),
-        (missing.output, many(abs(missing.output), "output token")),
+        (missing.calls, pluralize(abs(missing.calls), "call")),
+        (missing.input, pluralize(abs(missing.input), "input token")),
+        (missing.output, pluralize(abs(missing.output), "output token")),
         (missing.pico, f"${dollars(abs(missing.pico))}"),
     )
     return ", ".join(text for amount, text in amounts if amount)

@@ -19,7 +19,7 @@ from otel_limits.audit.answers import Forecast, Outlook
 from otel_limits.audit.asking import to_microseconds
 from otel_limits.audit.formatting import written
 from otel_limits.audit.survival import Z
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.calendar import PERIODS, QUARTER_SECONDS, label, span
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
@@ -62,7 +62,7 @@ def foretold(
     days = PastDays(spent, now)
     # Seven, as fewer do not even have each day of the week once.
     if len(days.wholes) < ENOUGH_DAYS:
-        seen = many(len(days.wholes), "whole day")
+        seen = pluralize(len(days.wholes), "whole day")
         return Forecast(f"No forecast: {seen} of spend in the last four weeks, and 7 are needed.")
     ahead = [_outlook(name, days, spent, is_money=is_money) for name in PERIODS_AHEAD]
     kind: Any = "money" if is_money else "count"

@@ -17,7 +17,7 @@ from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.repeats import Alike, alike, calls_by_turn, cost_after
-from otel_limits.core.facts import HALTED
+from otel_limits.core.events import HALTED
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON
 from otel_limits.ledger.rows import MICROSECONDS, dollars, portions
 

@@ -14,7 +14,7 @@ from otel_limits.audit.counters import Counters, Growth, counters_of
 from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
-from otel_limits.core.secrets import Secret, masked
+from otel_limits.core.secrets import Secret, redact_url
 from otel_limits.ledger.rows import MICROSECONDS, PICODOLLARS, dollars
 from otel_limits.settings.credentials import inherited_authorization
 
@@ -97,7 +97,7 @@ def reconcile(
     return Answer(
         question="reconcile",
         title="Ledger and Prometheus",
-        about=f"{replace(inquiry, selection=window).about}, against {masked(prometheus)}, "
+        about=f"{replace(inquiry, selection=window).about}, against {redact_url(prometheus)}, "
         f"within {tolerance:.2%} of the ledger",
         tables=tables,
         status=int(any(row[-1] == "no" for table in tables for row in table.rows)),

@@ -24,7 +24,7 @@ from otel_limits.audit.turns import (
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.halts import halt_sentence
 from otel_limits.core.limits import LIMITS, LOOP_LIMITS, TREE_PREFIX, Breach
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS
 
 HALTS: Final[Mapping[str, str]] = {
@@ -172,9 +172,9 @@ def summary(branches: Sequence[Branch], tools: Tools) -> str:
     # Of the whole branch, as what it spent is: turns of a parent alone would seem dear.
     turns = sum(branch.row.turns or 0 for _, branch in walk(first))
     who = "It and what it started" if first.children else "It"
-    said += f" {who} had used {_spent(first)} in {many(turns, 'turn')}"
+    said += f" {who} had used {_spent(first)} in {pluralize(turns, 'turn')}"
     others = len(halted) - 1
-    more = many(others, "more of the tree was", "more of the tree were")
+    more = pluralize(others, "more of the tree was", "more of the tree were")
     return said + (f"; {more} halted." if others else ".")
 
 
@@ -195,13 +195,13 @@ def _unhalted(branch: Branch) -> str:
     # A process that was killed never told how its invocations ended.
     if row.ended_us is None:
         return f"{row.agent} has no recorded end; it has used {_spent(branch)} so far."
-    turns = many(row.turns or 0, "turn")
+    turns = pluralize(row.turns or 0, "turn")
     ended = f"{row.agent} ended with {row.reason} after {turns}"
     return f"{ended}, and no limit halted anything. It used {_spent(branch)}."
 
 
 def _spent(branch: Branch) -> str:
-    tokens = many(branch.whole.tokens, "token")
+    tokens = pluralize(branch.whole.tokens, "token")
     cost = branch.whole.cost
     return tokens if cost is None else f"{tokens} and {written(cost, 'money')}"
 

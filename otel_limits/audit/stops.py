@@ -11,7 +11,7 @@ from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.charts import overview
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.question import Inquiry, Option, Question
-from otel_limits.core.facts import SYNTHETIC
+from otel_limits.core.events import SYNTHETIC
 from otel_limits.ledger.rows import known_cost
 
 

@@ -14,8 +14,8 @@ from otel_limits.audit.answers import Answer
 from otel_limits.audit.backtest import is_success
 from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
-from otel_limits.core.facts import HALTED
-from otel_limits.core.wording import many
+from otel_limits.core.events import HALTED
+from otel_limits.core.wording import pluralize
 
 ROUND_TO: Final = 2
 """Digits of a suggested number of tokens: more would claim a precision that is not there."""
@@ -82,9 +82,11 @@ def policy_file(
     ]
     for agent, each in sorted(needs.items()):
         if len(each.turns) < enough:
-            few = many(len(each.turns), "successful invocation is", "successful invocations are")
+            few = pluralize(
+                len(each.turns), "successful invocation is", "successful invocations are"
+            )
             lines.append(
-                f"# {json.dumps(agent)}: {few} too few, {many(enough, 'is', 'are')} enough."
+                f"# {json.dumps(agent)}: {few} too few, {pluralize(enough, 'is', 'are')} enough."
             )
     agents = [
         line
@@ -105,9 +107,9 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
     if turns.value is None or tokens.value is None:
         yield from _unknown(agent, needs, share)
         return
-    seen = many(len(needs.turns), "invocation")
+    seen = pluralize(len(needs.turns), "invocation")
     if needs.halted_turns:
-        halted = many(len(needs.halted_turns), "halted invocation")
+        halted = pluralize(len(needs.halted_turns), "halted invocation")
         seen = f"{len(needs.turns):,} successful and {halted}"
     caps = (
         f"max_turns: {with_room(turns.value, head_room)}, "
@@ -123,9 +125,9 @@ def _entry(agent: str, needs: Needs, share: float, head_room: float) -> Iterator
 def _unknown(agent: str, needs: Needs, share: float) -> Iterator[str]:
     """Why there is no limit: a cap that was too low says nothing about one that is enough."""
     halted, all_ = len(needs.halted_turns), len(needs.turns) + len(needs.halted_turns)
-    of_all = many(all_, "invocation was halted", "invocations were halted")
-    turns = many(max(needs.halted_turns), "turn")
-    tokens = many(max(needs.halted_tokens), "token")
+    of_all = pluralize(all_, "invocation was halted", "invocations were halted")
+    turns = pluralize(max(needs.halted_turns), "turn")
+    tokens = pluralize(max(needs.halted_tokens), "token")
     yield f"  # {json.dumps(agent)}: {halted:,} of {of_all}. So it"
     yield f"  # is not known what {100 * share:g}% need: more than {turns} or {tokens}."
     yield "  # Let them go on for a while with a higher cap, or with the action observe."

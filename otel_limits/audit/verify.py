@@ -13,7 +13,7 @@ from otel_limits.audit.completeness import completeness
 from otel_limits.audit.formatting import ranges
 from otel_limits.audit.question import Inquiry, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
 if TYPE_CHECKING:
@@ -159,16 +159,16 @@ def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
 
 
 def _none_there(calls: int) -> str:
-    return f"0 of {many(calls, 'call')} are there"
+    return f"0 of {pluralize(calls, 'call')} are there"
 
 
 def _ownerless(calls: int) -> str:
-    return f"{many(calls, 'call has', 'calls have')} no invocation"
+    return f"{pluralize(calls, 'call has', 'calls have')} no invocation"
 
 
 def _amounts(calls: int, sent: int, received: int, pico: int) -> str:
-    tokens = many(sent + received, "token")
-    return f"{many(calls, 'call')}, {tokens} ({sent:,} of input), ${dollars(pico)}"
+    tokens = pluralize(sent + received, "token")
+    return f"{pluralize(calls, 'call')}, {tokens} ({sent:,} of input), ${dollars(pico)}"
 
 
 def _doubles(connection: Connection, name: str) -> str:
@@ -199,7 +199,7 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
                 of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
                 both = (row["ledger"], row["prometheus"], row["prometheus_most"])
                 troubles.add(METRICS, of, told, row.get("measure", table.name), *both)
-    return f"Prometheus counted the same in the last day: {many(figures, 'figure')}"
+    return f"Prometheus counted the same in the last day: {pluralize(figures, 'figure')}"
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
 
 def _totals(balance: Balance, differing: int) -> Check:
     is_even = balance.is_even and not differing
-    calls, tokens = many(balance.calls.calls, "call"), many(balance.calls.tokens, "token")
+    calls, tokens = pluralize(balance.calls.calls, "call"), pluralize(balance.calls.tokens, "token")
     says = f"{calls}, {tokens} on both sides"
     return (
         "Totals of invocations against the sums of their calls",
@@ -252,7 +252,7 @@ def _open(balance: Balance, oldest: float) -> Check:
     state = FAILED if is_stale else WAITING if balance.open_invocations else OK
     why = (
         "they began before the time that --stale permits, and hold "
-        f"{many(balance.open.tokens, 'token')}"
+        f"{pluralize(balance.open.tokens, 'token')}"
         if is_stale
         else ""
     )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.core.facts import Stop
+    from otel_limits.core.events import Stop
     from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Action, Policy
-    from otel_limits.runs.registry import Runs
+    from otel_limits.runs.registry import RunRegistry
 
 
 # By names and not by attributes: Strands sets its attributes after a span has begun, and whose it
@@ -53,7 +53,7 @@ class Host(Protocol):
     """Who knows what applies to an agent: the runtime of the process."""
 
     @property
-    def runs(self) -> Runs:
+    def runs(self) -> RunRegistry:
         """Where invocations are followed."""
 
     @property

@@ -10,7 +10,7 @@ from otel_limits.core.messages import stop_from_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_limits.core.facts import Stop
+    from otel_limits.core.events import Stop
 
 
 def is_synthetic(message: Mapping[str, Any]) -> bool:

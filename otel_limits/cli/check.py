@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.observers.first_calls import UNLIMITED
 from otel_limits.quotas.quota import too_small
 from otel_limits.runtime.autoload import installed_autoload
@@ -98,7 +98,7 @@ def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     try:
         missing = store.missing_rights()
     except NotLetInError as error:
-        sentence = f"its server does not let the user in ({masked(str(error))})"
+        sentence = f"its server does not let the user in ({redact_url(str(error))})"
         return [], [
             f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Look at the user and the password in it."
         ]
@@ -125,7 +125,7 @@ def cannot_write(store: SharedStore) -> list[str]:
     try:
         store.check()
     except StoreError as error:
-        sentence = "until it can, every quota does what its on_backend_error says"
+        sentence = "until it can, every quota does what its on_store_error says"
         return [f"The quota store cannot be written to ({error}): {sentence}."]
     return []
 
@@ -150,7 +150,7 @@ def shown(value: object) -> str:
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
     text = str(value)
-    return "unset" if value in (None, "") else masked(text)
+    return "unset" if value in (None, "") else redact_url(text)
 
 
 def print_rows(rows: Sequence[tuple[str, str, str]]) -> None:

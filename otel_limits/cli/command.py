@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from otel_limits.cli.examples import example_of
-from otel_limits.core.hints import meant
-from otel_limits.core.secrets import masked, masked_words
+from otel_limits.core.hints import closest_match
+from otel_limits.core.secrets import redact_text, redact_url
 
 USAGE_ERROR: Final = 2
 """Exit status for what cannot be done as it was typed; argparse uses the same."""
@@ -42,8 +42,8 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with status 2 and a sentence: a required option may be missing as it is misspelt."""
         choice = INVALID_CHOICE.search(message)
-        near = self._nearest() if choice is None else meant(choice[1], self._choices())
-        message = masked_words(message, self._typed)  # argparse quotes what it does not know
+        near = self._nearest() if choice is None else closest_match(choice[1], self._choices())
+        message = redact_text(message, self._typed)  # argparse quotes what it does not know
         super().error(f"{message.rstrip('.')}. Did you mean {near}?" if near else message)
 
     def _choices(self) -> list[str]:
@@ -60,7 +60,7 @@ class Parser(ArgumentParser):
             if name.startswith("-") and not is_number and name not in self._option_string_actions:
                 # Behind a `--` stands a program with options of its own, which is none of our
                 # business.
-                return None if name == "--" else meant(name, self._option_string_actions)
+                return None if name == "--" else closest_match(name, self._option_string_actions)
         return None
 
 
@@ -125,8 +125,8 @@ def file_name(text: str) -> str:
     Raises:
         ArgumentTypeError: It is an address.
     """
-    if masked(text) != text:
-        raise ArgumentTypeError(f"{masked(text)!r} is an address, and not the name of a file")
+    if redact_url(text) != text:
+        raise ArgumentTypeError(f"{redact_url(text)!r} is an address, and not the name of a file")
     return text
 
 

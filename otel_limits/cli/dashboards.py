@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.cli.command import add_command, add_group, refuse
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.dashboards import files, panels
 from otel_limits.dashboards.api import Line, Prometheus, PrometheusError
 from otel_limits.dashboards.panels import Dashboard, Target, TimeRange
@@ -78,7 +78,7 @@ def export(options: Namespace) -> int:
     except OSError as error:
         return refuse([unwritten(options.directory, error)])
     sys.stdout.write(
-        f"Wrote {many(len(written), 'file')} to {options.directory}. Begin with README.md there.\n"
+        f"Wrote {pluralize(len(written), 'file')} to {options.directory}. Begin with README.md there.\n"
     )
     # Links that lead nowhere would be found out about when an alert fires.
     missing = [

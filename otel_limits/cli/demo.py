@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         "--record", metavar="DIR", help="write an example ledger into a directory instead"
     )
     command.add_argument(
-        "--json", action="store_true", help="print the same facts as JSON and nothing else"
+        "--json", action="store_true", help="print the same events as JSON and nothing else"
     )
 
 

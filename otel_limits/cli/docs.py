@@ -9,8 +9,8 @@ from typing import Any, Final
 from otel_limits import docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
-from otel_limits.core.hints import meant
-from otel_limits.core.secrets import masked
+from otel_limits.core.hints import closest_match
+from otel_limits.core.secrets import redact_url
 
 HELP: Final = """\
 Read the documentation: without a topic, the list of topics.
@@ -37,9 +37,9 @@ def docs(options: Namespace) -> int:
         sys.stdout.write(in_columns(list(zip(topics, headings, strict=True))))
         return 0
     if options.topic not in topics:
-        near = meant(options.topic, topics)
+        near = closest_match(options.topic, topics)
         hint = f"Did you mean {near}?" if near else f"There are: {', '.join(topics)}."
-        return refuse([f"There is no page about {masked(options.topic)!r}. {hint}"])
+        return refuse([f"There is no page about {redact_url(options.topic)!r}. {hint}"])
     markdown = pages.page(options.topic)
     # Anything else gets Markdown, which another program can lay out better.
     if sys.stdout.isatty():

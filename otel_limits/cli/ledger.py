@@ -23,7 +23,7 @@ from otel_limits.cli.opening import (
 )
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
@@ -86,7 +86,7 @@ def prune(arguments: Namespace) -> int:
         with working("Pruning") as work:
             gone = sum(work.through(retention.prune(database, before)))
         # At once: they are gone, whatever happens to their space.
-        sys.stdout.write(f"{many(gone, 'invocation')} deleted from {database.address}.\n")
+        sys.stdout.write(f"{pluralize(gone, 'invocation')} deleted from {database.address}.\n")
         with working("Giving their space back"):
             refused = retention.give_back(database, is_full=arguments.full)
         if refused and arguments.full:
@@ -155,7 +155,7 @@ def adopt(arguments: Namespace) -> int:
             sys.stdout.write(f"{path} was of {database.address}, which has its rows now.\n")
             return 0
         moved = sum(work.through(taking(database, path)))
-        rows = many(moved, f"row of {path} is", f"rows of {path} are")
+        rows = pluralize(moved, f"row of {path} is", f"rows of {path} are")
         # It is deleted with its last row, unless somebody holds it and may still append to it.
         if path.exists():
             raise LedgerError(f"{path} is in use by the process that writes it.")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from otel_limits.audit.answers import Column, Table
 from otel_limits.cli.show.layout import fit
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.quotas.windows import shown_time
 from otel_limits.top.fleet import NEAR_END
 
@@ -56,7 +56,7 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
         shown.append(f"\nNo room for: {titles}. --format json has them.", style="dim italic")
     if uses.omitted:
         one, several = "key further from its end is", "keys further from their end are"
-        shown.append(f"\n{many(uses.omitted, one, several)} not shown (--top).")
+        shown.append(f"\n{pluralize(uses.omitted, one, several)} not shown (--top).")
     return shown
 
 

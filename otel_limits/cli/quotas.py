@@ -14,11 +14,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.core.facts import QuotaGrant
-from otel_limits.core.hints import meant
-from otel_limits.core.secrets import masked
+from otel_limits.core.events import QuotaGrant
+from otel_limits.core.hints import closest_match
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired
@@ -241,7 +241,7 @@ def revoke_grants(options: Namespace) -> None:
     if not found:
         raise ValueError(f"Nothing is granted to {key.shown} of quota {quota.name!r} now.")
     record(ledger, changed(quota, key, "revoke", 0, None))
-    grants = many(found, "grant is", "grants are")
+    grants = pluralize(found, "grant is", "grants are")
     sys.stdout.write(f"Quota {quota.name!r}: {grants} taken back from {key.shown}.\n")
 
 
@@ -281,7 +281,7 @@ def kill_named(pattern: str) -> str:
         StoreError: It does not answer.
     """
     heard = shared_store(NO_WAY_TO_AGENTS).kill(pattern)
-    told = f"Told {many(heard, 'process', 'processes')} to end agents named {pattern!r}."
+    told = f"Told {pluralize(heard, 'process', 'processes')} to end agents named {pattern!r}."
     # The store answered, so that it is the right one for nobody: most likely another namespace.
     return told if heard else f"{told} {NOBODY_LISTENS}"
 
@@ -307,7 +307,7 @@ def end_of(store: SharedStore, text: str) -> float:
 def changed(
     quota: Quota, key: Key, change: Any, amount: int, until: float | None, reason: str = ""
 ) -> QuotaGrant:
-    """Make the fact that a person changed what a quota permits."""
+    """Make the event that a person changed what a quota permits."""
     return QuotaGrant(
         quota=quota.name,
         key=key.shown,
@@ -322,16 +322,16 @@ def changed(
     )
 
 
-def record(address: Address | None, fact: QuotaGrant) -> None:
-    """Publish the fact, and write it to the ledger."""
+def record(address: Address | None, event: QuotaGrant) -> None:
+    """Publish the event, and write it to the ledger."""
     # Here as well, where whoever listens is in this process; the others learn of it from the store.
-    LIVE.observers.publish(fact)
+    LIVE.observers.publish(event)
     if address is not None:
         from otel_limits.observers.ledger import LedgerObserver
 
         ledger = LedgerObserver(address)
         # Through the observer that every process has, so that there is one way to write the row.
-        ledger(fact)
+        ledger(event)
         ledger.close()
 
 
@@ -386,9 +386,9 @@ def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
     quotas = {quota.name: quota for quota in known_quotas()}
     quota = quotas.get(options.name)
     if quota is None:
-        near = meant(options.name, quotas)
+        near = closest_match(options.name, quotas)
         hint = f"Did you mean {near}?" if near else f"There are: {', '.join(quotas)}."
-        raise ValueError(f"There is no quota {masked(options.name)!r}. {hint}")
+        raise ValueError(f"There is no quota {redact_url(options.name)!r}. {hint}")
     return quota, find_key(store, quota, options.key)
 
 

@@ -10,7 +10,7 @@ from otel_limits.audit.question import SELECTION
 from otel_limits.cli.opening import add_ledger_command, add_option, opened, selected
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
@@ -66,14 +66,14 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
     from otel_limits.audit.formatting import money
 
     verbs = ("would be", "would be") if is_dry else ("was", "were")
-    seen = many(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")
+    seen = pluralize(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")
     lines = [f"{done.changed:,} of {seen} priced again."]
     for model, change in sorted(done.by_model.items()):
         lines.append(
-            f"{model}: {many(change.calls, 'call')}, {change.was_unpriced:,} without a price; "
+            f"{model}: {pluralize(change.calls, 'call')}, {change.was_unpriced:,} without a price; "
             f"{money(change.former)} before, {money(change.now)} now."
         )
     if done.still_unpriced:
-        still = many(done.still_unpriced, "model call still has", "model calls still have")
+        still = pluralize(done.still_unpriced, "model call still has", "model calls still have")
         lines.append(f"{still} no price.")
     return "".join(f"{line}\n" for line in lines)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
+    import rich.progress
     from rich.console import Console
-    from rich.progress import Progress
 
-    from otel_limits.core.work import Work
+    from otel_limits.core.work import Progress
 
 PLAIN_WIDTH: Final = 100
 """Columns of tables where there is no terminal."""
@@ -65,7 +65,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> str:
 class Bar:
     """Work that may take long, and a progress bar that says how far it has got."""
 
-    def __init__(self, title: str, progress: Progress) -> None:
+    def __init__(self, title: str, progress: rich.progress.Progress) -> None:
         """Begin at nothing of an unknown total."""
         self._progress = progress
         self._task = progress.add_task(title, total=None)
@@ -89,15 +89,16 @@ class Unseen:
 
 
 @contextlib.contextmanager
-def working(title: str) -> Iterator[Work]:
+def working(title: str) -> Iterator[Progress]:
     """Work on something; a bar appears after a second, and goes away at the end."""
     if not sys.stderr.isatty():
         yield Unseen()  # at once: a script does not wait for the import of what draws bars
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as ProgressDisplay
 
-    progress = Progress(
+    progress = ProgressDisplay(
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),

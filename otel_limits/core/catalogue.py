@@ -15,9 +15,9 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.price import Price
-from otel_limits.core.sellers import Article, article_of
-from otel_limits.core.terms import STANDARD, Sale
+from otel_limits.core.terms import STANDARD, BillableCall
 from otel_limits.core.usage import EXACT, NO_COST
+from otel_limits.core.vendors import ModelListing, listing_of
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -71,7 +71,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class Listed(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A model of the list."""
 
     info: ModelInfo
@@ -91,7 +91,10 @@ class Catalogue:
     def __init__(self, installed: str) -> None:
         """Load nothing yet, of the version that is `installed`."""
         self._installed = installed
-        self._found: tuple[DataSnapshot | None, dict[tuple[str, str], Listed | None]] = (None, {})
+        self._found: tuple[DataSnapshot | None, dict[tuple[str, str], CatalogEntry | None]] = (
+            None,
+            {},
+        )
         """The list that the application has fetched, if any, and what was looked up since."""
         self._package: ModuleType | None = None
 
@@ -103,7 +106,7 @@ class Catalogue:
             return self._installed
         return f"{self._installed}@{fetched.timestamp:%Y-%m-%dT%H:%M:%S}"
 
-    def find(self, model: str, provider: str) -> Listed | None:
+    def find(self, model: str, provider: str) -> CatalogEntry | None:
         """What the package knows of a model of a provider, looked up once per price list."""
         fetched, found = self._found
         # The list and what was found in it are one tuple, read in one step: another thread may
@@ -139,7 +142,7 @@ def installed_version() -> str | None:
     return importlib.metadata.version(PACKAGE)
 
 
-def brought_along() -> DataSnapshot:
+def bundled_catalog() -> DataSnapshot:
     """Return the list that the package brings along, for as long as the caller keeps it.
 
     That of the package itself is there for good once anybody asked for it.
@@ -164,7 +167,7 @@ def _code_of_list() -> CodeType | None:
     return code
 
 
-def price_of(listed: Listed, sale: Sale, when: datetime) -> Price | None:
+def price_of(listed: CatalogEntry, sale: BillableCall, when: datetime) -> Price | None:
     """What a model costs at this time and with this much input, if its list says all of it."""
     prices = _prices_at(listed, sale.tier, when)
     if prices is None:
@@ -194,7 +197,7 @@ def price_of(listed: Listed, sale: Sale, when: datetime) -> Price | None:
     )
 
 
-def _prices_at(listed: Listed, tier: str, when: datetime) -> ModelPrice | None:
+def _prices_at(listed: CatalogEntry, tier: str, when: datetime) -> ModelPrice | None:
     """Return the prices of a tier; `None` where the list does not say what it costs."""
     if tier == STANDARD:
         return listed.info.get_prices(when)
@@ -210,15 +213,15 @@ def _prices_at(listed: Listed, tier: str, when: datetime) -> ModelPrice | None:
     return None
 
 
-def _find(model: str, provider: str, fetched: DataSnapshot | None) -> Listed | None:
+def _find(model: str, provider: str, fetched: DataSnapshot | None) -> CatalogEntry | None:
     """Find a model in a list, or in the package's, by who sells it."""
-    prices = brought_along() if fetched is None else fetched
+    prices = bundled_catalog() if fetched is None else fetched
     known = {each.id for each in prices.providers}
-    article = article_of(model, provider, known=provider in known)
+    article = listing_of(model, provider, known=provider in known)
     return None if article is None else _offered(article, prices)
 
 
-def _offered(article: Article, prices: DataSnapshot) -> Listed | None:
+def _offered(article: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:
     seller, reference = article
     try:
         found, info = prices.find_provider_model(reference, None, seller, None)
@@ -227,7 +230,7 @@ def _offered(article: Article, prices: DataSnapshot) -> Listed | None:
     # A search without a seller may find whoever has a similar name: only the named seller counts.
     if seller not in (None, found.id):
         return None
-    return Listed(info, found.id, is_own=any(info is each for each in found.models))
+    return CatalogEntry(info, found.id, is_own=any(info is each for each in found.models))
 
 
 def _tier(rate: Decimal | TieredPrices | None, prompt: int) -> Decimal | None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, cast
 from otel_limits.core.halts import halt_sentence
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Stop
+    from otel_limits.core.events import Stop
     from otel_limits.core.policy import Verdict
     from otel_limits.core.usage import Number
 
@@ -102,10 +102,10 @@ class LimitReachedError(Exception):
         """Say what message, log and span say of the halt, where one raised this."""
         stop = self.stop
         if stop is None:
-            return self._by_itself()
+            return self._fallback_message()
         return halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
 
-    def _by_itself(self) -> str:
+    def _fallback_message(self) -> str:
         """Name the limit, what it permits and what was used."""
         return f"{self.limit} reached: {self.observed} of {self.cap} {self.unit} used."
 

@@ -1,4 +1,4 @@
-"""A dictionary that nobody can change, for the facts and limits that hold one."""
+"""A dictionary that nobody can change, for the events and limits that hold one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 class FrozenDict(dict[K, V]):
     """A dictionary that refuses to be written to.
 
-    It is a `dict`, and not a `MappingProxyType`, so that whoever is told a fact can write it as
+    It is a `dict`, and not a `MappingProxyType`, so that whoever is told an event can write it as
     JSON, pickle it and copy it.
     """
 

@@ -40,7 +40,7 @@ NEXT: Final[Mapping[str, str]] = {
     "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll.",
     QUOTA_EXCEEDED_STOP_REASON: "Wait until there is room again, or have an operator look at "
     "`otel-limits quotas`, which can grant more or unblock a key.",
-    QUOTA_UNAVAILABLE_STOP_REASON: "Bring its store back; on_backend_error in the policy file says "
+    QUOTA_UNAVAILABLE_STOP_REASON: "Bring its store back; on_store_error in the policy file says "
     "what is done without it.",
 }
 """What to do about a halt, by its stop reason, where raising the limit is not the first answer."""

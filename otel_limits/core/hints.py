@@ -13,7 +13,7 @@ SHORTEST_PART: Final = 3
 """From how many letters on the beginning of a name stands for it, as `--max-cost` does."""
 
 
-def meant(name: str, known: Collection[str]) -> str | None:
+def closest_match(name: str, known: Collection[str]) -> str | None:
     """Return the known name that is nearest, if one is near; upper and lower case are the same."""
     # What all have in front, such as OTEL_LIMITS_, would make every name long, and thereby near.
     common = len(os.path.commonprefix([name, *known]))  # noqa: RUF071  by letters is what is meant

@@ -39,7 +39,7 @@ def clean(value: str, limit: int = MAX_LENGTH) -> str:
     return shown[:limit]
 
 
-class LabelValues:
+class LabelLimiter:
     """Cleans label values, and folds into `_other` those of a label that has too many.
 
     Args:
@@ -83,7 +83,7 @@ FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\u
 """The last four are as wide as a Chinese character."""
 
 
-def inert(value: Any) -> Any:
+def escape_formula(value: Any) -> Any:
     """Quote text that a spreadsheet would take for a formula.
 
     As OWASP has it: https://owasp.org/www-community/attacks/CSV_Injection

@@ -242,7 +242,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """The fact that a limit was reached."""
+    """The event that a limit was reached."""
 
     limit: str
     """Name of the limit, such as `max_turns`, or `tree_max_turns` for that of a budget tree."""
@@ -355,7 +355,7 @@ class Limits:
             if value is not None:
                 yield name, value
 
-    def over(self, base: Limits) -> Limits:
+    def merged_over(self, base: Limits) -> Limits:
         """These caps, and `base`'s where this one has none; caps of single tools one by one."""
         caps = dict(base.items())
         for name, cap in self.items():
@@ -365,7 +365,7 @@ class Limits:
             caps[name] = {**below, **cap} if isinstance(below, Mapping) else cap
         return Limits(**caps)
 
-    def beyond(self, tally: Tally, calls_by_tool: Mapping[str, int]) -> Limits:
+    def extended_by(self, tally: Tally, calls_by_tool: Mapping[str, int]) -> Limits:
         """Add to these caps what has been used already; one that is switched off stays so."""
         caps = dict(self.items())
         # Only what is active: 0 switches a loop limit off, and 0 with what was used would switch it

@@ -114,7 +114,7 @@ class LoopState:
         last = calls[-1].tool if calls else None
         self._blamed["max_no_progress_turns"] = (last, max(len(calls) - 1, 0))
 
-    def blame(self, limit: str) -> str | None:
+    def culprit_tool(self, limit: str) -> str | None:
         """The tool that brought the count of `limit` to where it is, if it was a tool.
 
         Args:

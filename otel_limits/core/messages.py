@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.facts import Stop
+from otel_limits.core.events import Stop
 from otel_limits.core.halts import halt_sentence, reached
 from otel_limits.core.limits import Breach, Level
 from otel_limits.core.quota_state import QuotaRefusal
@@ -36,7 +36,7 @@ def partial_note(verdict: Verdict, agent: str) -> str:
     return f"\nThis answer is partial. {said}"
 
 
-def why(verdict: Verdict) -> str:
+def reason_text(verdict: Verdict) -> str:
     """Say in half a sentence which limit was reached."""
     breach = verdict.breach
     if breach is None:
@@ -47,7 +47,7 @@ def why(verdict: Verdict) -> str:
 def wrap_up_note(verdict: Verdict) -> str:
     """Tell the model that its next answer is the last."""
     return (
-        f"The budget of this task is spent: {why(verdict)}. You cannot use tools any more. "
+        f"The budget of this task is spent: {reason_text(verdict)}. You cannot use tools any more. "
         "Give your final answer now, from what you know already, and say what is missing."
     )
 

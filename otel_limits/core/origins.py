@@ -41,7 +41,7 @@ def _place(path: str, line: int) -> str:
     return f"{file_name(path)}:{line}"
 
 
-def calling_line(door: str) -> str:
+def caller_location(door: str) -> str:
     """Return where the application came in by a name of this package, as `app.py:12 (enable)`."""
     import inspect  # only whoever sets a limit in code needs it
 

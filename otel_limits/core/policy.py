@@ -75,7 +75,7 @@ class Policy:
     unpriced: Unpriced = "warn"
     warn_at: tuple[float, ...] = ()
     """Soft thresholds, as fractions of a cap."""
-    tell_model: bool = False
+    budget_hints: bool = False
     """Tell the model with each call what is left."""
     nudge: bool = True
     """Tell the model once, one repetition before a loop limit, that it is repeating itself."""
@@ -87,14 +87,14 @@ class Policy:
     """Where each cap is set, by its name; one of a tree as `tree_max_turns`, one of a tool as
     `max_calls_per_tool.search`."""
 
-    def under(
+    def merged_over(
         self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
     ) -> Policy:
         """What applies where these are set, over this policy; `action` where it is one."""
         return replace(
             self,
-            limits=limits.over(self.limits),
-            tree=tree.over(self.tree),
+            limits=limits.merged_over(self.limits),
+            tree=tree.merged_over(self.tree),
             action=action or self.action,
             origins={
                 **self.origins,
@@ -114,7 +114,7 @@ class Policy:
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
-    def of_tree(self) -> Policy:
+    def tree_policy(self) -> Policy:
         """What applies to the budget tree of whoever has this policy: its caps are the limits."""
         return replace(self, limits=self.tree, tree=NO_LIMITS)
 

@@ -84,7 +84,7 @@ class Price:
     def of(self, usage: Usage) -> Decimal | None:
         """USD for one model call; `None` when that is not known, as `lack` says."""
         at = self.at(usage.input)
-        if at.lack(usage) is not None:
+        if at.missing_rate(usage) is not None:
             return None
         one_hour = usage.cache_write_1h or 0
         read = at.input if at.cache_read is None else at.cache_read
@@ -138,7 +138,7 @@ class Price:
             changed = {name: rate * factor for name, rate in rates.items() if rate is not None}
         return self if factor == 1 else replace(self, **changed)
 
-    def lack(self, usage: Usage) -> str | None:
+    def missing_rate(self, usage: Usage) -> str | None:
         """Say which price is missing for a call, or which of its counts cannot be; else `None`."""
         # Parts that overlap leave a negative rest, which would make a call cheaper than free.
         counted = (_fresh(usage), usage.cache_write - (usage.cache_write_1h or 0))

@@ -10,14 +10,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.catalogue import MODELS, PACKAGE, Catalogue, installed_version, price_of
-from otel_limits.core.faults import never_raises, note
 from otel_limits.core.globs import best_match
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import OF_NO_CALL, Price, Quote
 from otel_limits.core.regions import premium
-from otel_limits.core.sellers import LOCAL, canonical, is_local, seller_by_id, seller_of
-from otel_limits.core.terms import AUTOMATIC, STANDARD, Sale
+from otel_limits.core.terms import AUTOMATIC, STANDARD, BillableCall
 from otel_limits.core.usage import NO_COST, Usage
+from otel_limits.core.vendors import LOCAL, canonical, is_local, vendor_by_id, vendor_of
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -27,7 +27,7 @@ POLICY: Final = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PriceOverride:
     """What the policy file says of some models: their price, or that they run locally."""
 
     price: Price | None = None
@@ -50,7 +50,7 @@ MISSING: Final = (
 
 NOBODY_SAYS: Final = "no price is known for it"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
-NO_OFFERS: Final[Mapping[str, Offer]] = MappingProxyType({})
+NO_OFFERS: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
 
 class Prices:
@@ -64,10 +64,10 @@ class Prices:
         source: `policy`, `genai-prices`, `policy+genai-prices` or `none`.
     """
 
-    def __init__(self, offers: Mapping[str, Offer | Price] = NO_OFFERS) -> None:
+    def __init__(self, offers: Mapping[str, PriceOverride | Price] = NO_OFFERS) -> None:
         """Take what the policy file says, by model id or glob; a price alone holds everywhere."""
         self._offers = {
-            glob: Offer(price=each) if isinstance(each, Price) else each
+            glob: PriceOverride(price=each) if isinstance(each, Price) else each
             for glob, each in offers.items()
         }
         self._offer = functools.lru_cache(MODELS)(self._find_offer)
@@ -88,7 +88,7 @@ class Prices:
         package = self._catalogue.version if self._catalogue is not None else ""
         return "+".join(filter(None, (self._policy_version, package)))
 
-    @never_raises("pricing")
+    @suppress_errors("pricing")
     def load(self) -> None:
         """Import the package ahead of the first look-up, which is within a model call."""
         if self._catalogue is not None:
@@ -97,9 +97,9 @@ class Prices:
 
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
         """USD for one ordinary call of a model, whoever sells it; `None` when it is unknown."""
-        return self.quote(Sale(model=model, usage=usage), when).price
+        return self.quote(BillableCall(model=model, usage=usage), when).price
 
-    def quote(self, sale: Sale, when: datetime | None = None) -> Quote:
+    def quote(self, sale: BillableCall, when: datetime | None = None) -> Quote:
         """What one model call costs.
 
         Tiered prices follow the input of a call, so that calls are priced one by one.
@@ -115,10 +115,10 @@ class Prices:
         try:
             return self._quoted(sale, when)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            note("pricing", error)
+            report_suppressed("pricing", error)
             return Quote(unknown=NOBODY_SAYS)
 
-    def _quoted(self, sale: Sale, when: datetime | None) -> Quote:
+    def _quoted(self, sale: BillableCall, when: datetime | None) -> Quote:
         # The address knows better than the class: a client for OpenAI may be pointed anywhere.
         seller = sale.seller or canonical(sale.provider)
         offer = self._offer(sale.model, seller, sale.provider)
@@ -134,7 +134,7 @@ class Prices:
             return _quote_of(offer.price, sale, POLICY, self._policy_version)
         return self._by_list(sale, seller, when or datetime.now(timezone.utc))
 
-    def _by_list(self, sale: Sale, seller: str, when: datetime) -> Quote:
+    def _by_list(self, sale: BillableCall, seller: str, when: datetime) -> Quote:
         if self._catalogue is None:
             return Quote(unknown=NOBODY_SAYS) if self._offers else OF_NO_CALL
         # The answer did not say which tier it was, and tiers differ by a factor of 2 and more.
@@ -151,17 +151,17 @@ class Prices:
             return Quote(unknown=f"{NOBODY_SAYS} in {sale.region}")
         return _quote_of(price.times(more), sale, PACKAGE, self._catalogue.version)
 
-    def _find_offer(self, model: str, seller: str, provider: str) -> Offer | None:
-        named = (provider, seller, seller_of(model, seller), seller_by_id(model))
+    def _find_offer(self, model: str, seller: str, provider: str) -> PriceOverride | None:
+        named = (provider, seller, vendor_of(model, seller), vendor_by_id(model))
         names = tuple(filter(None, named))
         held = [glob for glob, each in self._offers.items() if each.holds_for(*names)]
         glob = best_match(held, model)
         return None if glob is None else self._offers[glob]
 
 
-def _quote_of(price: Price, sale: Sale, source: str, version: str) -> Quote:
+def _quote_of(price: Price, sale: BillableCall, source: str, version: str) -> Quote:
     amount = price.of(sale.usage)
     if amount is None:
-        return Quote(unknown=price.at(sale.usage.input).lack(sale.usage))
+        return Quote(unknown=price.at(sale.usage.input).missing_rate(sale.usage))
     saved = price.saved_by_cache(sale.usage)
     return Quote(price=amount, source=source, version=version, cache_saved=saved)

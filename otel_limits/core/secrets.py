@@ -25,7 +25,7 @@ ACCOUNT: Final = re.compile(r"(?i)postgres|mysql")
 """In schemes whose user alone is a name; elsewhere it may be a token, or a password."""
 
 
-def masked(text: str) -> str:
+def redact_url(text: str) -> str:
     """Return an address as it may be shown.
 
     Passwords have any characters here, also those that should have been escaped: everything up to
@@ -46,7 +46,7 @@ def masked(text: str) -> str:
     return SECRET_VALUE.sub(rf"\1{STARS}", scheme + separator + rest)
 
 
-def masked_words(sentence: str, words: Iterable[str]) -> str:
+def redact_text(sentence: str, words: Iterable[str]) -> str:
     """Return a sentence of somebody else, who may have quoted what was typed, as it may be shown.
 
     Args:
@@ -57,9 +57,9 @@ def masked_words(sentence: str, words: Iterable[str]) -> str:
         # Parsers of command lines quote `--name=value` as a whole or its value alone, as it is or
         # as Python writes it.
         for piece in (word, word.partition("=")[2]):
-            if piece != masked(piece):
-                sentence = sentence.replace(piece, masked(piece))
-                sentence = sentence.replace(repr(piece), repr(masked(piece)))
+            if piece != redact_url(piece):
+                sentence = sentence.replace(piece, redact_url(piece))
+                sentence = sentence.replace(repr(piece), repr(redact_url(piece)))
     return sentence
 
 

@@ -33,7 +33,7 @@ standard unless the project says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PricingTerms:
     """What a request asks for. What it does not say is the vendor's default."""
 
     seller: str | None = None
@@ -52,7 +52,7 @@ class Terms:
     """Those of `PAID_TOOLS` that the vendor may use for the model."""
 
 
-DEFAULT_TERMS: Final = Terms()
+DEFAULT_TERMS: Final = PricingTerms()
 
 PAID_TOOLS: Final = {
     "file_search": "it may have searched files, and nobody says how often",
@@ -77,7 +77,7 @@ https://openrouter.ai/docs/features/web-search and https://openrouter.ai/perplex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sale:
+class BillableCall:
     """One model call, with everything that its price depends on."""
 
     model: str
@@ -105,9 +105,9 @@ BASIS: Final = ("input_audio", "output_audio", "web_searches")
 """Counts that few calls have."""
 
 
-def sale_of(
-    model: str, provider: str, usage: Usage, answered_tier: str | None, terms: Terms
-) -> Sale:
+def billable_call(
+    model: str, provider: str, usage: Usage, answered_tier: str | None, terms: PricingTerms
+) -> BillableCall:
     """Put together what a request asked for and what its answer said: the answer decides."""
     # What the vendor answers is what it bills: "priority" may be served, and billed, as standard.
     tier = named_tier(terms.tier if answered_tier is None else answered_tier)
@@ -129,7 +129,7 @@ def sale_of(
     if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
         opens.append("it may have searched the web, and nobody says how often")
     opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
-    return Sale(
+    return BillableCall(
         model=model,
         provider=provider,
         usage=usage,
@@ -140,9 +140,9 @@ def sale_of(
     )
 
 
-def sale_in_ledger(
+def billable_call_in_ledger(
     model: str, provider: str, usage: Usage, tier: str | None, basis: str | None
-) -> Sale:
+) -> BillableCall:
     """Put together again what a ledger has of a call; anybody may have written to its rows."""
     try:
         said: Any = json.loads(basis) if basis else {}
@@ -152,7 +152,7 @@ def sale_in_ledger(
     if not isinstance(said, dict):
         said = {"open": ["what its price depends on cannot be read"]}
     parts: dict[str, Any] = {name: said.get(name) for name in BASIS}
-    return Sale(
+    return BillableCall(
         model=model,
         provider=provider,
         usage=replace(usage, **parts),

@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar
 
 from otel_limits.core.frozen import FrozenDict
-from otel_limits.core.hints import meant
-from otel_limits.core.secrets import masked
+from otel_limits.core.hints import closest_match
+from otel_limits.core.secrets import redact_url
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ WRITER.maxlevel = 2
 WRITER.maxstring = WRITER.maxother = WRITER.maxlong = 200
 
 
-class UnfitError(ValueError):
+class InvalidValueError(ValueError):
     """A value is not of its kind; the text, if there is one, says what to do about it."""
 
 
@@ -70,7 +70,7 @@ class CheckedKind(Kind[T]):
     """What to do instead, where something can be said that helps in every case."""
 
     def __post_init__(self) -> None:
-        """Keep the schema as it is now: facts lead to the table of limits, and that to here."""
+        """Keep the schema as it is now: events lead to the table of limits, and that to here."""
         object.__setattr__(self, "schema", FrozenDict(self.schema))
 
     def of_text(self, name: str, text: str) -> T:
@@ -89,8 +89,8 @@ class CheckedKind(Kind[T]):
             raise self._refusal(name, written or WRITER.repr(value), error) from None
 
     def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
-        advice = str(error) if isinstance(error, UnfitError) else ""
-        sentence = f"{name} must be {self.phrase}, got {masked(written)}."
+        advice = str(error) if isinstance(error, InvalidValueError) else ""
+        sentence = f"{name} must be {self.phrase}, got {redact_url(written)}."
         # `lstrip`: an item of a list has no name, and its sentence begins with "must be".
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
@@ -135,7 +135,7 @@ class MappingKind(Kind[Mapping[str, T]]):
             try:
                 values[key] = self.each.of_text(f'{name}["{key}"]', value)
             except ValueError:
-                if masked(part) == part:
+                if redact_url(part) == part:
                     raise
                 # What was put here by mistake may have a password where a number should be.
                 raise self._misfit(name, text) from None
@@ -143,14 +143,14 @@ class MappingKind(Kind[Mapping[str, T]]):
         return FrozenDict(values)
 
     def _misfit(self, name: str, text: str) -> ValueError:
-        return ValueError(f"{name} must look like {self.example}, got {masked(text)!r}.")
+        return ValueError(f"{name} must look like {self.example}, got {redact_url(text)!r}.")
 
     def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
         """Check what code or a policy file gives; `written` is how a file has it."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(
                 f"{name} must map names to values, such as {self.example}, "
-                f"got {masked(written or WRITER.repr(value))}."
+                f"got {redact_url(written or WRITER.repr(value))}."
             )
         return FrozenDict(
             {key: self.each.of_value(f'{name}["{key}"]', each) for key, each in value.items()}
@@ -182,7 +182,7 @@ def _bounded(
         number = take(value)
         for bound, is_outside in OUTSIDE.items():
             if bound in bounds and is_outside(number, bounds[bound]):
-                raise UnfitError
+                raise InvalidValueError
         return number
 
     # frozen, because limits that observers are told hold their kinds
@@ -193,14 +193,14 @@ def _bounded(
 def _digits(text: str) -> int:
     # int() alone would take signs, underscores, blanks and the digits of every script
     if not (text.isascii() and text.isdecimal()):
-        raise UnfitError
+        raise InvalidValueError
     return int(text)
 
 
 def _whole(value: object) -> int:
     # bool is an int in Python, and `max_turns=True` would be a limit of 1.
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UnfitError
+        raise InvalidValueError
     return value
 
 
@@ -208,18 +208,18 @@ def _real(value: object) -> float:
     if isinstance(value, Decimal):  # how a policy file has a number with a fraction
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UnfitError
+        raise InvalidValueError
     return value
 
 
 def _exact(value: object) -> Decimal:
     # A binary fraction such as 0.1 would be compared as 0.1000000000000000055….
     if isinstance(value, float) and math.isfinite(value):
-        raise UnfitError(f"A float is not exact: write Decimal('{value}').")
+        raise InvalidValueError(f"A float is not exact: write Decimal('{value}').")
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
-        raise UnfitError
+        raise InvalidValueError
     if not Decimal(value).is_finite():
-        raise UnfitError
+        raise InvalidValueError
     return Decimal(value)
 
 
@@ -264,7 +264,7 @@ FRACTION: Final = _bounded(
 
 def _fractions(values: object) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)) or not values:
-        raise UnfitError
+        raise InvalidValueError
     # Once each and in order: each threshold is told once, and the lowest first.
     return tuple(sorted({float(FRACTION.check(value)) for value in values}))
 
@@ -282,13 +282,13 @@ FRACTIONS: Final = CheckedKind[tuple[float, ...]](
 
 def _true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):  # as OpenTelemetry has it
-        raise UnfitError("It counts as false.")
+        raise InvalidValueError("It counts as false.")
     return text.lower() == "true"
 
 
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise UnfitError
+        raise InvalidValueError
     return value
 
 
@@ -299,7 +299,7 @@ BOOLEAN: Final = CheckedKind[bool](
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise UnfitError
+        raise InvalidValueError
     return value
 
 
@@ -310,7 +310,7 @@ TEXT: Final[Kind[str]] = CheckedKind(
 
 def _question(value: object, words: Collection[str]) -> str:
     """Ask about a word that is almost one of these; empty where none is near."""
-    near = meant(value, words) if isinstance(value, str) else None
+    near = closest_match(value, words) if isinstance(value, str) else None
     return f"Did you mean {near}?" if near else ""
 
 
@@ -319,7 +319,7 @@ def choice(*words: str) -> CheckedKind[str]:
 
     def check(value: object) -> str:
         if value not in words:
-            raise UnfitError(_question(value, words))
+            raise InvalidValueError(_question(value, words))
         return str(value)
 
     # In text only, where environments shout: a policy file and code write it as it is.
@@ -339,7 +339,7 @@ def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
             return ()
         unknown = [word for word in value if word not in words]
         if unknown:
-            raise UnfitError(_question(unknown[0], words))
+            raise InvalidValueError(_question(unknown[0], words))
         return tuple(dict.fromkeys(value))
 
     return CheckedKind(
@@ -367,7 +367,7 @@ NAMES: Final = CheckedKind[frozenset[str]](
 def _duration(text: object) -> timedelta:
     found = DURATION_TEXT.fullmatch(_text(text).strip())
     if found is None:
-        raise UnfitError
+        raise InvalidValueError
     return timedelta(**{DURATION_UNITS[found[2]]: int(found[1])})
 
 

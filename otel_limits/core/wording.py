@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def many(number: int, one: str, several: str = "") -> str:
+def pluralize(number: int, one: str, several: str = "") -> str:
     """Write a number of things, such as `1 row` and `2 rows`, or `1 row waits` and `2 rows wait`.
 
     Args:

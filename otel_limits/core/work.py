@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Work(Protocol):
+class Progress(Protocol):
     """Something that may take long."""
 
     def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:

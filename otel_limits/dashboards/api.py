@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -104,7 +104,7 @@ class Prometheus:
         self, url: str, authorization: str | None = None, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         """Keep the address."""
-        self._shown = masked(url)
+        self._shown = redact_url(url)
         self._address = WebAddress(url.rstrip("/"), authorization)
         self._timeout = timeout
 

@@ -1,4 +1,4 @@
-"""Six agents that do not exist, and what they are said to have done in four weeks: as facts.
+"""Six agents that do not exist, and what they are said to have done in four weeks: as events.
 
 Everything is drawn from a seed of its own for each agent, week and weekday. So two records differ
 in their dates alone, and what all four weeks add up to is the same on every day.
@@ -13,7 +13,7 @@ from decimal import Decimal
 from random import Random
 from typing import Final
 
-from otel_limits.core.facts import Fact, QuotaGrant
+from otel_limits.core.events import Event, QuotaGrant
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.price import Price
 from otel_limits.demo.invocation import Model, Story, Trouble, run
@@ -153,7 +153,7 @@ DEARER_FROM: Final = (3, 3)
 """Week and weekday from which the reviewer asks a larger model."""
 
 
-def history(today: date) -> Iterator[Fact]:
+def history(today: date) -> Iterator[Event]:
     """Tell what the fleet did in the four weeks before a day.
 
     Args:
@@ -167,7 +167,7 @@ def history(today: date) -> Iterator[Fact]:
     yield from grants(today)
 
 
-def day_of(agent: Agent, day: date, week: int) -> Iterator[Fact]:
+def day_of(agent: Agent, day: date, week: int) -> Iterator[Event]:
     """Tell what one agent did on a day."""
     weekday = day.weekday()
     # A text, which is the same seed in every process and in every version of Python.

@@ -1,4 +1,4 @@
-"""One made-up invocation as the facts that a real one would have told."""
+"""One made-up invocation as the events that a real one would have told."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hashlib import blake2s
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.facts import (
+from otel_limits.core.events import (
     ActionTaken,
-    Fact,
+    Event,
     Invocation,
     ModelCall,
     Started,
@@ -98,7 +98,7 @@ class Progress:
         )
 
 
-def run(story: Story, chance: Random, parent: Invocation | None = None) -> Iterator[Fact]:
+def run(story: Story, chance: Random, parent: Invocation | None = None) -> Iterator[Event]:
     """Tell an invocation from its beginning to its end, with those that it starts."""
     invocation = named(story, chance, parent)
     yield Started(

@@ -11,10 +11,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.terminal import console
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.demo.play import AgentFailedError, Play, Scenario, ScenarioOutcome, Setup
 from otel_limits.demo.server import Servers
-from otel_limits.demo.show import facts, show_outcomes, show_setup, watch
+from otel_limits.demo.show import events, show_outcomes, show_setup, watch
 from otel_limits.settings.variables import environment
 
 SCENARIOS: Final = (
@@ -57,7 +57,7 @@ def main(
     Args:
         base_url: A real model server, with or without /v1; the built-in one unless given.
         model: What to ask it for.
-        as_json: Print the facts for machines instead of showing them.
+        as_json: Print the events for machines instead of showing them.
         api_key_env: Name of the variable with the key that the real model server wants to see.
 
     Returns:
@@ -129,7 +129,7 @@ def reachable(base_url: str) -> str:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"No model server answers at {masked(base_url)} ({error}). "
+            f"No model server answers at {redact_url(base_url)} ({error}). "
             f"Start it, or leave --base-url out to use the built-in one."
         ) from error
     return base_url
@@ -146,7 +146,7 @@ def host_and_port(base_url: str) -> tuple[str, int]:
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     raise ValueError(
-        f"--base-url must be like http://localhost:11434/v1, got {masked(base_url)!r}."
+        f"--base-url must be like http://localhost:11434/v1, got {redact_url(base_url)!r}."
     )
 
 
@@ -162,7 +162,7 @@ def play(setup: Setup, *, as_json: bool) -> int:
         outcomes = [future.result() for future in running.futures]
     seconds = time.monotonic() - started
     if as_json:
-        print(json.dumps(facts(setup, outcomes, seconds), indent=2))  # noqa: T201  its output
+        print(json.dumps(events(setup, outcomes, seconds), indent=2))  # noqa: T201  its output
     else:
         show_outcomes(screen, setup, outcomes, seconds)
     return judge(setup, outcomes)

@@ -1,4 +1,4 @@
-"""Runs the demo's scenarios, each in a program of its own, and gathers the facts."""
+"""Runs the demo's scenarios, each in a program of its own, and gathers the events."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOutcome:
-    """The facts of one scenario."""
+    """The events of one scenario."""
 
     scenario: Scenario
     errand: Errand

@@ -11,7 +11,7 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from otel_limits.core.facts import Fact, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.events import Event, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.demo.fleet import history
 from otel_limits.ledger import rows
 
@@ -89,19 +89,19 @@ def write(path: Path, today: date) -> Counter[str]:
     return seen
 
 
-def rows_of(facts: Iterable[Fact]) -> Iterable[tuple[str, rows.Row]]:
+def rows_of(facts: Iterable[Event]) -> Iterable[tuple[str, rows.Row]]:
     """Turn facts into rows, as the ledger's observer does."""
     started: dict[str, Started] = {}
-    for fact in facts:
-        if isinstance(fact, Started):
-            started[fact.invocation.id] = fact
-            yield from rows.started_rows(fact)
-        elif isinstance(fact, ModelCall):
-            yield rows.MODEL_CALLS, rows.model_call_row(fact)
-        elif isinstance(fact, ToolCall):
-            yield rows.TOOL_CALLS, rows.tool_call_row(fact)
-        elif isinstance(fact, Stop):
-            begun = started.pop(fact.invocation_id)
-            yield rows.INVOCATIONS, rows.invocation_row(begun, fact)
-        elif isinstance(fact, QuotaGrant):
-            yield rows.QUOTA_CHANGES, rows.quota_change_row(fact)
+    for event in facts:
+        if isinstance(event, Started):
+            started[event.invocation.id] = event
+            yield from rows.started_rows(event)
+        elif isinstance(event, ModelCall):
+            yield rows.MODEL_CALLS, rows.model_call_row(event)
+        elif isinstance(event, ToolCall):
+            yield rows.TOOL_CALLS, rows.tool_call_row(event)
+        elif isinstance(event, Stop):
+            begun = started.pop(event.invocation_id)
+            yield rows.INVOCATIONS, rows.invocation_row(begun, event)
+        elif isinstance(event, QuotaGrant):
+            yield rows.QUOTA_CHANGES, rows.quota_change_row(event)

@@ -1,4 +1,4 @@
-"""Shows the demo's facts: to a reader, with progress while it runs, and to a program as JSON."""
+"""Shows the demo's events: to a reader, with progress while it runs, and to a program as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.demo.play import MOST_CALLS, Errand, ScenarioOutcome, command_line
 from otel_limits.settings.table import PREFIX
 
@@ -54,7 +54,7 @@ def show_setup(screen: Console, setup: Setup, servers: Servers) -> None:
     grid.add_column(overflow="fold")
     grid.add_row("agent", "a real Strands agent with one tool: otel_limits/demo/agent.py")
     grid.add_row(
-        "model", f"{setup.model} at {masked(setup.base_url)}" if setup.base_url else embedded
+        "model", f"{setup.model} at {redact_url(setup.base_url)}" if setup.base_url else embedded
     )
     grid.add_row("limits", "only in the environment; the agent's code does not know them")
     screen.print(grid)
@@ -211,13 +211,13 @@ def aspects(errand: Errand) -> dict[str, str]:
 # --- for a program ----------------------------------------------------------------------------
 
 
-def facts(setup: Setup, outcomes: Sequence[ScenarioOutcome], seconds: float) -> dict[str, Any]:
-    """Collect the same facts for machines."""
+def events(setup: Setup, outcomes: Sequence[ScenarioOutcome], seconds: float) -> dict[str, Any]:
+    """Collect the same events for machines."""
     return {
         "version": version("otel-limits"),
         "model_server": {
             "embedded": setup.base_url is None,
-            "base_url": setup.base_url and masked(setup.base_url),
+            "base_url": setup.base_url and redact_url(setup.base_url),
             "model": setup.model,
         },
         "bound": {"pending_looks": setup.pending_looks, "model_calls_of_each_agent": MOST_CALLS},
@@ -227,7 +227,7 @@ def facts(setup: Setup, outcomes: Sequence[ScenarioOutcome], seconds: float) -> 
 
 
 def scenario_facts(outcome: ScenarioOutcome) -> dict[str, Any]:
-    """Collect the facts of one scenario."""
+    """Collect the events of one scenario."""
     return {
         "name": outcome.scenario.name,
         "environment": dict(outcome.scenario.variables),
@@ -245,5 +245,5 @@ def scenario_facts(outcome: ScenarioOutcome) -> dict[str, Any]:
 
 
 def errand_facts(errand: Errand) -> dict[str, Any]:
-    """Collect the facts of one invocation."""
+    """Collect the events of one invocation."""
     return {**dataclasses.asdict(errand), "synthetic": errand.synthetic, "halt": errand.halt}

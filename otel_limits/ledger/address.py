@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.ledger.files import temporary_directory
 
 SQLITE: Final = "sqlite:///"
@@ -44,7 +44,7 @@ class Address:
 
     def __str__(self) -> str:
         """The address as a user may see it."""
-        shown = masked(self.url if self.file is None else str(self.file))
+        shown = redact_url(self.url if self.file is None else str(self.file))
         # The name of a file may have bytes that are not text, which no log could be written with.
         return shown.encode("utf-8", "backslashreplace").decode()
 
@@ -71,7 +71,7 @@ def parse(name: str, text: str, data_directory: Path | None) -> Address:
     if scheme not in POSTGRESQL:
         raise ValueError(
             f"{name} must be a path, sqlite:///PATH or postgresql://HOST/DATABASE, got "
-            f"{masked(text)!r}."
+            f"{redact_url(text)!r}."
         )
     if importlib.util.find_spec("psycopg") is None:
         raise ValueError(
@@ -103,14 +103,14 @@ def _require_readable(name: str, url: str) -> None:
         is_readable = False
     if not is_readable:
         raise ValueError(
-            f"{name} is not a URL that SQLAlchemy can read: {masked(url)!r}. The port must be a "
+            f"{name} is not a URL that SQLAlchemy can read: {redact_url(url)!r}. The port must be a "
             "number, and in a password write %2F for /, %3F for ?, %23 for # and %40 for @."
         )
 
 
 def _file(name: str, text: str, data_directory: Path | None) -> Address:
     path = text.removeprefix(SQLITE)
-    shown = masked(text)
+    shown = redact_url(text)
     if not path or IN_MEMORY.search(path):
         raise ValueError(f"{name} must name a file, got {shown!r}. A ledger in memory is lost.")
     if path.startswith("sqlite:"):

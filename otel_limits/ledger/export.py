@@ -14,14 +14,14 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.labels import inert
+from otel_limits.core.labels import escape_formula
 from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 from otel_limits.ledger.words import KEY_PREFIX
 
 if TYPE_CHECKING:
-    from otel_limits.core.work import Work
+    from otel_limits.core.work import Progress
 
 
 What = Literal["calls", "invocations", "tools"]
@@ -56,7 +56,7 @@ class ExportedColumn:
     column: Any
 
 
-def write(connection: sa.Connection, selection: Selection, chosen: Export, work: Work) -> None:
+def write(connection: sa.Connection, selection: Selection, chosen: Export, work: Progress) -> None:
     """Write the rows of a selection, in the order in which they were recorded.
 
     Raises:
@@ -143,7 +143,7 @@ def write_csv(
             ]
             writer.writerow(
                 # Numbers alone are never formulas; names come from models and callers.
-                [inert(each) if field.kind == "text" else each for field, each in values]
+                [escape_formula(each) if field.kind == "text" else each for field, each in values]
             )
 
 

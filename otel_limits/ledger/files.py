@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any, Final
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 
 grp: Any = importlib.import_module("grp") if importlib.util.find_spec("grp") else None
 """Missing on Windows, where files belong to their user's profile."""
@@ -27,13 +27,13 @@ def group_id(name: str, text: str) -> int:
     """
     if grp is None:
         raise ValueError(
-            f"{name} is {masked(text)!r}, but this system has no groups of users. Unset it."
+            f"{name} is {redact_url(text)!r}, but this system has no groups of users. Unset it."
         )
     try:
         return int(text) if text.isdigit() else int(grp.getgrnam(text).gr_gid)
     except KeyError:
         raise ValueError(
-            f"{name} must be a group of this system, got {masked(text)!r}. getent group lists them."
+            f"{name} must be a group of this system, got {redact_url(text)!r}. getent group lists them."
         ) from None
 
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.price import OF_NO_CALL
-from otel_limits.core.terms import DEFAULT_TERMS, sale_of
-from otel_limits.core.wording import many
+from otel_limits.core.terms import DEFAULT_TERMS, billable_call
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
@@ -50,13 +50,13 @@ from otel_limits.ledger.rows import (
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
-from otel_limits.runs.responses import Responses
+from otel_limits.runs.responses import SeenResponses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.work import Work
+    from otel_limits.core.work import Progress
     from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import State
 
@@ -94,16 +94,18 @@ class Imported:
 
     def __str__(self) -> str:
         """In words."""
-        others = f"{many(self.invocations, 'invocation')} and {many(self.tools, 'tool call')}."
-        parts = [f"Imported {many(self.calls, 'model call')}, {others}"]
+        others = (
+            f"{pluralize(self.invocations, 'invocation')} and {pluralize(self.tools, 'tool call')}."
+        )
+        parts = [f"Imported {pluralize(self.calls, 'model call')}, {others}"]
         if self.spans and self.has_no_call:
-            parts = [NO_CALL.format(many(self.spans, "span was", "spans were"))]
+            parts = [NO_CALL.format(pluralize(self.spans, "span was", "spans were"))]
         if self.known_calls:
-            known = many(self.known_calls, "model call was", "model calls were")
+            known = pluralize(self.known_calls, "model call was", "model calls were")
             parts.append(f"{known} in the ledger already.")
         if not self.bad:
             return " ".join(parts)
-        bad = many(
+        bad = pluralize(
             len(self.bad), "line is not OTLP JSON and was", "lines are not OTLP JSON and were"
         )
         parts.append(f"{bad} left out:")
@@ -169,16 +171,16 @@ class Traces:
                 if not any(map(_tokens, around)) and (_tokens(span) or not around):
                     counted.append(span)
         counted.sort(key=_tokens, reverse=True)  # who knows them is to speak for the others
-        shown: dict[str, Responses] = {}
+        shown: dict[str, SeenResponses] = {}
         for span in counted:
             inner = within.get(span.key, [])
             is_told_within = not _tokens(span) and any(map(_tokens, inner))
-            responses = shown.setdefault(span.trace_id, Responses())
+            responses = shown.setdefault(span.trace_id, SeenResponses())
             if not is_told_within and _is_new([span, *inner], responses):
                 yield span, [each for each in self.above(span) if each.is_agent]
 
 
-def _is_new(spans: Sequence[Span], responses: Responses) -> bool:
+def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:
     """Tell whether nobody else has shown the call of these spans, by the id of its response."""
     told = [
         (response, each.scope, _tokens(each))
@@ -193,7 +195,7 @@ def _is_new(spans: Sequence[Span], responses: Responses) -> bool:
 
 
 def import_files(
-    database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: Work
+    database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: Progress
 ) -> Imported:
     """Import the spans of some files; doing it again changes nothing.
 
@@ -228,7 +230,7 @@ def import_files(
     return done
 
 
-def _read(path: Path, keys: Sequence[str], traces: Traces, work: Work) -> None:
+def _read(path: Path, keys: Sequence[str], traces: Traces, work: Progress) -> None:
     """Read a file; what cannot be read of it costs nothing else."""
     try:
         file = _opened(path)
@@ -401,7 +403,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     record, usage = span.record, span.usage
     model, provider = model_of(span.attributes), provider_of(span.attributes)
     tier = tier_of(span.attributes, record.tier)
-    sale = sale_of(model, provider, usage, tier, DEFAULT_TERMS)
+    sale = billable_call(model, provider, usage, tier, DEFAULT_TERMS)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
     # Without tokens there is nothing to be priced, and no price that could be missing.
     quote = prices.quote(sale, when) if usage.total else OF_NO_CALL

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.facts import HALTED
+from otel_limits.core.events import HALTED
 from otel_limits.ledger.schema import INVOCATION_TABLE, RUNS
 from otel_limits.ledger.spending import columns_for, grouped, keyed
 from otel_limits.ledger.totals import COST

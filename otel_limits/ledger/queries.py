@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.facts import HALTED
+from otel_limits.core.events import HALTED
 from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.reading import asking
 from otel_limits.ledger.rows import MAX_INTEGER, UNKNOWN_SIZE

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.terms import Sale, sale_in_ledger
+from otel_limits.core.terms import BillableCall, billable_call_in_ledger
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.ledger.rows import Row, dollars, picodollars, signed_picodollars, time_of
 from otel_limits.ledger.schema import CALL_TOKENS, CALLS, MODEL_CALL_TABLE
@@ -21,7 +21,7 @@ from otel_limits.ledger.totals import add_prices
 
 if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.work import Work
+    from otel_limits.core.work import Progress
     from otel_limits.ledger.database import Database
 
 PORTION: Final = 2_000
@@ -69,7 +69,7 @@ def reprice(
     database: Database,
     prices: Prices,
     selection: Selection,
-    work: Work,
+    work: Progress,
     *,
     every: bool = False,
     writes: bool = True,
@@ -141,7 +141,7 @@ def _change(row: Any, prices: Prices, done: Repriced) -> Row | None:
     }
 
 
-def _sale(row: Any) -> Sale:
+def _sale(row: Any) -> BillableCall:
     usage = Usage(
         input=row.input_tokens,
         output=row.output_tokens,
@@ -149,7 +149,7 @@ def _sale(row: Any) -> Sale:
         cache_write=row.cache_write_tokens,
         cache_write_1h=row.cache_write_1h_tokens,
     )
-    return sale_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
+    return billable_call_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
 
 
 # The first price is kept, not the one before: it is what the limits of that time went by.

@@ -1,6 +1,6 @@
 """Facts as rows of the ledger: pure, and the only place that decides what is recorded.
 
-No prompt, argument, result or exception text is in any fact, so that none can get here. Names come
+No prompt, argument, result or exception text is in any event, so that none can get here. Names come
 from outside: they are cleaned and cut, so that no database refuses them.
 """
 
@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from otel_limits.core.facts import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.events import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.core.halts import halt_sentence
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import Breach, Limits
@@ -55,10 +55,10 @@ MAX_INTEGER: Final = 2**63 - 1
 """What a column can hold. No provider can mean more tokens than that."""
 
 
-def started_rows(fact: Started) -> Rows:
+def started_rows(event: Started) -> Rows:
     """Rows of an invocation that began: itself, and what was chosen for audit."""
-    rows: Rows = [(INVOCATIONS, invocation_row(fact, None))]
-    rows.extend((ATTRIBUTES, row) for row in attribute_rows(fact.invocation.id, fact.attributes))
+    rows: Rows = [(INVOCATIONS, invocation_row(event, None))]
+    rows.extend((ATTRIBUTES, row) for row in attribute_rows(event.invocation.id, event.attributes))
     return rows
 
 
@@ -89,17 +89,17 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
     }
 
 
-def called_row(fact: ModelCall) -> Row:
+def called_row(event: ModelCall) -> Row:
     """The row of an invocation of which nothing but a call was seen."""
     started = Started(
-        invocation=fact.invocation, limits=Limits(), action="none", unsampled=False, at=fact.at
+        invocation=event.invocation, limits=Limits(), action="none", unsampled=False, at=event.at
     )
     return invocation_row(started, None)
 
 
-def recount(fact: ModelCall) -> tuple[str, Row]:
+def recount(event: ModelCall) -> tuple[str, Row]:
     """Have the totals of an invocation that has ended brought up to date with its calls."""
-    return (RECOUNTS, {"id": fact.invocation.id})
+    return (RECOUNTS, {"id": event.invocation.id})
 
 
 def stopped_row(stop: Stop) -> Row:
@@ -162,38 +162,38 @@ ENDING: Final = (
 """Columns that are known when an invocation has ended."""
 
 
-def model_call_row(fact: ModelCall) -> Row:
+def model_call_row(event: ModelCall) -> Row:
     """The row of one model call: its tokens as counted, and as reported."""
-    invocation = fact.invocation
+    invocation = event.invocation
     return {
-        "at_us": microseconds(fact.at),
-        "duration_us": _duration(fact.seconds),
+        "at_us": microseconds(event.at),
+        "duration_us": _duration(event.seconds),
         "trace_id": None,  # that of its invocation
-        "span_id": fact.span_id,
+        "span_id": event.span_id,
         "invocation_id": invocation.id,
-        "number": fact.number,
+        "number": event.number,
         "root_id": _other_root(invocation),
         "agent": name(invocation.agent),
-        "model": name(fact.model),
-        "provider": name(fact.provider),
-        "turn": fact.turn,
-        "iteration": fact.iteration,
-        **tokens(fact.usage),
-        **tokens(fact.reported, "reported_"),
-        "reported_total_tokens": _bounded(fact.reported_total),
-        "state": state_of(fact),
-        "estimated": is_estimate(fact),
-        "price_pico": picodollars(fact.price),
-        "price_source": fact.price_source,
-        "price_version": fact.price_version,
-        "quota_operation": fact.quota_operation,
-        "quota_charges": fact.quota_charges,
-        "side": fact.side,
-        "after_tools": after_tools_text(fact.after_tools),
-        "cache_saved_pico": signed_picodollars(fact.cache_saved),
-        "tier": None if fact.tier is None else name(fact.tier),
-        "cache_write_1h_tokens": _bounded(fact.usage.cache_write_1h),
-        "price_basis": fact.price_basis,
+        "model": name(event.model),
+        "provider": name(event.provider),
+        "turn": event.turn,
+        "iteration": event.iteration,
+        **tokens(event.usage),
+        **tokens(event.reported, "reported_"),
+        "reported_total_tokens": _bounded(event.reported_total),
+        "state": state_of(event),
+        "estimated": is_estimate(event),
+        "price_pico": picodollars(event.price),
+        "price_source": event.price_source,
+        "price_version": event.price_version,
+        "quota_operation": event.quota_operation,
+        "quota_charges": event.quota_charges,
+        "side": event.side,
+        "after_tools": after_tools_text(event.after_tools),
+        "cache_saved_pico": signed_picodollars(event.cache_saved),
+        "tier": None if event.tier is None else name(event.tier),
+        "cache_write_1h_tokens": _bounded(event.usage.cache_write_1h),
+        "price_basis": event.price_basis,
         **dict.fromkeys(FORMER_PRICE),
         "source": "live",
     }
@@ -208,22 +208,22 @@ def _other_root(invocation: Invocation) -> str | None:
     return None if invocation.root_id == invocation.id else invocation.root_id
 
 
-def tool_call_row(fact: ToolCall) -> Row:
+def tool_call_row(event: ToolCall) -> Row:
     """The row of one tool call; its arguments and its result are in none of the columns."""
     return {
-        "at_us": microseconds(fact.at),
-        "duration_us": _duration(fact.seconds),
+        "at_us": microseconds(event.at),
+        "duration_us": _duration(event.seconds),
         "trace_id": None,  # that of its invocation
         "span_id": None,
-        "invocation_id": fact.invocation.id,
-        "number": fact.number,
-        "root_id": _other_root(fact.invocation),
-        "agent": name(fact.invocation.agent),
-        "tool": name(fact.tool),
-        "status": fact.status,
+        "invocation_id": event.invocation.id,
+        "number": event.number,
+        "root_id": _other_root(event.invocation),
+        "agent": name(event.invocation.agent),
+        "tool": name(event.tool),
+        "status": event.status,
         # Half of it: 64 bits tell the calls of an invocation apart.
-        "fingerprint": fact.fingerprint and fact.fingerprint[:FINGERPRINT],
-        "turn": fact.turn,
+        "fingerprint": event.fingerprint and event.fingerprint[:FINGERPRINT],
+        "turn": event.turn,
         "source": "live",
     }
 
@@ -244,19 +244,19 @@ def tools_in(text: str) -> dict[str, int]:
     return {tool: int(count or 1) for tool, _, count in parts}
 
 
-def quota_change_row(fact: QuotaGrant) -> Row:
+def quota_change_row(event: QuotaGrant) -> Row:
     """The row of what a person changed in a quota."""
     return {
-        "id": fact.id,
-        "at_us": microseconds(fact.at),
-        "quota": name(fact.quota),
-        "share": name(fact.key),
-        "change": fact.change,
-        "amount": str(fact.amount),
-        "unit": fact.unit,
-        "until_us": None if fact.until is None else microseconds(fact.until),
-        "changed_by": name(fact.by),
-        "reason": fact.reason or None,
+        "id": event.id,
+        "at_us": microseconds(event.at),
+        "quota": name(event.quota),
+        "share": name(event.key),
+        "change": event.change,
+        "amount": str(event.amount),
+        "unit": event.unit,
+        "until_us": None if event.until is None else microseconds(event.until),
+        "changed_by": name(event.by),
+        "reason": event.reason or None,
     }
 
 
@@ -274,16 +274,16 @@ def _bounded(count: int | None) -> int | None:
     return None if count is None else min(count, MAX_INTEGER)
 
 
-def is_estimate(fact: ModelCall) -> bool:
+def is_estimate(event: ModelCall) -> bool:
     """Tell whether tokens were estimated, and not left out."""
-    return fact.estimated and fact.usage.total > 0
+    return event.estimated and event.usage.total > 0
 
 
-def state_of(fact: ModelCall) -> State:
+def state_of(event: ModelCall) -> State:
     """How much is known of a call; a failed one can be estimated too, which its column says."""
-    if fact.kind == "unmeasured":
-        return "estimated" if is_estimate(fact) else "unmeasured"
-    return "zero" if fact.kind == "zero_token" else fact.kind
+    if event.kind == "unmeasured":
+        return "estimated" if is_estimate(event) else "unmeasured"
+    return "zero" if event.kind == "zero_token" else event.kind
 
 
 def portions(rows: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.database import complete
 from otel_limits.ledger.schema import TABLES
 
@@ -46,14 +46,16 @@ class Salvaged:
 
     def __str__(self) -> str:
         """In words."""
-        ends = many(self.ends_lost, "table has an end", "tables have an end")
+        ends = pluralize(self.ends_lost, "table has an end", "tables have an end")
         told = [
-            many(self.rows, "row was read", "rows were read"),
-            f"up to {many(self.rows_lost, 'row')} could not be read" if self.rows_lost else "",
+            pluralize(self.rows, "row was read", "rows were read"),
+            f"up to {pluralize(self.rows_lost, 'row')} could not be read" if self.rows_lost else "",
             f"{ends} that cannot be read, and nobody knows how many rows were in it"
             if self.ends_lost
             else "",
-            many(self.tables_lost, "table is gone", "tables are gone") if self.tables_lost else "",
+            pluralize(self.tables_lost, "table is gone", "tables are gone")
+            if self.tables_lost
+            else "",
         ]
         return "; ".join(filter(None, told)) + "."
 

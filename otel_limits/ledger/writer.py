@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.faults import FAULTS
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.ledger import retention
 from otel_limits.ledger.database import Database, reason_of
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
@@ -178,7 +178,7 @@ class Writer:
         self._spill.seal()
         lost = self._pending.give_up()
         if lost:
-            FAULTS.publish(SPILL)
+            INTERNAL_ERRORS.publish(SPILL)
             logger.error(LOST, lost, self._database.address)
 
     # --- the spill file ---------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Writer:
         try:
             self._spill.append(rows, to_disk=to_disk)
         except OSError as error:
-            FAULTS.report(
+            INTERNAL_ERRORS.report(
                 SPILL,
                 error,
                 f"no spill file of the ledger {self._database.address} takes rows "
@@ -284,7 +284,7 @@ class Writer:
             else f"stay in memory, {MAX_KEPT} at most"
         )
         ledger = f"the ledger {self._database.address} cannot be written ({reason_of(error)})"
-        FAULTS.report("ledger", error, f"{ledger}; its rows {place}")
+        INTERNAL_ERRORS.report("ledger", error, f"{ledger}; its rows {place}")
 
     def _take_back(self, *, only_own: bool = False) -> None:
         """Move rows from spill files to the database, new rows first."""
@@ -315,7 +315,9 @@ class Writer:
                     return
         except Exception as error:  # noqa: BLE001  it is tried again, and nothing else stops
             ledger = f"the ledger {self._database.address} cannot be pruned ({reason_of(error)})"
-            FAULTS.report("ledger_retention", error, f"{ledger}; what is too old stays for now")
+            INTERNAL_ERRORS.report(
+                "ledger_retention", error, f"{ledger}; what is too old stays for now"
+            )
 
 
 def is_child_of_multiprocessing() -> bool:

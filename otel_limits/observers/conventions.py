@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_limits.core.errors import BY_REASON, LimitReachedError
-from otel_limits.core.facts import ModelCall, Started, Stop, ToolCall
+from otel_limits.core.events import ModelCall, Started, Stop, ToolCall
 from otel_limits.observers.instruments import MetricSpec
 
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar, Series
     from otel_limits.observers.label_values import MetricLabels
-    from otel_limits.runs.observers import Taker
+    from otel_limits.runs.dispatcher import Taker
 
 CALL_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))
 INVOCATION_SECONDS: Final = tuple(round(0.1 * 2**n, 1) for n in range(13))
@@ -146,46 +146,46 @@ class Conventions:
         }
         return {kind: both(takers[kind], take) for kind, take in mine.items()}
 
-    def started(self, fact: Started) -> None:
+    def started(self, event: Started) -> None:
         """Keep the model of the agent, which its end does not name."""
-        self._models[fact.invocation.id] = fact.model or ""
+        self._models[event.invocation.id] = event.model or ""
 
-    def model_call(self, fact: ModelCall) -> None:
+    def model_call(self, event: ModelCall) -> None:
         """Count its tokens, where the provider reported them, and its time, where it is known."""
-        provider = PROVIDERS.get(fact.provider, fact.provider)
-        of_call = ("chat", self._labels.provider(provider), self._labels.model(fact.model))
-        exemplar = self._exemplar(fact.invocation, fact.span_id)
-        if fact.reported is not None and not fact.estimated:
+        provider = PROVIDERS.get(event.provider, event.provider)
+        of_call = ("chat", self._labels.provider(provider), self._labels.model(event.model))
+        exemplar = self._exemplar(event.invocation, event.span_id)
+        if event.reported is not None and not event.estimated:
             # As they are billed, which is not always as they were reported.
-            for kind, tokens in (("input", fact.usage.input), ("output", fact.usage.output)):
+            for kind, tokens in (("input", event.usage.input), ("output", event.usage.output)):
                 self._series(TOKEN_USAGE, *of_call, kind)(tokens, exemplar)
         # Without a beginning nobody knows how long it took, and 0 would be a very fast call.
-        if fact.seconds is not None:
-            error = UNNAMED_ERROR if fact.kind == "failed" else ""
-            self._series(OPERATION_DURATION, *of_call, error)(fact.seconds, exemplar)
+        if event.seconds is not None:
+            error = UNNAMED_ERROR if event.kind == "failed" else ""
+            self._series(OPERATION_DURATION, *of_call, error)(event.seconds, exemplar)
 
-    def tool_call(self, fact: ToolCall) -> None:
+    def tool_call(self, event: ToolCall) -> None:
         """Count its time; a refused one has none."""
         # What did not run took no time, and is none of the tool's.
-        if fact.seconds is None:
+        if event.seconds is None:
             return
-        agent = self._labels.agent(fact.invocation.agent)
-        tool = self._labels.tool(fact.tool, agent)
-        error = UNNAMED_ERROR if fact.status == "error" else ""
+        agent = self._labels.agent(event.invocation.agent)
+        tool = self._labels.tool(event.tool, agent)
+        error = UNNAMED_ERROR if event.status == "error" else ""
         series = self._series(TOOL_DURATION, tool, agent, FUNCTION, error)
-        series(fact.seconds, self._exemplar(fact.invocation))
+        series(event.seconds, self._exemplar(event.invocation))
 
-    def stop(self, fact: Stop) -> None:
+    def stop(self, event: Stop) -> None:
         """Count what the invocation took."""
-        agent, model = self._labels.agent(fact.agent), self._models.pop(fact.invocation_id, "")
+        agent, model = self._labels.agent(event.agent), self._models.pop(event.invocation_id, "")
         # A stop that was read back from a message has no place in a tree.
-        exemplar = self._exemplar(fact.invocation) if fact.invocation else None
+        exemplar = self._exemplar(event.invocation) if event.invocation else None
         duration = self._series(
-            AGENT_DURATION, agent, self._labels.model(model) if model else "", error_of(fact)
+            AGENT_DURATION, agent, self._labels.model(model) if model else "", error_of(event)
         )
-        duration(fact.seconds, exemplar)
-        self._series(AGENT_CALLS, agent)(fact.model_calls, exemplar)
-        self._series(AGENT_TOOLS, agent)(fact.tool_calls, exemplar)
+        duration(event.seconds, exemplar)
+        self._series(AGENT_CALLS, agent)(event.model_calls, exemplar)
+        self._series(AGENT_TOOLS, agent)(event.tool_calls, exemplar)
 
     def forget(self) -> None:
         """Forget the live invocations."""
@@ -193,11 +193,11 @@ class Conventions:
 
 
 def both(first: Taker, second: Taker) -> Taker:
-    """Make what hands a fact to two who take it."""
+    """Make what hands an event to two who take it."""
 
-    def take(fact: Any) -> None:
-        first(fact)
-        second(fact)
+    def take(event: Any) -> None:
+        first(event)
+        second(event)
 
     return take
 

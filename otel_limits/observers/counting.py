@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core import facts
+from otel_limits.core import events
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names, clean
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
@@ -71,22 +71,22 @@ class CountingObserver(SeriesKeeper):
         """Agents whose series are there."""
         self._conventions = Conventions(self.series, self._labels, _exemplar)
         self.subscribes_to = {
-            facts.Started: self._started,
-            facts.Cycle: self._cycle,
-            facts.Turn: self._turn,
-            facts.ModelCall: self._model_call,
-            facts.ToolCall: self._tool_call,
-            facts.Warned: self._warned,
-            facts.Halt: self._halt,
-            facts.Stop: self._stop,
-            facts.Fault: self._fault,
-            facts.Dropped: self._dropped,
-            facts.Lag: self._lag,
-            facts.PolicyRead: self._policy_read,
-            facts.Enforcing: self._enforcing,
-            facts.QuotaDecision: self._quota_decision,
-            facts.QuotaUse: self._quota_use,
-            facts.QuotaWait: self._quota_wait,
+            events.Started: self._started,
+            events.Cycle: self._cycle,
+            events.Turn: self._turn,
+            events.ModelCall: self._model_call,
+            events.ToolCall: self._tool_call,
+            events.LimitWarning: self._warned,
+            events.Halt: self._halt,
+            events.Stop: self._stop,
+            events.InternalError: self._fault,
+            events.ObserverDropped: self._dropped,
+            events.ObserverLag: self._lag,
+            events.PolicyRead: self._policy_read,
+            events.Enforcing: self._enforcing,
+            events.QuotaDecision: self._quota_decision,
+            events.QuotaUse: self._quota_use,
+            events.QuotaWait: self._quota_wait,
         }
         if conventions:
             self.subscribes_to |= self._conventions.beside(self.subscribes_to)
@@ -119,35 +119,35 @@ class CountingObserver(SeriesKeeper):
         """An agent was seen for the first time, and its series are there at 0."""
 
     def _fold(self, label: str) -> None:
-        self.series(table.FOLDED_NAMES, label)(1)
+        self.series(table.LABEL_OVERFLOWS, label)(1)
 
-    def _started(self, fact: facts.Started) -> None:
-        agent = self._labels.agent(fact.invocation.agent)
+    def _started(self, event: events.Started) -> None:
+        agent = self._labels.agent(event.invocation.agent)
         # Kept, as an invocation that began before this observer must not be subtracted
         # when it ends.
-        self._live[fact.invocation.id] = _exemplar(fact.invocation)
-        self._prepare(agent, fact)
-        self._show_limits(agent, fact.limits)
+        self._live[event.invocation.id] = _exemplar(event.invocation)
+        self._prepare(agent, event)
+        self._show_limits(agent, event.limits)
         if agent not in self._seen:
             self._seen.add(agent)
             self.announce()
         self.series(table.IN_PROGRESS, agent)(1)
-        if fact.unsampled:
-            self.series(table.BLIND_INVOCATIONS, agent)(1)
+        if event.unsampled:
+            self.series(table.UNSAMPLED_INVOCATIONS, agent)(1)
 
-    def _prepare(self, agent: str, fact: facts.Started) -> None:
+    def _prepare(self, agent: str, event: events.Started) -> None:
         """Create at 0 what the invocation can count in: from nothing to 1 is not an increase."""
-        self.series(table.FOLDED_NAMES, "agent")
-        for spec in (table.BLIND_INVOCATIONS, table.CYCLES, table.TURNS):
+        self.series(table.LABEL_OVERFLOWS, "agent")
+        for spec in (table.UNSAMPLED_INVOCATIONS, table.CYCLES, table.TURNS):
             self.series(spec, agent)
         for reason in framework_reasons():
             self.series(table.STOPS, agent, reason, "none")
-        for reason, action in possible_halts(fact):
+        for reason, action in possible_halts(event):
             self.series(table.STOPS, agent, reason, action)
-            if action in facts.SYNTHETIC:
+            if action in events.SYNTHETIC:
                 self.series(table.SYNTHETIC_MESSAGES, agent, reason)
-        if fact.model is not None:
-            model = self._labels.model(fact.model)
+        if event.model is not None:
+            model = self._labels.model(event.model)
             self.series(table.MODEL_CALLS, agent, model, "measured")
             self._spend(agent, model, NO_USAGE, None)
 
@@ -161,18 +161,18 @@ class CountingObserver(SeriesKeeper):
         for name, cap in caps.items():
             self.series(table.LIMIT, agent, clean(name))(cap)
 
-    def _cycle(self, fact: facts.Cycle) -> None:
-        self.series(table.CYCLES, self._labels.agent(fact.invocation.agent))(1)
+    def _cycle(self, event: events.Cycle) -> None:
+        self.series(table.CYCLES, self._labels.agent(event.invocation.agent))(1)
 
-    def _turn(self, fact: facts.Turn) -> None:
-        self.series(table.TURNS, self._labels.agent(fact.invocation.agent))(1)
+    def _turn(self, event: events.Turn) -> None:
+        self.series(table.TURNS, self._labels.agent(event.invocation.agent))(1)
 
-    def _model_call(self, fact: facts.ModelCall) -> None:
-        agent = self._labels.agent(fact.invocation.agent)
-        model = self._labels.model(fact.model)
-        calls = self.series(table.MODEL_CALLS, agent, model, fact.kind)
-        calls(1, _exemplar(fact.invocation, fact.span_id))
-        self._spend(agent, model, fact.usage, fact.price)
+    def _model_call(self, event: events.ModelCall) -> None:
+        agent = self._labels.agent(event.invocation.agent)
+        model = self._labels.model(event.model)
+        calls = self.series(table.MODEL_CALLS, agent, model, event.kind)
+        calls(1, _exemplar(event.invocation, event.span_id))
+        self._spend(agent, model, event.usage, event.price)
 
     def _spend(self, agent: str, model: str, usage: Usage, price: Decimal | None) -> None:
         """Count what a call took; where it took nothing, its series are there at 0."""
@@ -190,48 +190,48 @@ class CountingObserver(SeriesKeeper):
             if amount:
                 series(amount)
 
-    def _tool_call(self, fact: facts.ToolCall) -> None:
-        agent = self._labels.agent(fact.invocation.agent)
-        tool = self._labels.tool(fact.tool, agent)
-        self.series(table.TOOL_CALLS, agent, tool, fact.status)(1)
+    def _tool_call(self, event: events.ToolCall) -> None:
+        agent = self._labels.agent(event.invocation.agent)
+        tool = self._labels.tool(event.tool, agent)
+        self.series(table.TOOL_CALLS, agent, tool, event.status)(1)
 
-    def _warned(self, fact: facts.Warned) -> None:
-        agent, limit = self._labels.agent(fact.invocation.agent), clean(fact.level.limit)
+    def _warned(self, event: events.LimitWarning) -> None:
+        agent, limit = self._labels.agent(event.invocation.agent), clean(event.level.limit)
         # `:g`, so that a threshold is one label however it was written: 0.8 and 0.80.
-        warnings = self.series(table.WARNINGS, agent, limit, f"{fact.threshold:g}")
-        warnings(1, _exemplar(fact.invocation))
+        warnings = self.series(table.WARNINGS, agent, limit, f"{event.threshold:g}")
+        warnings(1, _exemplar(event.invocation))
 
-    def _halt(self, fact: facts.Halt) -> None:
-        if fact.action in facts.SYNTHETIC:
-            agent = self._labels.agent(fact.invocation.agent)
+    def _halt(self, event: events.Halt) -> None:
+        if event.action in events.SYNTHETIC:
+            agent = self._labels.agent(event.invocation.agent)
             messages = self.series(
-                table.SYNTHETIC_MESSAGES, agent, self._labels.reason(fact.reason)
+                table.SYNTHETIC_MESSAGES, agent, self._labels.reason(event.reason)
             )
-            messages(1, _exemplar(fact.invocation))
+            messages(1, _exemplar(event.invocation))
 
-    def _stop(self, fact: facts.Stop) -> None:
-        agent = self._labels.agent(fact.agent)
+    def _stop(self, event: events.Stop) -> None:
+        agent = self._labels.agent(event.agent)
         exemplar = None
         # One that began before this observer was never added.
-        if fact.invocation_id in self._live:
-            exemplar = self._live.pop(fact.invocation_id)
+        if event.invocation_id in self._live:
+            exemplar = self._live.pop(event.invocation_id)
             self.series(table.IN_PROGRESS, agent)(-1)
         # The breach's where there is one: an observed limit leaves the framework's reason
         # in the result.
-        reason = self._labels.reason(fact.breach.reason if fact.breach else fact.reason)
-        self.series(table.STOPS, agent, reason, fact.action)(1, exemplar)
+        reason = self._labels.reason(event.breach.reason if event.breach else event.reason)
+        self.series(table.STOPS, agent, reason, event.action)(1, exemplar)
         for spec, value in (
-            (table.INVOCATION_TURNS, fact.turns),
-            (table.INVOCATION_TOKENS, fact.usage.total),
-            (table.INVOCATION_DURATION, fact.seconds),
+            (table.INVOCATION_TURNS, event.turns),
+            (table.INVOCATION_TOKENS, event.usage.total),
+            (table.INVOCATION_DURATION, event.seconds),
         ):
             self.series(spec, agent)(value, exemplar)
-        self._levels(fact, agent, exemplar)
+        self._levels(event, agent, exemplar)
 
-    def _levels(self, fact: facts.Stop, agent: str, exemplar: Exemplar | None) -> None:
+    def _levels(self, event: events.Stop, agent: str, exemplar: Exemplar | None) -> None:
         # What was only observed had reached its cap as well, and was not passed because of us.
-        reached = {breach.limit for breach in fact.breaches if fact.action in facts.HALTED}
-        for level in fact.levels:
+        reached = {breach.limit for breach in event.breaches if event.action in events.HALTED}
+        for level in event.levels:
             limit = clean(level.limit)
             self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)
             # Only tokens are known after the call and not before, so that only they are passed by
@@ -240,72 +240,74 @@ class CountingObserver(SeriesKeeper):
                 over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
 
-    def _fault(self, fact: facts.Fault) -> None:
-        self.series(table.INTERNAL_ERRORS, self._labels.component(fact.component))(1)
+    def _fault(self, event: events.InternalError) -> None:
+        self.series(table.INTERNAL_ERRORS, self._labels.component(event.component))(1)
 
-    def _dropped(self, fact: facts.Dropped) -> None:
-        self.series(table.OBSERVERS_DROPPED, self._labels.component(fact.observer))(fact.facts)
+    def _dropped(self, event: events.ObserverDropped) -> None:
+        self.series(table.OBSERVER_DROPPED_EVENTS, self._labels.component(event.observer))(
+            event.events
+        )
 
-    def _lag(self, fact: facts.Lag) -> None:
-        observer = self._labels.component(fact.observer)
-        self.series(table.OBSERVERS_DROPPED, observer)  # at 0, for the same reason
-        self.series(table.OBSERVER_LAG, observer)(fact.seconds)
+    def _lag(self, event: events.ObserverLag) -> None:
+        observer = self._labels.component(event.observer)
+        self.series(table.OBSERVER_DROPPED_EVENTS, observer)  # at 0, for the same reason
+        self.series(table.OBSERVER_LAG, observer)(event.seconds)
 
-    def _policy_read(self, fact: facts.PolicyRead) -> None:
-        self.series(table.POLICY_VALID)(fact.valid)
-        self.series(table.POLICY_READS, "accepted" if fact.valid else "refused")(1)
+    def _policy_read(self, event: events.PolicyRead) -> None:
+        self.series(table.POLICY_VALID)(event.valid)
+        self.series(table.POLICY_READS, "accepted" if event.valid else "refused")(1)
 
-    def _enforcing(self, fact: facts.Enforcing) -> None:
-        self.series(table.ENFORCING, fact.source)(fact.in_force)
+    def _enforcing(self, event: events.Enforcing) -> None:
+        self.series(table.ENFORCING, event.source)(event.in_force)
 
-    def _quota_decision(self, fact: facts.QuotaDecision) -> None:
-        self.series(table.QUOTA_DECISIONS, clean(fact.quota), fact.decision)(1)
+    def _quota_decision(self, event: events.QuotaDecision) -> None:
+        self.series(table.QUOTA_DECISIONS, clean(event.quota), event.decision)(1)
 
-    def _quota_wait(self, fact: facts.QuotaWait) -> None:
-        quota, wait = clean(fact.quota), (fact.invocation.id, fact.quota)
+    def _quota_wait(self, event: events.QuotaWait) -> None:
+        quota, wait = clean(event.quota), (event.invocation.id, event.quota)
         waiting, seconds = (
             self.series(table.QUOTA_WAITING, quota),
             self.series(table.QUOTA_WAIT, quota),
         )
-        if fact.seconds is None:
+        if event.seconds is None:
             self._waiting.add(wait)
             waiting(1)
             return
-        seconds(fact.seconds, _exemplar(fact.invocation))
+        seconds(event.seconds, _exemplar(event.invocation))
         # One that began before this observer was never added.
         if wait in self._waiting:
             self._waiting.remove(wait)
             waiting(-1)
 
-    def _quota_use(self, fact: facts.QuotaUse) -> None:
+    def _quota_use(self, event: events.QuotaUse) -> None:
         """Show how a key stands, if it is among those that are nearest to their end."""
         # Wall clock time, as a store that processes share has no other.
-        is_shown, dropped = self._quota_keys.admit(fact, time.time())
+        is_shown, dropped = self._quota_keys.admit(event, time.time())
         if dropped is not None:
             for spec in QUOTA_GAUGES:
-                self.drop(spec, clean(fact.quota), clean(dropped))
+                self.drop(spec, clean(event.quota), clean(dropped))
         if not is_shown:
             return
-        values = (fact.used, fact.reserved, fact.limit, fact.resets)
+        values = (event.used, event.reserved, event.limit, event.resets)
         for spec, value in zip(QUOTA_GAUGES, values, strict=True):
-            self.series(spec, clean(fact.quota), clean(fact.key))(float(value))
+            self.series(spec, clean(event.quota), clean(event.key))(float(value))
 
 
-def possible_halts(fact: facts.Started) -> Iterator[tuple[str, str]]:
+def possible_halts(event: events.Started) -> Iterator[tuple[str, str]]:
     """Reason and action of each halt that what applies to an invocation makes possible."""
-    caps = (*fact.limits.items(), *fact.tree.items())
+    caps = (*event.limits.items(), *event.tree.items())
     # 0 switches a limit off, so that no halt by it is possible.
     limits = (LIMITS.get(name.removeprefix(TREE_PREFIX)) for name, cap in caps if cap)
     reasons = dict.fromkeys(limit.reason for limit in limits if limit is not None)
-    if fact.has_quotas:
+    if event.has_quotas:
         reasons |= dict.fromkeys((QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON))
     # Where nothing is left for a last answer, there is none.
-    actions = ("wrapped_up", "halted") if fact.action == "wrapped_up" else (fact.action,)
+    actions = ("wrapped_up", "halted") if event.action == "wrapped_up" else (event.action,)
     for reason in reasons:
         for action in actions:
             yield reason, action
     # Whatever the policy says, somebody can press the button, and that is never only observed.
-    yield KILLED_STOP_REASON, "raised" if fact.action == "raised" else "halted"
+    yield KILLED_STOP_REASON, "raised" if event.action == "raised" else "halted"
 
 
 def is_of_tokens(limit: str) -> bool:
@@ -321,7 +323,7 @@ def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
             yield name, float(cap)
 
 
-def _exemplar(invocation: facts.Invocation, span_id: str | None = None) -> Exemplar | None:
+def _exemplar(invocation: events.Invocation, span_id: str | None = None) -> Exemplar | None:
     """Name the trace, where there is one that is exported."""
     # An exemplar that leads to a trace nobody kept is worse than none.
     if not invocation.sampled or invocation.trace_id is None:

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.facts import Enforcing, Started
+from otel_limits.core.events import Enforcing, Started
 from otel_limits.observers.protocol import OwnObserver
 
 if TYPE_CHECKING:
@@ -44,28 +44,28 @@ class FirstCalls(OwnObserver):
         self._is_told = self._quiet
         self._unlimited.clear()
 
-    def _enforcing(self, fact: Enforcing) -> None:
-        self._source = fact.source
+    def _enforcing(self, event: Enforcing) -> None:
+        self._source = event.source
 
-    def _started(self, fact: Started) -> None:
-        caps = dict(_caps(fact))
+    def _started(self, event: Started) -> None:
+        caps = dict(_caps(event))
         # By agent: a policy file may limit all but one, which is the one that runs away.
-        if not caps and not fact.has_quotas:
-            self._warn(fact.invocation.agent)
+        if not caps and not event.has_quotas:
+            self._warn(event.invocation.agent)
         if not self._is_told:
             self._is_told = True
-            self._say(fact, caps)
+            self._say(event, caps)
 
     def _warn(self, agent: str) -> None:
         if agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
             self._unlimited.add(agent)
             logger.warning("otel-limits: %s", UNLIMITED.format(who=f"agent {agent!r}"))
 
-    def _say(self, fact: Started, caps: dict[str, object]) -> None:
-        shown = [f"{name}={cap}" for name, cap in caps.items()] + ["quotas"] * fact.has_quotas
+    def _say(self, event: Started, caps: dict[str, object]) -> None:
+        shown = [f"{name}={cap}" for name, cap in caps.items()] + ["quotas"] * event.has_quotas
         sentence = (
-            f"limits {fact.invocation.agent}: {', '.join(shown) or 'none'}; "
-            f"action {fact.configured_action}; {'hooks' if fact.unsampled else 'spans'}"
+            f"limits {event.invocation.agent}: {', '.join(shown) or 'none'}; "
+            f"action {event.configured_action}; {'hooks' if event.unsampled else 'spans'}"
         )
         if self._source == "run":
             # Whoever watches a program from a shell reads it there, whatever the program does
@@ -75,9 +75,9 @@ class FirstCalls(OwnObserver):
             logger.info("otel-limits: %s", sentence)
 
 
-def _caps(fact: Started) -> Iterator[tuple[str, object]]:
+def _caps(event: Started) -> Iterator[tuple[str, object]]:
     """Every cap that binds an invocation; 0 switches one off."""
-    for caps in (fact.limits.items(), fact.tree.items()):
+    for caps in (event.limits.items(), event.tree.items()):
         for name, cap in caps:
             if isinstance(cap, dict) or hasattr(cap, "items"):
                 yield name, ",".join(f"{tool}={each}" for tool, each in cap.items())

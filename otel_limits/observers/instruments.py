@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
-from otel_limits.core.facts import CallKind, Decision, ToolStatus
+from otel_limits.core.events import CallKind, Decision, ToolStatus
 
 PREFIX: Final = "otel_limits_"
 
@@ -241,15 +241,15 @@ QUOTA_RESETS: Final = MetricSpec(
     unit="s",
     kind="gauge",
 )
-BLIND_INVOCATIONS: Final = MetricSpec(
-    name="otel_limits_blind_invocations_total",
+UNSAMPLED_INVOCATIONS: Final = MetricSpec(
+    name="otel_limits_unsampled_invocations_total",
     labels=("agent",),
     help="Invocations whose span did not reach the span processor, "
     "followed through the framework's hooks instead.",
     unit="{invocation}",
 )
-FOLDED_NAMES: Final = MetricSpec(
-    name="otel_limits_folded_names_total",
+LABEL_OVERFLOWS: Final = MetricSpec(
+    name="otel_limits_label_overflows_total",
     labels=("label",),
     help="Times that a name was counted as _other, because its label (agent, model, tool, reason, "
     "provider, observer) tells no more names apart.",
@@ -262,11 +262,11 @@ INTERNAL_ERRORS: Final = MetricSpec(
     help="Failures inside otel-limits that were kept away from the agent.",
     unit="{error}",
 )
-OBSERVERS_DROPPED: Final = MetricSpec(
-    name="otel_limits_observers_dropped_total",
+OBSERVER_DROPPED_EVENTS: Final = MetricSpec(
+    name="otel_limits_observer_dropped_events_total",
     labels=("observer",),
     help="Facts that an observer lost, because it failed or could not keep up.",
-    unit="{fact}",
+    unit="{event}",
 )
 OBSERVER_LAG: Final = MetricSpec(
     name="otel_limits_observer_lag_seconds",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from otel_limits.bindings import known
-from otel_limits.core.labels import OTHER, LabelValues, Names
+from otel_limits.core.labels import OTHER, LabelLimiter, Names
 from otel_limits.core.limits import STOP_REASONS
 
 logger = logging.getLogger("otel_limits")
@@ -51,9 +51,9 @@ class MetricLabels:
         self.provider = self._capped("provider", MAX_FOREIGN, frozenset)
         self.component = self._capped("observer", MAX_FOREIGN, frozenset)
 
-    def _capped(self, label: str, limit: int, always: Callable[[], frozenset[str]]) -> LabelValues:
+    def _capped(self, label: str, limit: int, always: Callable[[], frozenset[str]]) -> LabelLimiter:
         fold = functools.partial(self._fold, label, limit)
-        return LabelValues(limit, always=always, folded=fold)
+        return LabelLimiter(limit, always=always, folded=fold)
 
     def _fold(self, label: str, limit: int) -> None:
         # Once for each label: the metric counts all of them, and a log that repeats itself is not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.facts import ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.events import ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger import rows
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles
@@ -39,7 +39,7 @@ class LedgerObserver(OwnObserver):
         sync: LedgerSync = "invocation",
         retention: timedelta | None = None,
     ) -> None:
-        """Open nothing before the first fact."""
+        """Open nothing before the first event."""
         self.address = address
         self.writer = Writer(Database(address), SpillFiles(address), retention)
         self.sync = sync
@@ -65,31 +65,31 @@ class LedgerObserver(OwnObserver):
         """Write what is left."""
         self.writer.close()
 
-    def _started(self, fact: Started) -> None:
+    def _started(self, event: Started) -> None:
         # Kept until its end, which does not say again what it began with.
-        self._live[fact.invocation.id] = fact
-        self.writer.put(rows.started_rows(fact))
+        self._live[event.invocation.id] = event
+        self.writer.put(rows.started_rows(event))
 
-    def _model_call(self, fact: ModelCall) -> None:
-        told = [(rows.MODEL_CALLS, rows.model_call_row(fact))]
-        if fact.invocation.id not in self._live:
+    def _model_call(self, event: ModelCall) -> None:
+        told = [(rows.MODEL_CALLS, rows.model_call_row(event))]
+        if event.invocation.id not in self._live:
             # It is over, or began before recording did: its row is made, or counts this call too.
-            told = [(rows.INVOCATIONS, rows.called_row(fact)), *told, rows.recount(fact)]
+            told = [(rows.INVOCATIONS, rows.called_row(event)), *told, rows.recount(event)]
         self.writer.put(told)
         if self.sync == "call":
             self.writer.wait_until_durable()
 
-    def _tool_call(self, fact: ToolCall) -> None:
-        self.writer.put([(rows.TOOL_CALLS, rows.tool_call_row(fact))])
+    def _tool_call(self, event: ToolCall) -> None:
+        self.writer.put([(rows.TOOL_CALLS, rows.tool_call_row(event))])
 
-    def _stop(self, fact: Stop) -> None:
-        started = self._live.pop(fact.invocation_id, None)
-        row = rows.invocation_row(started, fact) if started else rows.stopped_row(fact)
+    def _stop(self, event: Stop) -> None:
+        started = self._live.pop(event.invocation_id, None)
+        row = rows.invocation_row(started, event) if started else rows.stopped_row(event)
         self.writer.put([(rows.INVOCATIONS, row)])
         if self.sync != "background" or is_child_of_multiprocessing():
             self.writer.wait_until_durable()
 
-    def _quota_changed(self, fact: QuotaGrant) -> None:
+    def _quota_changed(self, event: QuotaGrant) -> None:
         # Waited for always: it is what an operator did, and nobody does it again if it is lost.
-        self.writer.put([(rows.QUOTA_CHANGES, rows.quota_change_row(fact))])
+        self.writer.put([(rows.QUOTA_CHANGES, rows.quota_change_row(event))])
         self.writer.wait_until_durable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from otel_limits.core.facts import Halt, ModelCall, Warned
+from otel_limits.core.events import Halt, LimitWarning, ModelCall
 from otel_limits.core.labels import clean
 from otel_limits.observers.protocol import OwnObserver
 
@@ -35,22 +35,22 @@ class LogObserver(OwnObserver):
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self.subscribes_to = {
             Halt: _log_halt,
-            Warned: _log_threshold,
+            LimitWarning: _log_threshold,
             ModelCall: self._log_unpriced,
         }
 
-    def _log_unpriced(self, fact: ModelCall) -> None:
+    def _log_unpriced(self, event: ModelCall) -> None:
         """Say once for each model that its price is unknown, and why.
 
         A warning, for the model, where a limit on cost lets its calls pass.
         """
-        if fact.unpriced is None:
+        if event.unpriced is None:
             return
-        level = logging.WARNING if fact.cost_is_limited else logging.INFO
+        level = logging.WARNING if event.cost_is_limited else logging.INFO
         told, mine = self._unpriced[level], object()
         # Bounded, as the names of models can come from outside. In one step, as two agents may
         # call a model at once.
-        if len(told) > MOST_UNPRICED or told.setdefault(fact.model, mine) is not mine:
+        if len(told) > MOST_UNPRICED or told.setdefault(event.model, mine) is not mine:
             return
         if len(told) > MOST_UNPRICED:
             logger.log(level, MORE_UNPRICED, MOST_UNPRICED)
@@ -59,22 +59,22 @@ class LogObserver(OwnObserver):
             level,
             "The price of model %r is unknown: %s. %s Give its price in the policy file under "
             "models.",
-            clean(fact.model),
-            fact.unpriced,
+            clean(event.model),
+            event.unpriced,
             UNPRICED_EFFECT[level],
         )
 
 
-def _log_threshold(fact: Warned) -> None:
+def _log_threshold(event: LimitWarning) -> None:
     logger.warning(
         "Agent %r has used %.0f%% of %s: %s of %s.",
-        fact.invocation.agent,
-        fact.level.ratio * 100,
-        fact.level.limit,
-        fact.level.observed,
-        fact.level.cap,
+        event.invocation.agent,
+        event.level.ratio * 100,
+        event.level.limit,
+        event.level.observed,
+        event.level.cap,
     )
 
 
-def _log_halt(fact: Halt) -> None:
-    logger.warning("%s", fact.sentence)
+def _log_halt(event: Halt) -> None:
+    logger.warning("%s", event.sentence)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.context import context_of
 from otel_limits.observers.conventions import CONVENTIONAL
@@ -22,7 +22,7 @@ FLUSH_INTERVAL_SECONDS: Final = 1.0
 
 
 class OtlpObserver(CountingObserver):
-    """Counts facts in the instruments of an OpenTelemetry meter.
+    """Counts events in the instruments of an OpenTelemetry meter.
 
     Args:
         meter: Makes the instruments; without an SDK behind it, they cost next to nothing.
@@ -73,7 +73,7 @@ class OtlpObserver(CountingObserver):
         except RuntimeError:  # the interpreter is about to end, and exports then
             self._is_due.release()
 
-    @never_raises("otlp")
+    @suppress_errors("otlp")
     def _export(self) -> None:
         time.sleep(max(0.0, self._flushed_at + FLUSH_INTERVAL_SECONDS - time.monotonic()))
         self._flushed_at = time.monotonic()
@@ -90,7 +90,7 @@ class OtlpObserver(CountingObserver):
         if self._meter_of_child is not None:
             self._count_anew(self._meter_of_child)
 
-    @never_raises("otlp")
+    @suppress_errors("otlp")
     def _count_anew(self, meter_of_child: Callable[[], Meter]) -> None:
         meter = meter_of_child()
         self._instruments = {spec.name: make_instrument(meter, spec) for spec in self._specs}

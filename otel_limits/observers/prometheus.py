@@ -63,7 +63,7 @@ class Histogram(Uncreated, prometheus_client.Histogram):
 
 
 class PrometheusObserver(CountingObserver):
-    """Counts facts in prometheus_client.
+    """Counts events in prometheus_client.
 
     Args:
         registry: Where the metrics live; the default registry unless told otherwise.

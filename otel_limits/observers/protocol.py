@@ -1,7 +1,7 @@
 """What every observer of ours is: told facts, and taken through one life cycle.
 
-An application's observer is any function that takes a fact (`otel_limits.Observer`). Ours are made
-when otel-limits is switched on, or with the first fact (`LazyObserver`), and let go in two ways.
+An application's observer is any function that takes an event (`otel_limits.Observer`). Ours are made
+when otel-limits is switched on, or with the first event (`LazyObserver`), and let go in two ways.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Fact, Observer
+    from otel_limits.core.events import Event, Observer
 
 
 class OwnObserver:
@@ -23,11 +23,11 @@ class OwnObserver:
     subscribes_to: dict[type, Callable[[Any], None]]
     """What takes the facts of each type; the other types are not for this observer."""
 
-    def __call__(self, fact: Fact) -> None:
-        """Take one fact, if it is for this observer."""
-        take = self.subscribes_to.get(type(fact))
+    def __call__(self, event: Event) -> None:
+        """Take one event, if it is for this observer."""
+        take = self.subscribes_to.get(type(event))
         if take is not None:
-            take(fact)
+            take(event)
 
     def after_fork(self) -> None:
         """Leave to the parent what is the parent's, in a child that was just forked.
@@ -39,14 +39,14 @@ class OwnObserver:
         """Bring what it has been told to where the end of the process cannot lose it."""
 
     def close(self) -> None:
-        """Write what is left and let go of everything; no fact comes after this."""
+        """Write what is left and let go of everything; no event comes after this."""
 
 
 T = TypeVar("T", bound=OwnObserver)
 
 
 class LazyObserver(Generic[T]):
-    """Stands for an observer until its first fact, and goes through the same life cycle.
+    """Stands for an observer until its first event, and goes through the same life cycle.
 
     The imports of an observer may cost more than all of ours.
 
@@ -73,12 +73,12 @@ class LazyObserver(Generic[T]):
         self._tried = False
         self._lock = threading.RLock()
 
-    def __call__(self, fact: Fact) -> None:
-        """Hand on one fact."""
+    def __call__(self, event: Event) -> None:
+        """Hand on one event."""
         observer = self.make()
         if observer is not None:
             self._replace(self, observer)  # a runaway agent has no frame to spare for us
-            observer(fact)
+            observer(event)
 
     def make(self) -> T | None:
         """Return the observer, made if it has not been."""
@@ -89,7 +89,7 @@ class LazyObserver(Generic[T]):
                     self.made = self._make()
                 except BaseException:
                     self._tried = False
-                    # Tried again at the next fact: what failed may have been a file system that was
+                    # Tried again at the next event: what failed may have been a file system that was
                     # not there yet.
                     raise
         return self.made

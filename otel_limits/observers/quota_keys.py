@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import QuotaUse
+    from otel_limits.core.events import QuotaUse
 
 MAX_KEYS: Final = 50
 """Keys of one quota that are shown at a time."""

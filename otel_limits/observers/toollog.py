@@ -1,6 +1,6 @@
 """Keeps what tools were asked and what they answered, for post-mortems, where a user wants it.
 
-This is the only place of ours that keeps contents: facts never carry them, so that whoever sees a
+This is the only place of ours that keeps contents: events never carry them, so that whoever sees a
 tool's result writes it here directly. Each process appends to a file of its own, one JSON object
 per line, readable by its owner alone.
 """
@@ -21,12 +21,12 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
-from otel_limits.core.faults import FAULTS, LOG_INTERVAL_SECONDS, never_raises
-from otel_limits.core.secrets import masked
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, LOG_INTERVAL_SECONDS, suppress_errors
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import WHOLE_NUMBER
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Invocation
+    from otel_limits.core.events import Invocation
 
 logger = logging.getLogger("otel_limits")
 
@@ -107,7 +107,7 @@ class ToolLog:
         """The file of this process: another one after a fork."""
         return self._directory / FILES.replace("*", f"{os.getpid()}-{self._id}")
 
-    @never_raises(COMPONENT)
+    @suppress_errors(COMPONENT)
     def write(
         self,
         invocation: Invocation,
@@ -161,7 +161,7 @@ class ToolLog:
 
     def _fail(self, error: OSError) -> None:
         self.failed += 1
-        FAULTS.publish(COMPONENT)
+        INTERNAL_ERRORS.publish(COMPONENT)
         now = self._clock()
         if now - self._warned < LOG_INTERVAL_SECONDS:
             return
@@ -169,7 +169,7 @@ class ToolLog:
         logger.warning(
             "otel-limits: the tool log could not be written to %s: %s. The agent goes on without "
             "it; %d entries are lost so far.",
-            masked(str(self._directory)),
+            redact_url(str(self._directory)),
             error.strerror,
             self.failed,
         )

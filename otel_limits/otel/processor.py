@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.core.faults import note
-from otel_limits.core.terms import Terms
+from otel_limits.core.internal_errors import report_suppressed
+from otel_limits.core.terms import PricingTerms
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
     BOUNDARIES,
@@ -20,10 +20,10 @@ from otel_limits.otel.kinds import (
     provider_of,
     tier_of,
 )
-from otel_limits.runs.calls import OpenCall, followed_call
+from otel_limits.runs.calls import InFlightCall, followed_call
 from otel_limits.runs.run import Run
-from otel_limits.runs.silent import SilentCall
 from otel_limits.runs.tree import CURRENT
+from otel_limits.runs.unreported_calls import UnreportedCall
 from otel_limits.usage.normaliser import record_of_span
 from otel_limits.usage.span_texts import estimates_of_span
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.usage import UsageRecord
     from otel_limits.otel.kinds import OperationKind
-    from otel_limits.runs.places import Place
-    from otel_limits.runs.registry import Runs
+    from otel_limits.runs.registry import RunRegistry
+    from otel_limits.runs.span_tree import SpanNode
 
 
 class LimitsSpanProcessor(SpanProcessor):
-    """Turns agent and cycle spans into facts, and the chat spans of other instrumentations.
+    """Turns agent and cycle spans into events, and the chat spans of other instrumentations.
 
     It never raises, never blocks and does no I/O. Only the name, the parent and the scope of a
     span are known when Strands starts it: its attributes are set afterwards. A model call of the
@@ -50,7 +50,7 @@ class LimitsSpanProcessor(SpanProcessor):
     under which id it can be looked up.
     """
 
-    def __init__(self, runs: Runs, frameworks: Iterable[Framework] = FRAMEWORKS) -> None:
+    def __init__(self, runs: RunRegistry, frameworks: Iterable[Framework] = FRAMEWORKS) -> None:
         """Follow spans of these frameworks into `runs`."""
         self._runs = runs
         self._names = {each.spans.scope: each.spans for each in frameworks}
@@ -62,11 +62,11 @@ class LimitsSpanProcessor(SpanProcessor):
             if names is None:
                 self._begin_foreign(span)
             elif span.name.startswith(names.agent):
-                self._runs.spans.sight(span.context.span_id)
+                self._runs.spans.register_span(span.context.span_id)
             else:
                 self._begin(span, names)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            note("processor", error)
+            report_suppressed("processor", error)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Book a model call that another instrumentation saw."""
@@ -79,7 +79,7 @@ class LimitsSpanProcessor(SpanProcessor):
                 if place.run.finished:  # which nobody will judge any more
                     place.run.calls.silent.settle()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            note("processor", error)
+            report_suppressed("processor", error)
 
     def _names_of(self, span: ReadableSpan) -> SpanNames | None:
         """Return how the framework that made a span names its spans; `None` for any other one."""
@@ -130,7 +130,7 @@ class LimitsSpanProcessor(SpanProcessor):
             is_boundary=kind_of(attributes_of(span), span.name) in BOUNDARIES,
         )
 
-    def _show(self, span: ReadableSpan, place: Place) -> OperationKind:
+    def _show(self, span: ReadableSpan, place: SpanNode) -> OperationKind:
         """Settle the model call that a span shows, once, whatever instrumentations show it.
 
         One within the span of a model call of the framework is that same call. Of others within
@@ -153,15 +153,15 @@ class LimitsSpanProcessor(SpanProcessor):
             place.run.calls.settle(_call_of(span, attributes, record), record)
         else:
             call, failed = _call_of(span, attributes, record), is_error(span)
-            place.silent = SilentCall(call, record, place, scope, response, failed)
+            place.silent = UnreportedCall(call, record, place, scope, response, failed)
             place.run.calls.silent.add(place.silent)
         return kind
 
 
-def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord) -> OpenCall:
+def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord) -> InFlightCall:
     """Make a call of what a span says; never opened, as it is over when its span is seen."""
-    call = OpenCall(model_of(attributes), provider=provider_of(attributes))
-    call.terms = Terms(tier=tier_of(attributes, record.tier))
+    call = InFlightCall(model_of(attributes), provider=provider_of(attributes))
+    call.terms = PricingTerms(tier=tier_of(attributes, record.tier))
     call.span_id = format_span_id(span.context.span_id)
     if record.sure != "measured":
         events = ((event.name, event.attributes or {}) for event in span.events)
@@ -172,7 +172,7 @@ def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord
     return call
 
 
-def _complete(call: OpenCall, record: UsageRecord, span: ReadableSpan) -> None:
+def _complete(call: InFlightCall, record: UsageRecord, span: ReadableSpan) -> None:
     """Let the span of an instrumented client say what a way of its own to the provider did not."""
     if call.is_side and call.record.sure == "missing":
         call.record = record

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.store import (
     Charge,
@@ -142,7 +142,7 @@ class StoreClient:
             self.look_again()
         return latest
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def look_again(self) -> float | None:
         """Ask how the counts stand that this worker may have to use a share of.
 
@@ -155,7 +155,7 @@ class StoreClient:
             self._carrier.send(look).add_done_callback(partial(self._looked, look))
         return self.fallback.look_seconds
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _looked(self, look: Look, future: Future[Reply]) -> None:
         error = None if future.cancelled() else future.exception()
         if isinstance(error, ImpossibleError):

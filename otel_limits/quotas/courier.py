@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.store import (
     ImpossibleError,
     Look,
@@ -195,7 +195,7 @@ class Courier:
             try:
                 thread.start()
             except RuntimeError as error:
-                FAULTS.report("quotas", error)
+                INTERNAL_ERRORS.report("quotas", error)
                 return False
             self._thread = thread
         return True
@@ -224,12 +224,12 @@ class Courier:
             for each in self._kept.values()
         )
         if lost:
-            FAULTS.report("quotas", StoreError(f"{lost} settlements were not counted"))
+            INTERNAL_ERRORS.report("quotas", StoreError(f"{lost} settlements were not counted"))
         self._store.close()
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _work(self) -> None:
         self._warm()
         self._send_kept()  # what came while no thread could be started
@@ -294,10 +294,10 @@ class Courier:
             for operation, _ in (*batch, *late):
                 self._keep(operation)
         # Counted without a second line in the log: the one below says more.
-        FAULTS.publish("quotas")
+        INTERNAL_ERRORS.publish("quotas")
         logger.error(
             "otel-limits: the quota store does not answer (%s); until it does, quotas are decided "
-            "by their on_backend_error.",
+            "by their on_store_error.",
             error,
         )
         # Outside the lock, as waking those who wait runs their code.
@@ -315,7 +315,7 @@ class Courier:
         self._kept[operation.id] = operation
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-            FAULTS.report("quotas", StoreError("a settlement was lost: too many wait"))
+            INTERNAL_ERRORS.report("quotas", StoreError("a settlement was lost: too many wait"))
 
     def _wait_for_store(self) -> None:
         # In this thread and not by an agent's call: while the store is down, no agent waits for it.
@@ -366,7 +366,7 @@ def set_aside(operation: Operation, reply: Reply) -> None:
     """Count an operation that can never be done; sent again it would hold up all the others."""
     what = type(operation).__name__.lower()
     sentence = f"the operation {what} of a quota was set aside, as {reply.error}"
-    FAULTS.report("quotas", StoreError(reply.error), sentence)
+    INTERNAL_ERRORS.report("quotas", StoreError(reply.error), sentence)
 
 
 Carrier: TypeAlias = Direct | Courier

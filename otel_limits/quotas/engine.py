@@ -2,7 +2,7 @@
 
 No thread and no event loop of an agent is held up by the network: a call awaits its answer, and no
 longer than the timeout. While the store does not answer, every quota does what its
-`on_backend_error` says.
+`on_store_error` says.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from otel_limits.core.facts import Decision, Fact, ModelCall, Stop
-from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.events import Decision, Event, ModelCall, Stop
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.courier import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.open_tickets import OpenTickets
@@ -65,7 +65,7 @@ class Engine:
         quotas: Callable[[], Sequence[Quota]],
         client: StoreClient,
         *,
-        publish: Callable[[Fact], None],
+        publish: Callable[[Event], None],
         price: PriceOf,
         lines: Lines,
         deadlines: Deadlines,
@@ -103,7 +103,7 @@ class Engine:
                 return None
             return self._leave_unpriced(ticket) or await self._admit(ticket)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            FAULTS.report(self.component, error)
+            INTERNAL_ERRORS.report(self.component, error)
             return None
 
     async def settle(self, invocation_id: str) -> None:
@@ -118,20 +118,20 @@ class Engine:
         except StoreError:
             return
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            FAULTS.report(self.component, error)
+            INTERNAL_ERRORS.report(self.component, error)
 
-    @never_raises("quotas")
-    def __call__(self, fact: Fact) -> Fact:
+    @suppress_errors("quotas")
+    def __call__(self, event: Event) -> Event:
         """Note what an admitted call took; settle what an invocation that is over left open."""
-        if isinstance(fact, ModelCall):
-            ticket = self._tickets.book(fact)
+        if isinstance(event, ModelCall):
+            ticket = self._tickets.book(event)
             # The ledger keeps it with the call, for when this worker is killed before it settles.
             if ticket is not None and self._client.is_shared:
                 charges = as_text(ticket.charges())
-                return replace(fact, quota_operation=ticket.id, quota_charges=charges)
-        elif isinstance(fact, Stop):
-            self._tickets.end(fact.invocation_id)
-        return fact
+                return replace(event, quota_operation=ticket.id, quota_charges=charges)
+        elif isinstance(event, Stop):
+            self._tickets.end(event.invocation_id)
+        return event
 
     def after_fork(self) -> None:
         """Start afresh in a child."""

@@ -31,7 +31,7 @@ MAX_LOOK_SECONDS: Final = 20.0
 """How often a worker looks at least, so that it is not taken for gone."""
 
 Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
-"""What decides about a need: this worker's share, or what `on_backend_error` says."""
+"""What decides about a need: this worker's share, or what `on_store_error` says."""
 
 
 QuotaKey: TypeAlias = tuple[str, str, str]
@@ -198,7 +198,7 @@ class Fallback:
             if outcome.is_admitted or not passed:
                 return outcome
             for n in passed:
-                rules[n] = ticket.needs[n].quota.on_backend_error
+                rules[n] = ticket.needs[n].quota.on_store_error
 
     def _try(self, ticket: Ticket, rules: Sequence[Rule]) -> Degraded:
         outcome = Degraded(list(zip(ticket.needs, rules, strict=True)))
@@ -225,7 +225,7 @@ class Fallback:
         has_share = self.workers > 0 and self._left(demand) is not None
         if has_share and self.is_in_grace(need.quota):
             return "grace"
-        return need.quota.on_backend_error
+        return need.quota.on_store_error
 
     def _left(self, demand: Demand) -> int | None:
         """Return what is left to be shared; `None` where this process cannot know it."""

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.store import SilentError, StoreError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FastPath:
         except RuntimeError:  # the system has none left: the courier can do it all
             self._lose()
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _open(self) -> None:
         connection = None
         try:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.faults import FAULTS, never_raises
-from otel_limits.core.wording import many
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.core.wording import pluralize
 from otel_limits.quotas.store import DeafError, Freed, Kill, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
 
@@ -73,7 +73,7 @@ class KillListener(StoreThread):
             self._hear(closing)
             closing.wait(LOOK_SECONDS if self._is_deaf else RETRY_SECONDS)
 
-    @never_raises("kill")
+    @suppress_errors("kill")
     def _hear(self, closing: threading.Event) -> None:
         """Obey kills, and wake who waits, until the connection is lost."""
         with contextlib.suppress(StoreError):
@@ -115,7 +115,7 @@ class KillListener(StoreThread):
     def _be_deaf(self, error: DeafError) -> None:
         """Say once that kills are looked for instead of being heard."""
         self._is_deaf = True
-        FAULTS.publish("kill")
+        INTERNAL_ERRORS.publish("kill")
         logger.warning(
             "otel-limits: this process may not listen for kills (%s), and looks for them every "
             "%g s. Give its user the right to subscribe to the channels of otel-limits.",
@@ -134,5 +134,5 @@ class KillListener(StoreThread):
         logger.warning(
             "otel-limits: told to end agents named %r: %s.",
             kill.pattern,
-            many(ended, "invocation ends", "invocations end"),
+            pluralize(ended, "invocation ends", "invocations end"),
         )

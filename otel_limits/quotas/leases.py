@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Leases:
         """Renew from now on, until nothing is held any more."""
         with self._lock:
             if self._timer is None and not self._is_closed:
-                self._timer = self._deadlines.after(RENEW_SECONDS, self._renew)
+                self._timer = self._deadlines.schedule(RENEW_SECONDS, self._renew)
 
     def close(self) -> None:
         """Renew nothing any more."""
@@ -63,11 +63,11 @@ class Leases:
         if timer is not None:
             self._deadlines.cancel(timer)
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _renew(self) -> None:
         with self._lock:
             held = () if self._is_closed else self._held()
             # Whoever holds something from here on begins anew.
-            self._timer = self._deadlines.after(RENEW_SECONDS, self._renew) if held else None
+            self._timer = self._deadlines.schedule(RENEW_SECONDS, self._renew) if held else None
         for ticket in held:
             self._renew_ticket(ticket)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from otel_limits.runs.deadlines import Deadlines
@@ -145,7 +145,7 @@ class Lines:
         if timer is not None:
             self._deadlines.cancel(timer)
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _look(self) -> None:
         """Wake those that were cancelled: a signal that is set tells nobody."""
         with self._lock:
@@ -163,7 +163,7 @@ class Lines:
 
     def _look_later(self) -> None:
         if self._timer is None and not self.is_closed and self._sleepers():
-            self._timer = self._deadlines.after(LOOK_SECONDS, self._look)
+            self._timer = self._deadlines.schedule(LOOK_SECONDS, self._look)
 
     def _first(self, line: Line) -> Waiter | None:
         waiters = tuple(self._waiters.get(line, {}).values())

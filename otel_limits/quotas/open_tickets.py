@@ -16,7 +16,7 @@ from otel_limits.runs.gate import Request
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_limits.core.facts import ModelCall
+    from otel_limits.core.events import ModelCall
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.tickets import PriceOf

@@ -80,7 +80,7 @@ class Quota:
     """What of a call is set aside before it goes out."""
     grace: float = GRACE_SECONDS
     """Seconds for which a worker that lost the store may use its share of what was left."""
-    on_backend_error: BackendError = "deny"
+    on_store_error: BackendError = "deny"
     """What is done while the store does not answer, and there is no share to use."""
     on_exceeded: Exceeded = "refuse"
     """Whether a call that finds too little left is refused at once, or waits."""
@@ -117,8 +117,8 @@ class Quota:
             yield f"calls wait up to {self.max_wait:.15g} s"
         if self.grace != GRACE_SECONDS:
             yield f"grace {self.grace:.15g} s"
-        if self.on_backend_error != "deny":
-            yield f"on_backend_error {self.on_backend_error}"
+        if self.on_store_error != "deny":
+            yield f"on_store_error {self.on_store_error}"
 
 
 def too_small(quota: Quota) -> str | None:

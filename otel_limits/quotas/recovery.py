@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.store import Charge, Count, Settle, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.quotas.windows import Window
@@ -94,7 +94,7 @@ def forget_expired(store: SharedStore) -> None:
             f"{forgotten} model calls of workers that were killed were never settled, as no ledger "
             "that is looked into has them: quotas do not count them"
         )
-        FAULTS.report("quotas", StoreError(sentence), sentence)
+        INTERNAL_ERRORS.report("quotas", StoreError(sentence), sentence)
 
 
 class Recovery(StoreThread):
@@ -117,7 +117,7 @@ class Recovery(StoreThread):
         while not closing.wait(INTERVAL_SECONDS):
             self._look()
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _look(self) -> None:
         with contextlib.suppress(StoreError):  # the courier logs outages
             settle_expired(self._store, self._find)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis import exceptions
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.store import StoreError
 
@@ -163,7 +163,7 @@ def told(error: Exception) -> str:
     """Return what went wrong as it may be shown."""
     # Of a connection the client quotes the URL, as far as it could make sense of it; a server
     # quotes nothing of it, and has an @ of its own.
-    return str(error) if isinstance(error, exceptions.ResponseError) else masked(str(error))
+    return str(error) if isinstance(error, exceptions.ResponseError) else redact_url(str(error))
 
 
 def is_about_one_key(error: Exception) -> bool:

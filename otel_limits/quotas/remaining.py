@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
-from otel_limits.core.hints import meant
+from otel_limits.core.hints import closest_match
 from otel_limits.core.quota_state import Remaining
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit
@@ -109,7 +109,7 @@ def _question(
     held = {quota.name: quota for quota in gate.quotas()} if isinstance(gate, Engine) else {}
     if not isinstance(gate, Engine) or name not in held:
         known = ", ".join(held) or "none; OTEL_LIMITS_POLICY names the file that has them"
-        near = meant(name, held)
+        near = closest_match(name, held)
         hint = f"Did you mean {near}?" if near else f"There are: {known}."
         raise ValueError(f"There is no quota {name!r} in force. {hint}")
     quota = held[name]

@@ -9,15 +9,15 @@ from decimal import Decimal
 from typing import Any, Final
 
 from otel_limits.core.policy import ACTIONS
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
     DURATION,
     DURATION_TEXT,
     TEXT,
     CheckedKind,
+    InvalidValueError,
     Kind,
     TextKind,
-    UnfitError,
     choice,
     count_up_to,
     money_up_to,
@@ -51,19 +51,19 @@ def _rule(_: str, text: str) -> str:
 
 def _conditions(globs: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(globs, Mapping) or not globs:
-        raise UnfitError
+        raise InvalidValueError
     if not all(isinstance(each, str) for pair in globs.items() for each in pair):
-        raise UnfitError
+        raise InvalidValueError
     try:
         return tuple((require_source("It", source), glob) for source, glob in globs.items())
     except ValueError as error:
-        raise UnfitError(str(error)) from None
+        raise InvalidValueError(str(error)) from None
 
 
 def _wait(text: object) -> float:
     seconds = DURATION.check(text).total_seconds()
     if not seconds:
-        raise UnfitError
+        raise InvalidValueError
     return seconds
 
 
@@ -144,7 +144,7 @@ FIELDS: Final[Mapping[str, Field]] = {
         "How long a process that lost the store may use its share of what was left, such as 30s "
         "(the default); 0 for none.",
     ),
-    "on_backend_error": Field(
+    "on_store_error": Field(
         choice(*BACKEND_ERRORS),
         "What is done while the store does not answer and there is no share to use: deny (the "
         "default), allow, or local (each process uses what was left).",
@@ -223,7 +223,9 @@ class _Reading:
     def _read(self, key: str, value: object) -> Any:
         field = FIELDS.get(key)
         if field is None:
-            self._refuse(f"has no setting {masked(key)!r}. Known here: {', '.join(FIELDS)}.", key)
+            self._refuse(
+                f"has no setting {redact_url(key)!r}. Known here: {', '.join(FIELDS)}.", key
+            )
             return None
         # Said as it was written: `repr` of a Decimal is not what stands in the file.
         written = str(value) if isinstance(value, Decimal) else None
@@ -259,7 +261,7 @@ OPTIONAL: Final = (
     "on_exceeded",
     "max_wait",
     "grace",
-    "on_backend_error",
+    "on_store_error",
 )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.store import StorePlace
     from otel_limits.quotas.store_thread import StoreThread
-    from otel_limits.runs.registry import Runs
+    from otel_limits.runs.registry import RunRegistry
 
 
 class Quotas:
@@ -35,7 +35,7 @@ class Quotas:
         self,
         place: StorePlace,
         quotas: Callable[[], Sequence[Quota]],
-        runs: Runs,
+        runs: RunRegistry,
         find: FindSettlements,
     ) -> None:
         """Put them before every model call of `runs`."""

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
@@ -47,7 +47,7 @@ class StoreThread(ABC):
             target=self._run, args=(self._closing,), name=self.name, daemon=True
         ).start()
 
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _run(self, closing: threading.Event) -> None:
         self.work(closing)
         # In the thread that used it: a connection is never closed while another thread waits on it.

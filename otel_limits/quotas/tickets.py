@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import baggage
 
-from otel_limits.core.facts import Decision, QuotaDecision, QuotaUse
+from otel_limits.core.events import Decision, QuotaDecision, QuotaUse
 from otel_limits.core.limits import (
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
@@ -337,7 +337,7 @@ def without_price(need: QuotaNeed, demand: Demand, known: Standing | None, now: 
 
 
 def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:
-    """Make the fact that a quota decided about a call."""
+    """Make the event that a quota decided about a call."""
     unit = need.quota.unit
     return QuotaDecision(
         invocation=ticket.request.invocation,
@@ -350,7 +350,7 @@ def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDec
 
 
 def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
-    """Make the fact how a quota stands after a call was reserved or settled."""
+    """Make the event how a quota stands after a call was reserved or settled."""
     figures = need.quota.figures(standing)
     return QuotaUse(
         quota=need.quota.name,

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.facts import QuotaWait
+from otel_limits.core.events import QuotaWait
 from otel_limits.quotas.store import Reply, Standing
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.lines import Line, Lines, Waiter
     from otel_limits.quotas.tickets import QuotaNeed, Ticket
@@ -78,7 +78,7 @@ class Queue:
         lines: Those of the process.
         client: Knows the store's clock, and how counts stood last.
         ask: Reserves for a ticket; raises `StoreError`.
-        publish: Takes facts.
+        publish: Takes events.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Queue:
         lines: Lines,
         client: StoreClient,
         ask: Callable[[Ticket], Awaitable[Reply]],
-        publish: Callable[[Fact], None],
+        publish: Callable[[Event], None],
     ) -> None:
         """Begin with nobody waiting."""
         self._lines = lines

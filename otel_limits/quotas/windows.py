@@ -9,8 +9,8 @@ from datetime import date, datetime, timedelta, timezone
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from otel_limits.core.hints import meant
-from otel_limits.core.secrets import masked
+from otel_limits.core.hints import closest_match
+from otel_limits.core.secrets import redact_url
 
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600
@@ -115,10 +115,10 @@ def zone_of(name: str, setting: str = "time_zone") -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        near = meant(name, available_timezones())
+        near = closest_match(name, available_timezones())
         hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
-            f"{setting} must be a name such as UTC or Europe/Berlin, got {masked(name)!r}.{hint}"
+            f"{setting} must be a name such as UTC or Europe/Berlin, got {redact_url(name)!r}.{hint}"
         ) from None
 
 

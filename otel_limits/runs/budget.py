@@ -59,7 +59,7 @@ class Budget:
         self.outputs: dict[str, int] = {}
         """Most output tokens of one answer, by model."""
 
-    def hold(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: Reservation) -> None:
         """Keep this for a model call."""
         held = self.reserved
         held.turns += reservation.turns
@@ -68,7 +68,7 @@ class Budget:
         held.output += reservation.output
         held.cost = EXACT.add(held.cost, reservation.cost)
 
-    def give_back(self, reservation: Reservation) -> None:
+    def release(self, reservation: Reservation) -> None:
         """Keep it no longer."""
         held = self.reserved
         held.turns -= reservation.turns
@@ -131,16 +131,16 @@ class Budgets:
         # It has seen every answer that the trees within it have, and those of their siblings.
         return self.all[-1].outputs
 
-    def hold(self, reservation: Reservation) -> Reservation:
+    def reserve(self, reservation: Reservation) -> Reservation:
         """Keep this in each of them."""
         for budget in self.all:
-            budget.hold(reservation)
+            budget.reserve(reservation)
         return reservation
 
-    def give_back(self, reservation: Reservation) -> None:
+    def release(self, reservation: Reservation) -> None:
         """Keep it no longer in any."""
         for budget in self.all:
-            budget.give_back(reservation)
+            budget.release(reservation)
 
     def measure_time(self, now: float) -> None:
         """Note how late it is, before anybody decides."""
@@ -157,7 +157,7 @@ class Budgets:
                     levels[level.limit] = level
         return tuple(levels.values())
 
-    def take_wrap_up(self, refusing: Collection[Budget]) -> bool:
+    def claim_wrap_up(self, refusing: Collection[Budget]) -> bool:
         """Take the one last answer of every budget that is spent; False where one has none.
 
         A tree has one for all who are in it, and none for whoever has done nothing in it yet.
@@ -189,4 +189,4 @@ class Budgets:
 
 def tree_of(policy: Policy, started: float) -> Budget:
     """Begin the budget tree of whoever has this policy."""
-    return Budget(policy.of_tree(), started, TREE_PREFIX)
+    return Budget(policy.tree_policy(), started, TREE_PREFIX)

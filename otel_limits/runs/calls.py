@@ -6,11 +6,11 @@ import contextvars
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.facts import CallKind, ModelCall
-from otel_limits.core.terms import DEFAULT_TERMS, sale_of
+from otel_limits.core.events import CallKind, ModelCall
+from otel_limits.core.terms import DEFAULT_TERMS, billable_call
 from otel_limits.core.usage import EXACT, NO_COST, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Reservation
-from otel_limits.runs.silent import SilentCalls
+from otel_limits.runs.unreported_calls import UnreportedCalls
 from otel_limits.usage.normaliser import completed
 from otel_limits.usage.text import tokens_of_text
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.policy import Verdict
     from otel_limits.core.price import Quote
-    from otel_limits.core.terms import Sale
+    from otel_limits.core.terms import BillableCall
     from otel_limits.core.usage import Tally
     from otel_limits.runs.run import Run
 
@@ -27,7 +27,7 @@ NOTHING: Final = Reservation()
 ONE_TURN: Final = Reservation(turns=1)
 
 
-class OpenCall:
+class InFlightCall:
     """A model call whose end has not been seen yet."""
 
     is_open = True
@@ -80,12 +80,12 @@ class OpenCall:
         """Tokens of what it has answered by now, about."""
         return self.answer_estimate + tokens_of_text("".join(self.parts))
 
-    def sale(self, usage: Usage) -> Sale:
+    def sale(self, usage: Usage) -> BillableCall:
         """Put together what its price depends on, if it used so much."""
-        return sale_of(self.model, self.provider, usage, self.record.tier, self.terms)
+        return billable_call(self.model, self.provider, usage, self.record.tier, self.terms)
 
 
-class Calls:
+class CallTracker:
     """The model calls of one invocation, and the only way in which they are counted.
 
     Each is admitted, goes out, and is settled; one that is not made after all is released. From
@@ -96,17 +96,22 @@ class Calls:
     def __init__(self, run: Run) -> None:
         """Begin with none under way."""
         self._run = run
-        self.under_way: set[OpenCall] = set()
+        self.under_way: set[InFlightCall] = set()
         """A loop has one at most; tools and middleware may have more beside it."""
         self._turn = NOTHING
         """The turn that the loop has reserved, until its response is taken or nobody asks again."""
         self._kept = NOTHING
         """The tokens of the loop's call that failed, until it is tried again."""
-        self.silent = SilentCalls(run)
+        self.silent = UnreportedCalls(run)
         """Those that only spans show, without their tokens."""
 
     def admit(
-        self, call: OpenCall, *, turn: bool = False, forces_output: bool = False, last: bool = False
+        self,
+        call: InFlightCall,
+        *,
+        turn: bool = False,
+        forces_output: bool = False,
+        last: bool = False,
     ) -> Verdict | None:
         """Decide whether a call may go out, and reserve what it may use, in one step.
 
@@ -123,7 +128,7 @@ class Calls:
         """
         run = self._run
         self.silent.settle()
-        reservation = wanted(call, run)
+        reservation = estimate_reservation(call, run)
         run.measure_time()
         with run.runs.lock:
             had_turn = self._turn is not NOTHING
@@ -136,49 +141,49 @@ class Calls:
             elif not (had_turn and self.under_way):  # a call beside this one may need the turn
                 turn = False
             if turn:
-                self._turn = run.budgets.hold(ONE_TURN)
+                self._turn = run.budgets.reserve(ONE_TURN)
         return run.with_subjects(verdict)
 
-    def take(self, call: OpenCall) -> None:
+    def take(self, call: InFlightCall) -> None:
         """Reserve for a call that nobody can refuse."""
-        reservation = wanted(call, self._run)
+        reservation = estimate_reservation(call, self._run)
         with self._run.runs.lock:
             self._hold(call, reservation)
 
-    def open(self, call: OpenCall) -> OpenCall:
+    def open(self, call: InFlightCall) -> InFlightCall:
         """A call goes out now; one that was not admitted before is not refused any more."""
         if call.reservation is None:
             self.take(call)
         call.started = self._run.runs.now()
         return call
 
-    def read_on(self, call: OpenCall) -> None:
+    def read_on(self, call: InFlightCall) -> None:
         """The answer of a call is read on, which may have lost what was reserved for it."""
         call.is_paused = False
         if call.is_open and call.reservation is None:
             self.take(call)
 
-    def release(self, call: OpenCall) -> None:
+    def release(self, call: InFlightCall) -> None:
         """A call that was admitted is not made after all."""
         with self._run.runs.lock:
             self._give_back(call)
             call.is_open = False
 
-    def turned(self) -> None:
+    def on_response_accepted(self) -> None:
         """The response of the loop was taken into the conversation: what was reserved is used."""
         with self._run.runs.lock:
             self._forget_kept()
             for budget in self._run.budgets:
                 budget.tally.turns += 1
 
-    def let_go(self) -> None:
+    def release_unused(self) -> None:
         """The loop asks for nothing more: give back what it has kept."""
         with self._run.runs.lock:
             self._forget_kept()
 
     def settle(
         self,
-        call: OpenCall,
+        call: InFlightCall,
         record: UsageRecord | None = None,
         *,
         failed: bool = False,
@@ -226,46 +231,52 @@ class Calls:
             elif call.is_paused:
                 self._let_wait(call)
         self.silent.settle()
-        self.let_go()
+        self.release_unused()
 
     # --- what is reserved; all of it under the lock -----------------------------------------------
 
-    def _hold(self, call: OpenCall, reservation: Reservation) -> None:
-        call.reservation = self._run.budgets.hold(reservation)
+    def _hold(self, call: InFlightCall, reservation: Reservation) -> None:
+        call.reservation = self._run.budgets.reserve(reservation)
         self.under_way.add(call)
 
-    def _give_back(self, call: OpenCall, *, failed: bool = False) -> None:
+    def _give_back(self, call: InFlightCall, *, failed: bool = False) -> None:
         """Give back what a call has not used; one of the loop that failed is tried again."""
         reservation, call.reservation = call.reservation, None
         self.under_way.discard(call)
         if reservation is None:
             return
-        self._run.budgets.give_back(reservation)
+        self._run.budgets.release(reservation)
         if failed and call.is_of_loop and self._kept is NOTHING:
-            self._kept = self._run.budgets.hold(replace(reservation, model_calls=0))
+            self._kept = self._run.budgets.reserve(replace(reservation, model_calls=0))
 
-    def _let_wait(self, call: OpenCall) -> None:
+    def _let_wait(self, call: InFlightCall) -> None:
         """Give back what is reserved for a call whose end is still to be seen."""
         with self._run.runs.lock:
             reservation, call.reservation = call.reservation, None
             if reservation is not None:
-                self._run.budgets.give_back(reservation)
+                self._run.budgets.release(reservation)
 
     def _is_last(self) -> bool:
         """Take the last answer that may pass a cap, if there is one."""
         run = self._run
         refusing = [budget for _, budget in run.tools.refusals.values()]
-        return not run.killed and run.budgets.take_wrap_up(refusing)
+        return not run.killed and run.budgets.claim_wrap_up(refusing)
 
     def _forget_kept(self) -> None:
         """Give back what the loop has reserved beside its calls."""
         for kept in (self._turn, self._kept):
             if kept is not NOTHING:
-                self._run.budgets.give_back(kept)
+                self._run.budgets.release(kept)
         self._turn = self._kept = NOTHING
 
     def _count(
-        self, call: OpenCall, usage: Usage, price: Decimal | None, *, estimated: bool, retried: bool
+        self,
+        call: InFlightCall,
+        usage: Usage,
+        price: Decimal | None,
+        *,
+        estimated: bool,
+        retried: bool,
     ) -> int | None:
         """Add a call to every budget in the place of its reservation; `None` for one that was."""
         run = self._run
@@ -285,10 +296,10 @@ class Calls:
 
     def _publish(
         self,
-        call: OpenCall,
+        call: InFlightCall,
         number: int,
         kind: CallKind,
-        sale: Sale,
+        sale: BillableCall,
         quote: Quote,
         *,
         estimated: bool,
@@ -325,7 +336,7 @@ class Calls:
         )
 
 
-def wanted(call: OpenCall, run: Run) -> Reservation:
+def estimate_reservation(call: InFlightCall, run: Run) -> Reservation:
     """What a call may use: its projected input, and as much output as the model ever gave."""
     output = run.budgets.outputs.get(call.model)
     if output is None:
@@ -367,12 +378,12 @@ def call_kind(record: UsageRecord, *, failed: bool) -> CallKind:
     return "measured" if record.usage.total else "zero_token"
 
 
-class Within:
+class EnclosingCall:
     """A place within a model call, from which a provider may ask further ones."""
 
     # No `__init__`: a fault of recursion would come out of it where nobody could take it.
     run: Run | None = None
-    call: OpenCall | None = None
+    call: InFlightCall | None = None
     model: object = None
     """The model that is asked."""
     is_carried = False
@@ -386,13 +397,13 @@ class Within:
 # Set only while the provider's code runs, never across a `yield`: an async generator has no context
 # of its own (PEP 568 was never accepted), so that whoever reads the stream would be within the
 # call.
-FOLLOWED: Final[contextvars.ContextVar[Within | None]] = contextvars.ContextVar(
+FOLLOWED: Final[contextvars.ContextVar[EnclosingCall | None]] = contextvars.ContextVar(
     "otel_limits_followed", default=None
 )
 """Where we are: what a provider asks in turn, or traces, is that same call."""
 
 
-def followed_call(run: Run) -> OpenCall | None:
+def followed_call(run: Run) -> InFlightCall | None:
     """Return the call of `run` that the present task is within, or was when it began.
 
     It may be over: a client may have put aside, with all of its context, to tell of it later.

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class Deadlines:
         """Deadlines that are waited for."""
         return len(self._waiting)
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> int:
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> int:
         """Call `callback` in `seconds`, in the shared thread; returns what `cancel` takes."""
         number = next(self._numbers)
         with self._changed:
@@ -64,7 +64,7 @@ class Deadlines:
         # Also the condition: the thread may have held its lock at the moment of the fork.
         self.__init__()  # type: ignore[misc]
 
-    @never_raises("deadlines")
+    @suppress_errors("deadlines")
     def _start(self) -> None:
         """Start the thread unless it runs; where that fails, the next deadline tries again."""
         with self._changed:
@@ -84,7 +84,7 @@ class Deadlines:
 
     def _work(self) -> None:
         while (callback := self._next()) is not None:
-            never_raises("deadlines")(callback)()
+            suppress_errors("deadlines")(callback)()
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for the next callback; `None` when there is nothing left to wait for."""
@@ -116,7 +116,7 @@ class TimeLimit:
         self._told = -math.inf
         """Deadlines until this moment have been told as observed ones."""
 
-    @never_raises("deadlines")
+    @suppress_errors("deadlines")
     def start(self) -> None:
         """Have the invocation cancelled when its time is up; again after a limit was extended."""
         self.forget()
@@ -129,7 +129,7 @@ class TimeLimit:
             and budget.started + seconds > self._told
         ]
         if ends and run.cancel is not None:
-            self._number = run.runs.deadlines.after(max(0.0, min(ends) - now), self._time_is_up)
+            self._number = run.runs.deadlines.schedule(max(0.0, min(ends) - now), self._time_is_up)
 
     def forget(self) -> None:
         """Wait no longer."""
@@ -138,11 +138,11 @@ class TimeLimit:
         if number is not None:
             self._run.runs.deadlines.cancel(number)
 
-    @never_raises("deadlines")
+    @suppress_errors("deadlines")
     def _time_is_up(self) -> None:
         # Judged once more, as a human may have extended the limit after the thread took this
         # callback.
-        run, verdict = self._run, self._run.judge()
+        run, verdict = self._run, self._run.check_limits()
         if verdict is None or run.cancel is None:
             return
         if verdict.action != "observe":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from otel_limits.core.terms import DEFAULT_TERMS, Terms
+from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_limits.core.facts import Fact, Invocation
+    from otel_limits.core.events import Event, Invocation
     from otel_limits.core.policy import Action, Unpriced, Verdict
 
 
@@ -27,7 +27,7 @@ class Request:
     """Most output tokens that the model may answer with, where the request says so."""
     provider: str = "unknown"
     """Who is asked, such as `bedrock`."""
-    terms: Terms = DEFAULT_TERMS
+    terms: PricingTerms = DEFAULT_TERMS
     """What it asks for that its price depends on."""
     action: Action = "halt"
     """What the agent's policy does at a limit."""
@@ -39,10 +39,10 @@ class Request:
     """Tells whether the application has cancelled the agent: then nobody waits for the call."""
 
 
-class Gate(Protocol):
+class QuotaGate(Protocol):
     """Admits model calls. Nothing that it does is felt by the agent, except a refusal.
 
-    It is told every fact, so that it knows what an admitted call took and when an invocation that
+    It is told every event, so that it knows what an admitted call took and when an invocation that
     was broken off is over.
     """
 
@@ -50,11 +50,11 @@ class Gate(Protocol):
     def holds_quotas(self) -> bool:
         """True while there is a quota that a call may have to ask."""
 
-    def __call__(self, fact: Fact) -> Fact | None:
-        """Take note of a fact, without waiting for anything.
+    def __call__(self, event: Event) -> Event | None:
+        """Take note of an event, without waiting for anything.
 
         Returns:
-            The fact as it is to be told: a model call with what quotas count of it. `None` when
+            The event as it is to be told: a model call with what quotas count of it. `None` when
             that failed.
         """
 
@@ -65,7 +65,7 @@ class Gate(Protocol):
         """
 
     async def settle(self, invocation_id: str) -> None:
-        """The call that was admitted is over, and what it took has been told as a fact."""
+        """The call that was admitted is over, and what it took has been told as an event."""
 
     def after_fork(self) -> None:
         """Start afresh in a child: its parent's calls go on in the parent."""

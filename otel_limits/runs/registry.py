@@ -12,15 +12,15 @@ from collections import OrderedDict
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Protocol
 
-from otel_limits.core import facts
-from otel_limits.core.facts import ActionTaken, Invocation
-from otel_limits.core.faults import FAULTS, never_raises, note
+from otel_limits.core import events
+from otel_limits.core.events import ActionTaken, Invocation
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed, suppress_errors
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.price import OF_NO_CALL, Quote
-from otel_limits.core.terms import sale_of
+from otel_limits.core.terms import billable_call
 from otel_limits.runs.budget import Budget, tree_of
 from otel_limits.runs.deadlines import Deadlines
-from otel_limits.runs.observers import Observers
+from otel_limits.runs.dispatcher import EventDispatcher
 from otel_limits.runs.run import Run
 from otel_limits.runs.spans import Spans
 from otel_limits.runs.tree import Group, current
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.terms import Sale
+    from otel_limits.core.terms import BillableCall
     from otel_limits.core.usage import Number, Usage
     from otel_limits.runs.gate import Request
 
@@ -65,7 +65,7 @@ class ToolLogWriter(Protocol):
         """Keep one finished call; `trigger` is the one that caused the halt."""
 
 
-class Runs:
+class RunRegistry:
     """The registry of live invocations, bounded in number and age.
 
     Its lock guards state only: observers are called outside it.
@@ -82,7 +82,7 @@ class Runs:
         # additions and comparisons only. Its own thread may take it again: what ends an invocation
         # can run at any moment, where the garbage collector closes a forgotten coroutine.
         self.lock = threading.RLock()
-        self.observers = Observers()
+        self.observers = EventDispatcher()
         self.prices: Prices | None = None
         self.tool_log: ToolLogWriter | None = None
         self.has_begun = False
@@ -108,22 +108,22 @@ class Runs:
         try:
             self._last_time = self.clock()
         except Exception as error:  # noqa: BLE001  the agent must not feel a broken clock
-            FAULTS.report("clock", error)
+            INTERNAL_ERRORS.report("clock", error)
         return self._last_time
 
-    def quote(self, sale: Sale) -> Quote:
+    def quote(self, sale: BillableCall) -> Quote:
         """What a model call costs, and who says so; nothing for one without tokens."""
         if self.prices is None or not sale.usage.total:
             return OF_NO_CALL
         try:
             return self.prices.quote(sale)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            note("prices", error)
+            report_suppressed("prices", error)
             return OF_NO_CALL
 
     def price_of_request(self, request: Request, usage: Usage) -> Decimal | None:
         """USD of a model call that wants to go out, if it uses so much; `None` for unknown."""
-        sale = sale_of(request.model, request.provider, usage, None, request.terms)
+        sale = billable_call(request.model, request.provider, usage, None, request.terms)
         return self.quote(sale).price
 
     def kill(
@@ -166,7 +166,7 @@ class Runs:
                 run.cancel(KILLED)
         return len(killed)
 
-    def settle_end(self, run: Run) -> bool:
+    def freeze_outcome(self, run: Run) -> bool:
         """Let no kill change any more how a run ends; True when it was killed before."""
         with self.lock:
             run.is_over = True
@@ -272,7 +272,7 @@ class Runs:
             return above
         return (tree_of(policy, self.now()), *above)
 
-    @never_raises("runs")
+    @suppress_errors("runs")
     def _began(
         self,
         run: Run,
@@ -283,7 +283,7 @@ class Runs:
         """Tell it, and make room; a fault here must not lose a run that is live already."""
         self._evict()
         self.observers.publish(
-            facts.Started(
+            events.Started(
                 invocation=run.invocation,
                 limits=run.policy.limits,
                 action=TAKEN[run.policy.action],
@@ -302,11 +302,11 @@ class Runs:
             # Released before `finish`, which takes it again and then tells observers.
             with self.lock:  # other threads begin invocations, and end them
                 oldest = next(iter(self._live.values()), None)
-            if oldest is None or not self._is_too_much(oldest):
+            if oldest is None or not self._over_capacity(oldest):
                 return
             oldest.finish("evicted")
 
-    def _is_too_much(self, oldest: Run) -> bool:
+    def _over_capacity(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
 
 
@@ -336,7 +336,7 @@ def _caps_of_trees(run: Run) -> dict[str, Number]:
     return caps
 
 
-LIVE: Final = Runs()
+LIVE: Final = RunRegistry()
 """The runs of this process."""
 
 
@@ -374,7 +374,7 @@ def kill(
     return LIVE.kill(agent=agent, trace_id=trace_id, all=all)
 
 
-FAULTS.publish = LIVE.observers.publish_fault
+INTERNAL_ERRORS.publish = LIVE.observers.publish_fault
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LIVE.after_fork)

@@ -8,7 +8,7 @@ MOST: Final = 10_000
 """Responses that are remembered; a later one is taken for one of its own."""
 
 
-class Responses:
+class SeenResponses:
     """The responses that the spans of one invocation, or of one trace, have shown.
 
     Two instrumentations show one response under one id. One that shows an id again beside other

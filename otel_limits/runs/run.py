@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core import facts
-from otel_limits.core.facts import ActionTaken, Invocation, Stop
-from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core import events
+from otel_limits.core.events import ActionTaken, Invocation, Stop
 from otel_limits.core.halts import halt_sentence
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.limits import (
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
@@ -22,7 +22,7 @@ from otel_limits.core.loops import Call, LoopState
 from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import KILLED, Policy, Verdict, verdict_of
 from otel_limits.runs.budget import Budget, Budgets
-from otel_limits.runs.calls import Calls
+from otel_limits.runs.calls import CallTracker
 from otel_limits.runs.deadlines import TimeLimit
 from otel_limits.runs.tools import ToolCalls
 from otel_limits.runs.tree import Group, current
@@ -30,7 +30,7 @@ from otel_limits.runs.tree import Group, current
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_limits.runs.registry import Runs
+    from otel_limits.runs.registry import RunRegistry
 
 FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
 """The count from which on something has been repeated: one call is not."""
@@ -65,7 +65,7 @@ class Run:
 
     def __init__(
         self,
-        runs: Runs,
+        runs: RunRegistry,
         invocation: Invocation,
         policy: Policy,
         trees: tuple[Budget, ...],
@@ -86,7 +86,7 @@ class Run:
         """The budget trees that it stands in: the innermost is the first."""
         self.budgets = Budgets(self.budget, trees)
         """What everything that it uses is counted in, and each of which binds it."""
-        self.calls = Calls(self)
+        self.calls = CallTracker(self)
         self.tools = ToolCalls(self)
         self.loops = LoopState() if has_loop_limit(policy.limits) else None
         self.started_wall = time.time()
@@ -107,7 +107,7 @@ class Run:
 
     def leg(self) -> None:
         """A pass of the agent loop begins: iterations start again."""
-        self.recover()
+        self.reset_iterations()
         self.reason = None
         if self.loops is not None:
             self.loops.leg()
@@ -121,29 +121,31 @@ class Run:
         self.measure_time()
         # Counted from what is used by now and not from the old cap, which may have been passed by
         # far.
-        more = more.beyond(self.tally, self.tools.by_tool)
-        self.budget.policy = self.policy.under(more, None, NO_LIMITS, EXTENSION)
+        more = more.extended_by(self.tally, self.tools.by_tool)
+        self.budget.policy = self.policy.merged_over(more, None, NO_LIMITS, EXTENSION)
         # They would be breaches for ever, and end what was just extended.
         self.tools.refusals.clear()
         self.time_limit.start()
 
-    def recover(self) -> None:
+    def reset_iterations(self) -> None:
         """The context overflowed and was reduced: iterations start again."""
         self.tally.iterations = 0
 
     def cycle(self) -> None:
         """An event loop cycle begins."""
         self.tally.cycles += 1
-        self.runs.observers.publish(facts.Cycle(invocation=self.invocation))
+        self.runs.observers.publish(events.Cycle(invocation=self.invocation))
 
     def turn(self) -> None:
         """A model response was taken into the conversation."""
         # Of this agent alone, whose loop is one task; a tree is counted by many at once.
         self.tally.iterations += 1
-        self.calls.turned()
-        self.runs.observers.publish(facts.Turn(invocation=self.invocation, number=self.tally.turns))
+        self.calls.on_response_accepted()
+        self.runs.observers.publish(
+            events.Turn(invocation=self.invocation, number=self.tally.turns)
+        )
 
-    def repeat(self, calls: Sequence[Call], text: str | None) -> None:
+    def check_loops(self, calls: Sequence[Call], text: str | None) -> None:
         """A turn is over: look whether it repeats earlier ones."""
         if self.loops is None:
             return
@@ -155,7 +157,7 @@ class Run:
 
     # --- what follows from it ---------------------------------------------------------------------
 
-    def judge(self) -> Verdict | None:
+    def check_limits(self) -> Verdict | None:
         """Decide by what was used whether the agent may go on; `None` when it may."""
         self.calls.silent.settle()
         self.measure_time()
@@ -187,12 +189,12 @@ class Run:
         self.measure_time()
         return self.budgets.levels()
 
-    def warn(self) -> tuple[facts.Warned, ...]:
+    def warn(self) -> tuple[events.LimitWarning, ...]:
         """Tell each soft threshold that was passed since the last time."""
         if not self.policy.warn_at:
             return ()
         passed = [
-            facts.Warned(invocation=self.invocation, threshold=threshold, level=level)
+            events.LimitWarning(invocation=self.invocation, threshold=threshold, level=level)
             for level in self.levels()
             for threshold in self.policy.warn_at
             if level.ratio >= threshold and (level.limit, threshold) not in self._warned
@@ -262,10 +264,10 @@ class Run:
 
     # --- how --------------------------------------------------------------------------------------
 
-    @never_raises("runs")
+    @suppress_errors("runs")
     def _close(self) -> None:
         """Settle what is open; a fault here must not keep the stop from being told."""
-        FAULTS.catch_up()
+        INTERNAL_ERRORS.report_deferred()
         self.time_limit.forget()
         self.calls.settle_all()
 
@@ -282,13 +284,13 @@ class Run:
 
     def _with_subject(self, breach: Breach) -> Breach:
         if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:
-            return replace(breach, subject=self.loops.blame(breach.limit))
+            return replace(breach, subject=self.loops.culprit_tool(breach.limit))
         return breach
 
 
-def halt_of(run: Run, verdict: Verdict) -> facts.Halt:
-    """Make the fact of what was just done to a run."""
-    return facts.Halt(
+def halt_of(run: Run, verdict: Verdict) -> events.Halt:
+    """Make the event of what was just done to a run."""
+    return events.Halt(
         invocation=run.invocation,
         reason=verdict.reason,
         breaches=verdict.breaches,

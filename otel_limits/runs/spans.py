@@ -6,15 +6,15 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from otel_limits.runs.places import Place, Trail
-from otel_limits.runs.responses import Responses
+from otel_limits.runs.responses import SeenResponses
+from otel_limits.runs.span_tree import EndedSpans, SpanNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
-    from otel_limits.runs.silent import SilentCall
+    from otel_limits.runs.unreported_calls import UnreportedCall
 
 
 class Spans:
@@ -33,8 +33,8 @@ class Spans:
         """Begin with none."""
         self._lock = threading.Lock()
         self._most = most
-        self._places: dict[int, Place] = {}
-        self._trails: dict[str, Trail] = {}
+        self._places: dict[int, SpanNode] = {}
+        self._trails: dict[str, EndedSpans] = {}
         """Those of live invocations, by their ids."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._late: OrderedDict[int, None] = OrderedDict()
@@ -42,7 +42,7 @@ class Spans:
         self._asked: OrderedDict[int, None] = OrderedDict()
         """Spans of model calls of invocations that are over."""
 
-    def sight(self, span_id: int) -> None:
+    def register_span(self, span_id: int) -> None:
         """The span of an invocation reached the span processor; the invocation begins after it."""
         with self._lock:
             # Bounded, as a span that is named like an agent's may be anybody's, and its invocation
@@ -59,7 +59,7 @@ class Spans:
             del self._waiting[span_id]
             return True
 
-    def place(self, span_id: int) -> Place | None:
+    def place(self, span_id: int) -> SpanNode | None:
         """Where a span hangs; `None` for what belongs to no live invocation."""
         # Without the lock: one look-up is atomic, and this is asked for every span that the process
         # makes.
@@ -76,7 +76,7 @@ class Spans:
         *,
         parent: int = 0,
         in_call: bool = False,
-        call: OpenCall | None = None,
+        call: InFlightCall | None = None,
         is_foreign: bool = False,
         is_boundary: bool = False,
     ) -> None:
@@ -84,7 +84,7 @@ class Spans:
         with self._lock:
             above = self._places.get(parent)
             trail = self._trail_of(run, above)
-            self._places[span_id] = Place(
+            self._places[span_id] = SpanNode(
                 span_id, trail, above, in_call, call, is_foreign, is_boundary
             )
             if trail.is_over:
@@ -100,7 +100,7 @@ class Spans:
         """
         with self._lock:
             place = self._places[span_id]
-            is_counted = any(each.is_booked for each in place.around())
+            is_counted = any(each.is_booked for each in place.enclosing_spans())
             if response_id is not None:
                 response = (response_id, scope, tokens)
                 is_counted |= place.trail.responses.has(*response)
@@ -120,9 +120,11 @@ class Spans:
                 place.has_booked = True
                 place.pass_up()
 
-    def untold(self, silent: Sequence[SilentCall]) -> tuple[list[SilentCall], list[SilentCall]]:
+    def untold(
+        self, silent: Sequence[UnreportedCall]
+    ) -> tuple[list[UnreportedCall], list[UnreportedCall]]:
         """Return those of some calls that no other span tells, and those that one still may."""
-        shown, untold, waiting = Responses(), [], []
+        shown, untold, waiting = SeenResponses(), [], []
         with self._lock:
             for each in silent:
                 if self._may_be_told(each.place):
@@ -180,39 +182,42 @@ class Spans:
 
     # --- all of it under the lock -----------------------------------------------------------------
 
-    def _trail_of(self, run: Run, above: Place | None) -> Trail:
+    def _trail_of(self, run: Run, above: SpanNode | None) -> EndedSpans:
         if above is not None and above.run is run:
             return above.trail
         if run.finished:  # nobody will forget it
-            return Trail(run, is_over=True)
-        return self._trails.setdefault(run.invocation.id, Trail(run))
+            return EndedSpans(run, is_over=True)
+        return self._trails.setdefault(run.invocation.id, EndedSpans(run))
 
-    def _is_booked_within(self, place: Place) -> bool:
+    def _is_booked_within(self, place: SpanNode) -> bool:
         """Tell whether a call was booked of which a span is open that passes it on when it ends."""
         trail = place.trail
         still_open = map(self._places.get, self._late if trail.is_over else trail.open)
         return any(
-            each is not None and each.has_booked and place in each.around() for each in still_open
+            each is not None and each.has_booked and place in each.enclosing_spans()
+            for each in still_open
         )
 
-    def _may_be_told(self, place: Place) -> bool:
+    def _may_be_told(self, place: SpanNode) -> bool:
         """Tell whether anything around a span, or within it, is open that may know its tokens."""
         trail = place.trail
         # What the framework shows is not a call of others, and may end with the invocation only.
-        around = (each for each in place.around() if each.is_foreign and each.trail is trail)
+        around = (
+            each for each in place.enclosing_spans() if each.is_foreign and each.trail is trail
+        )
         if any(each.is_open and not each.is_boundary for each in around):
             return True
         still_open = map(self._places.get, self._late if trail.is_over else trail.open)
-        return any(each is not None and place in each.around() for each in still_open)
+        return any(each is not None and place in each.enclosing_spans() for each in still_open)
 
-    def _is_told(self, silent: SilentCall, shown: Responses) -> bool:
+    def _is_told(self, silent: UnreportedCall, shown: SeenResponses) -> bool:
         """Tell whether another span shows the call of one that does not know its tokens."""
         place = silent.place
-        outer = [each.silent for each in place.around() if each.silent is not None]
+        outer = [each.silent for each in place.enclosing_spans() if each.silent is not None]
         if outer:  # the outermost is the whole call
             outer[-1].merge(silent)
             return True
-        if place.has_booked or any(each.is_booked for each in place.around()):
+        if place.has_booked or any(each.is_booked for each in place.enclosing_spans()):
             return True
         if silent.response_id is None:
             return False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_limits.core.facts import ToolCall
+from otel_limits.core.events import ToolCall
 from otel_limits.core.limits import MAX_TOOL_CALLS_STOP_REASON, Breach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.core.facts import ToolStatus
+    from otel_limits.core.events import ToolStatus
     from otel_limits.core.policy import Reached
     from otel_limits.runs.budget import Budget
     from otel_limits.runs.run import Run

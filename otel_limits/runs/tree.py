@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import context as otel_context
 
-from otel_limits.core.facts import Invocation
-from otel_limits.core.faults import never_raises
+from otel_limits.core.events import Invocation
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -43,12 +43,12 @@ class Group:
         self.finished = False
 
 
-class Activity:
+class TaskScope:
     """A tool call or a node under way, as those see it who work for it: a task, and its threads."""
 
     __slots__ = ("has_ended", "outer", "scope")
 
-    def __init__(self, scope: Run | Group, outer: Activity | None) -> None:
+    def __init__(self, scope: Run | Group, outer: TaskScope | None) -> None:
         """Begin one of `scope`, within that of another agent's if that asked."""
         self.scope = scope
         self.outer = outer
@@ -65,7 +65,7 @@ CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.Context
 
 # Set only while the tool or the node runs. Whoever reads the stream, and leaves it in the middle,
 # keeps the invocation as `CURRENT`; but what such a reader does then is not the work of a tool.
-ACTIVITY: Final[contextvars.ContextVar[Activity | None]] = contextvars.ContextVar(
+ACTIVITY: Final[contextvars.ContextVar[TaskScope | None]] = contextvars.ContextVar(
     "otel_limits_activity", default=None
 )
 """The tool call or the node that the present task works for."""
@@ -78,13 +78,13 @@ FOR_THREADS: Final = otel_context.create_key("otel_limits")
 """Where OpenTelemetry's context says what a thread works for that is started within it."""
 
 
-@never_raises("runs")
-def for_threads(scope: Run | Group, activity: Activity | None, context: Context) -> Context:
+@suppress_errors("runs")
+def for_threads(scope: Run | Group, activity: TaskScope | None, context: Context) -> Context:
     """Return `context`, in which whatever starts a thread works for these."""
     return otel_context.set_value(FOR_THREADS, (scope, activity), context)
 
 
-def working_for() -> tuple[Run | Group | None, Activity | None]:
+def current_scope() -> tuple[Run | Group | None, TaskScope | None]:
     """Return what the present task or thread works for, be it over or not."""
     scope = CURRENT.get()
     if scope is not None:
@@ -100,13 +100,13 @@ def current() -> Run | Group | None:
     that is broken off, and the agents that it goes on to ask must not get the budget of a tree once
     more.
     """
-    scope, activity = working_for()
+    scope, activity = current_scope()
     while scope is not None and scope.finished and not _is_active(scope, activity):
         scope = scope.parent
     return scope
 
 
-def _is_active(scope: Run | Group, activity: Activity | None) -> bool:
+def _is_active(scope: Run | Group, activity: TaskScope | None) -> bool:
     """Tell whether an activity is, or stands within, one of `scope` that has not ended."""
     while activity is not None and activity.scope is not scope:
         activity = activity.outer

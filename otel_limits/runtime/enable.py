@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
-from otel_limits.core.origins import calling_line
+from otel_limits.core.origins import caller_location
 from otel_limits.core.policy import ACTION, Action
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.leaving import flush_on_sigterm, say_if_unscraped
@@ -24,7 +24,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Observer
+    from otel_limits.core.events import Observer
 
 logger = logging.getLogger("otel_limits")
 
@@ -46,7 +46,7 @@ def enable(
         limits: Caps; one that is `None` is taken from the environment.
         action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
         tree: Caps for an invocation together with everything that it starts.
-        observers: Called with every fact (see `otel_limits.Fact`); one that fails is logged and
+        observers: Called with every event (see `otel_limits.Fact`); one that fails is logged and
             counted, and never felt by the agent.
 
     Raises:
@@ -62,7 +62,7 @@ def enable(
     except ValueError as error:
         # At once, as what follows reads all of them.
         raise ConfigurationError([*mistakes, str(error)]) from None
-    policy = reading.settings.policy.under(limits, action, tree, calling_line("enable"))
+    policy = reading.settings.policy.merged_over(limits, action, tree, caller_location("enable"))
     mistakes += price_mistakes([policy.limits, policy.tree], policy_file.document)
     if mistakes:
         raise ConfigurationError(mistakes)
@@ -85,7 +85,7 @@ def _checked(
 
 
 def _require_observers(observers: object) -> None:
-    """Refuse what cannot be told anything: a fact would come too late to say so.
+    """Refuse what cannot be told anything: an event would come too late to say so.
 
     Raises:
         ValueError: It is not a sequence of callables.
@@ -118,7 +118,7 @@ def enable_leniently(source: Source) -> None:
     except Exception as error:
         if reading.settings.strict:
             end_process([f"It cannot be switched on ({error!r})."])
-        RUNTIME.say_off(source, f"switching it on failed ({masked(repr(error))}).")
+        RUNTIME.say_off(source, f"switching it on failed ({redact_url(repr(error))}).")
         # A stack is for whoever looks for it: to a stranger it says nothing.
         logger.debug("otel-limits: why it could not be switched on", exc_info=True)
         return

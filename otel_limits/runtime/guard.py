@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
-from otel_limits.core.facts import Enforcing, Fact
-from otel_limits.core.faults import never_raises
+from otel_limits.core.events import Enforcing, Event
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, Gap
@@ -44,13 +44,13 @@ class Enforcement:
 
 
 class Guard:
-    """Finds out once whether limits can be in force, says it once, and tells it as a fact.
+    """Finds out once whether limits can be in force, says it once, and tells it as an event.
 
     Args:
-        publish: Takes facts.
+        publish: Takes events.
     """
 
-    def __init__(self, publish: Callable[[Fact], None]) -> None:
+    def __init__(self, publish: Callable[[Event], None]) -> None:
         """Begin switched off, with nothing probed."""
         self._publish = publish
         self._source: Source | None = None
@@ -81,7 +81,7 @@ class Guard:
         """No agent is to be limited any more; what was probed stays known."""
         self._source = None
 
-    @never_raises("guard")
+    @suppress_errors("guard")
     def probe(self, framework: Framework, part: str | None = None) -> None:
         """Look at what was just imported of a framework, once, and tell how it stands."""
         if self._source is None:
@@ -100,7 +100,7 @@ class Guard:
             end_process(_in_full(self._obstacles))
         self.tell()
 
-    @never_raises("guard")
+    @suppress_errors("guard")
     def obstruct(self, sentence: str) -> None:
         """Something keeps limits from being in force: say it once, and tell it."""
         if sentence not in self._obstacles:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.variables import otlp_timeout_seconds
 
@@ -45,7 +45,7 @@ def flush(timeout_seconds: float | None = None) -> bool:
     deadline = time.monotonic() + seconds
     # All at once: one after the other, three signals and an endpoint that hangs would take three
     # timeouts.
-    threads = [_begun(never_raises("flush")(each)) for each in (*RUNTIME.flushes(), *flushes())]
+    threads = [_begun(suppress_errors("flush")(each)) for each in (*RUNTIME.flushes(), *flushes())]
     for thread in filter(None, threads):
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in threads if thread is not None)
@@ -63,7 +63,7 @@ def _begun(task: Callable[[], object]) -> threading.Thread | None:
     return thread
 
 
-@never_raises("prometheus")
+@suppress_errors("prometheus")
 def say_if_unscraped() -> None:
     """Say at the end of a program under `run` that its metrics are lost, if they are."""
     where = RUNTIME.unscraped()

@@ -15,12 +15,12 @@ from opentelemetry import trace
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.limits import NO_LIMITS, Limits
 from otel_limits.core.policy import Action, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import ProcessorInstaller
-from otel_limits.runs.registry import LIVE, Runs
+from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runtime.guard import Enforcement, Guard, Source
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
@@ -29,7 +29,7 @@ from otel_limits.settings.variables import variable
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
-    from otel_limits.core.facts import Observer
+    from otel_limits.core.events import Observer
     from otel_limits.settings.table import Settings
 
 logger = logging.getLogger("otel_limits")
@@ -43,7 +43,7 @@ class Runtime:
         frameworks: Those whose agents are limited.
     """
 
-    def __init__(self, runs: Runs, frameworks: Sequence[Framework]) -> None:
+    def __init__(self, runs: RunRegistry, frameworks: Sequence[Framework]) -> None:
         """Begin switched off."""
         self.runs = runs
         self._frameworks = frameworks
@@ -90,7 +90,7 @@ class Runtime:
             self._guard.switch_on(source, strict=settings.strict)
             self._follow(settings)
             # A fault in quotas must not leave agents without their other limits, nor say so.
-            never_raises("quotas")(self._wiring.hold_quotas)()
+            suppress_errors("quotas")(self._wiring.hold_quotas)()
         for framework in self._frameworks:
             # A program without agents leaves the port to the one that has them: a supervisor of
             # workers would take it and count nothing.
@@ -126,7 +126,7 @@ class Runtime:
                 self._wire(_settings_without_start(config.read().settings))
                 self._wiring.serve()
                 return
-            # Only now: the invocations that `release` ended have told their facts.
+            # Only now: the invocations that `release` ended have told their events.
             self._follows = False
             self._guard.switch_off()
             self._installer.detach()
@@ -143,7 +143,7 @@ class Runtime:
             framework.watch()
 
     def _probe_when_imported(self) -> None:
-        """Find out whether limits can be in force, outside of any lock: it is told as a fact."""
+        """Find out whether limits can be in force, outside of any lock: it is told as an event."""
         for framework in self._frameworks:
             probe = functools.partial(self._probe, framework)
             wrapt.register_post_import_hook(probe, framework.module)
@@ -192,12 +192,12 @@ class Runtime:
         self._wiring.use_document(document)
         if document.quotas and not self._wiring.has_quotas:
             # Quotas that the file did not have before; a fault must not cost the agent its limits.
-            never_raises("quotas")(self._hold_quotas)()
+            suppress_errors("quotas")(self._hold_quotas)()
         base = self._settings.policy if self._settings is not None else Policy()
         base = document.effective(agent, base)
         if limits is tree is NO_LIMITS and action is None:
             return base
-        return base.under(limits, action, tree, origin)
+        return base.merged_over(limits, action, tree, origin)
 
     def own_policy(
         self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
@@ -249,7 +249,7 @@ class Runtime:
         """Set a tracer provider when an agent is first called and the program has set none."""
         self._provides = True
 
-    @never_raises("provider")
+    @suppress_errors("provider")
     def prepare(self, *, has_own: bool) -> None:
         """Do what has to be done before an agent is called.
 
@@ -268,7 +268,7 @@ class Runtime:
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(make_tracer_provider())
 
-    @never_raises("export")
+    @suppress_errors("export")
     def export_over_otlp(self) -> None:
         """Export metrics and events where OTEL_EXPORTER_OTLP_* asks for it and nobody else does."""
         settings = self._settings

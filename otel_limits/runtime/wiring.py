@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.pricing import Prices
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.observers.first_calls import FirstCalls
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.protocol import LazyObserver
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import TracerProvider
 
-    from otel_limits.core.facts import Observer
+    from otel_limits.core.events import Observer
     from otel_limits.core.labels import Names
-    from otel_limits.observers.events import EventObserver
     from otel_limits.observers.ledger import LedgerObserver
+    from otel_limits.observers.log_events import EventObserver
     from otel_limits.observers.otlp import OtlpObserver
     from otel_limits.observers.prometheus import PrometheusObserver
     from otel_limits.observers.protocol import OwnObserver
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from otel_limits.otel.export import OwnMeters
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
-    from otel_limits.runs.registry import Runs
+    from otel_limits.runs.registry import RunRegistry
 
     Named: TypeAlias = Callable[[], Names]
     """Returns the names that the policy file gives: metrics tell them apart always."""
@@ -179,7 +179,7 @@ def _meter_of_child(own: OwnMeters) -> Meter:
 def _make_events(_: Settings, providers: OtlpProviders, __: Named) -> EventObserver:
     from opentelemetry._logs import get_logger  # private by name only: there is no other door
 
-    from otel_limits.observers.events import EventObserver
+    from otel_limits.observers.log_events import EventObserver
 
     return EventObserver(get_logger("otel_limits", own_version(), providers.logger))
 
@@ -201,7 +201,7 @@ class ObserverEntry:
     """What it depends on: while that is equal it is kept, and where it is false there is none."""
     make: Callable[[Settings, OtlpProviders, Named], Any]
     is_lazy: bool = True
-    """Made with its first fact: the imports of most take longer than all of `enable()`."""
+    """Made with its first event: the imports of most take longer than all of `enable()`."""
     is_last: bool = False
     """Told after the application's observers, because it may wait for a disk."""
 
@@ -240,11 +240,11 @@ OBSERVERS: Final = (
             )
         ),
         _make_ledger,
-        is_lazy=False,  # it opens nothing before its first fact
+        is_lazy=False,  # it opens nothing before its first event
         is_last=True,
     ),
 )
-"""In the order in which they are told a fact."""
+"""In the order in which they are told an event."""
 
 
 # --- what a process is connected to ---------------------------------------------------------------
@@ -257,7 +257,7 @@ class Wiring:
     begins with.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: RunRegistry) -> None:
         """Connect nothing yet."""
         self.providers = OtlpProviders()
         """Where the observers that are made from now on export to."""
@@ -277,7 +277,7 @@ class Wiring:
         self._document = document
         for entry in OBSERVERS:
             self._open_or_close(entry)
-        self._runs.observers.use(
+        self._runs.observers.set_observers(
             (*self._told(is_last=False), *application, *self._told(is_last=True))
         )
         self._runs.audit_keys = settings.audit_keys
@@ -287,7 +287,7 @@ class Wiring:
 
     def disconnect(self) -> None:
         """Close everything."""
-        self._runs.observers.use(())
+        self._runs.observers.set_observers(())
         self._runs.audit_keys = ()
         self._runs.keeps_fingerprints = False
         self._runs.prices = self._runs.tool_log = None
@@ -349,7 +349,7 @@ class Wiring:
             if observer is not None and entry.is_last is is_last:
                 yield (entry.is_lazy and observer.made) or observer
 
-    @never_raises("prometheus")
+    @suppress_errors("prometheus")
     def serve(self) -> None:
         """Serve /metrics where the settings ask for it, and stop serving where they don't."""
         metrics = self.opened("prometheus")
@@ -379,7 +379,7 @@ class Wiring:
             return
         logger.error(
             "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. %s",
-            masked(host),
+            redact_url(host),
             port,
             getattr(error, "strerror", None) or error,
             PORT_IS_TAKEN if is_taken else NO_SUCH_ADDRESS,
@@ -388,7 +388,7 @@ class Wiring:
 
     # --- prices -----------------------------------------------------------------------------------
 
-    @never_raises("prices")
+    @suppress_errors("prices")
     def use_document(self, document: Document) -> None:
         """Take prices and quotas from the policy file that is in force now."""
         self._document = document

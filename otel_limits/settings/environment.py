@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits.core.hints import meant
+from otel_limits.core.hints import closest_match
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
 from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, Settings, policy_fields
@@ -111,7 +111,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def _advice(name: str) -> str:
-    near = meant(name, VARIABLES)
+    near = closest_match(name, VARIABLES)
     return f"Did you mean {near}?" if near else "See: otel-limits check"
 
 
@@ -140,7 +140,9 @@ def _variable_near(name: str) -> str | None:
         if rest and matcher.ratio() >= NEAR:
             # Both parts have to be near: a rest that is not the name of a setting was meant for
             # another.
-            return meant(PREFIX + rest, VARIABLES) if meant(rest, SUFFIXES) else None
+            return (
+                closest_match(PREFIX + rest, VARIABLES) if closest_match(rest, SUFFIXES) else None
+            )
     return None
 
 

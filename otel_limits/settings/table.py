@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX, Limit, Limits
 from otel_limits.core.policy import ACTION, UNMEASURED_CALLS, UNPRICED_CALLS, Policy
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
     BOOLEAN,
     DURATION,
@@ -23,9 +23,9 @@ from otel_limits.core.values import (
     TEXT,
     WHOLE_NUMBER,
     CheckedKind,
+    InvalidValueError,
     Kind,
     TextKind,
-    UnfitError,
     choice,
     choices,
     split_names,
@@ -128,16 +128,16 @@ def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     for key in keys:
         # An export has one column for each: two of one name could not be told apart.
         if key in OWN_NAMES:
-            raise UnfitError(f"The ledger has a column {key!r} already.")
+            raise InvalidValueError(f"The ledger has a column {key!r} already.")
         if not AUDIT_KEY.fullmatch(key):
-            raise UnfitError(f"{masked(key)!r} cannot be a column.")
+            raise InvalidValueError(f"{redact_url(key)!r} cannot be a column.")
     return keys
 
 
 def _namespace(text: object) -> str:
     # Part of the names of keys, within braces that mean something to a cluster.
     if not isinstance(text, str) or not NAMESPACE.fullmatch(text):
-        raise UnfitError
+        raise InvalidValueError
     return text
 
 
@@ -177,7 +177,7 @@ SETTINGS: Final = (
         "(in a file [0.5, 0.8]).",
     ),
     Setting(
-        name="tell_model",
+        name="budget_hints",
         kind=BOOLEAN,
         help="Tell the model with each call what is left; never stored in the conversation.",
     ),

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.dashboards.api import WebAddress
 from otel_limits.observers import instruments as table
 from otel_limits.top.scrapes import FAILED, NUMBERS, PROCESS_START, SUMS, Sample, ScrapeError
@@ -57,7 +57,7 @@ class Endpoint:
         """Keep the address."""
         # Without a scheme `urlsplit` takes a host for a scheme or a path.
         url = address if "://" in address else f"http://{address}"
-        self.shown = masked(url)
+        self.shown = redact_url(url)
         try:
             parts = urlsplit(url)
             is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -67,12 +67,12 @@ class Endpoint:
             # Masked, as an address may have a password, and this sentence goes to a terminal or a
             # log.
             raise ValueError(
-                f"{masked(address)!r} is not the address of an endpoint. Give one such as "
+                f"{redact_url(address)!r} is not the address of an endpoint. Give one such as "
                 "http://localhost:9464/metrics or localhost:9464."
             )
         if parts.path in ("", "/"):
             url = parts._replace(path="/metrics").geturl()
-            self.shown = masked(url)
+            self.shown = redact_url(url)
         self._address = WebAddress(url)
 
     @property

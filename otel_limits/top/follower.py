@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from otel_limits.core.facts import HALTED
+from otel_limits.core.events import HALTED
 from otel_limits.observers import instruments as table
 from otel_limits.top.fleet import SeenHalt
 from otel_limits.top.increases import Increases, Key

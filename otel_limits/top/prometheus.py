@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.observers import instruments as table
 from otel_limits.top.scrapes import (
@@ -43,7 +43,7 @@ class FleetHistory:
 
     def __init__(self, url: str, authorization: str | None = None) -> None:
         """Keep the address."""
-        self.shown = masked(url)
+        self.shown = redact_url(url)
         self._prometheus = Prometheus(url, authorization, TIMEOUT_SECONDS)
 
     @property

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.observers import instruments as table
 from otel_limits.top.fleet import NEAR_END, AgentRow, CapShare, Fleet, QuotaRow, Rates, Totals
 from otel_limits.top.follower import (
@@ -250,10 +250,10 @@ def warnings_of(present: Iterable[Sample], hour: Mapping[Key, float]) -> Iterato
     if refused := zeros.get(table.POLICY_VALID.name):
         yield f"The newest policy file was refused in {processes(refused)}: see its log."
     if faults := round(hour.get(("fault",), 0)):
-        kept = many(faults, "failure")
+        kept = pluralize(faults, "failure")
         yield f"otel-limits kept {kept} of its own away from agents: see the logs."
 
 
 def processes(count: int) -> str:
     """Write a number of processes."""
-    return many(count, "process", "processes")
+    return pluralize(count, "process", "processes")

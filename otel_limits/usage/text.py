@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from otel_limits.core.faults import note
+from otel_limits.core.internal_errors import report_suppressed
 
 MESSAGE: Final = 4
 """Tokens around a message: OpenAI's cookbook, "How to count tokens"."""
@@ -208,7 +208,7 @@ def as_json(value: object) -> str:
     try:
         return ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:  # such as one that contains itself
-        note("usage", error)
+        report_suppressed("usage", error)
         return ""
 
 

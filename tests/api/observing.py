@@ -1,28 +1,28 @@
-"""A program that is told every fact."""
+"""A program that is told every event."""
 
 from __future__ import annotations
 
 import otel_limits
-from otel_limits import Fact, Halt, ModelCall, Observer, Stop, ToolCall, Usage, Warned
+from otel_limits import Event, Halt, LimitWarning, ModelCall, Observer, Stop, ToolCall, Usage
 
 TOKENS: dict[str, int] = {}
 LINES: list[str] = []
 
 
-def observe(fact: Fact) -> None:
+def observe(event: Event) -> None:
     """Add up tokens by agent, and say what was halted."""
-    if isinstance(fact, ModelCall):
-        usage: Usage = fact.usage
-        agent = fact.invocation.agent
+    if isinstance(event, ModelCall):
+        usage: Usage = event.usage
+        agent = event.invocation.agent
         TOKENS[agent] = TOKENS.get(agent, 0) + usage.total
-    elif isinstance(fact, Halt):
-        LINES.append(fact.sentence)
-    elif isinstance(fact, Warned):
-        LINES.append(f"{fact.level.limit} is used to {fact.level.ratio:.0%}")
-    elif isinstance(fact, ToolCall):
-        LINES.append(f"{fact.tool}: {fact.status}, {fact.seconds or 0.0} s")
-    elif isinstance(fact, Stop):
-        LINES.append(f"{fact.reason} after {fact.turns} turns and {fact.cost} USD")
+    elif isinstance(event, Halt):
+        LINES.append(event.sentence)
+    elif isinstance(event, LimitWarning):
+        LINES.append(f"{event.level.limit} is used to {event.level.ratio:.0%}")
+    elif isinstance(event, ToolCall):
+        LINES.append(f"{event.tool}: {event.status}, {event.seconds or 0.0} s")
+    elif isinstance(event, Stop):
+        LINES.append(f"{event.reason} after {event.turns} turns and {event.cost} USD")
 
 
 OBSERVER: Observer = observe

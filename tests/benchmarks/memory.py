@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.limits import Limits
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
-from otel_limits.runs.calls import OpenCall
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE
 from tests.benchmarks.loops import FAR_AWAY, enable
 
@@ -27,14 +27,14 @@ POLICY = Policy(limits=Limits(max_turns=FAR_AWAY, max_token_budget=FAR_AWAY))
 def invoke(number: int) -> Run:
     """Begin invocation `number`, of an agent of its own, and leave it in its second model call."""
     agent, cycle = 2 * number + 1, 2 * number + 2
-    LIVE.spans.sight(agent)
+    LIVE.spans.register_span(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
     LIVE.spans.begin(cycle, run, parent=agent)
-    call = run.calls.open(OpenCall("scripted", 10))
+    call = run.calls.open(InFlightCall("scripted", 10))
     call.span_id = f"{cycle:016x}"
     run.calls.settle(call, measured(Usage(input=10, output=5)))
     run.turn()
-    run.calls.open(OpenCall("scripted", 25))
+    run.calls.open(InFlightCall("scripted", 25))
     return run
 
 

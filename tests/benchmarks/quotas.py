@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
-from otel_limits.core.facts import Invocation, ModelCall, QuotaUse
+from otel_limits.core.events import Invocation, ModelCall, QuotaUse
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier, Direct
@@ -41,7 +41,7 @@ from tests.quotas.conftest import Server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from otel_limits.core.policy import Verdict
     from otel_limits.quotas.estimates import Reserved
 
@@ -77,7 +77,7 @@ class Process:
     """What asks the store in a process."""
 
     def __init__(self, quotas: Sequence[Quota], carrier: Courier | Direct) -> None:
-        self.facts: list[Fact] = []
+        self.facts: list[Event] = []
         self._numbers = itertools.count()
         self.engine = Engine(
             lambda: quotas,
@@ -259,7 +259,7 @@ def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> t
     key = held.key.key(held.name, lambda _: None)
     refused = asyncio.run(run())
     process.engine.close()  # or its timer would wait on for leases that nobody holds
-    used = [fact.used for fact in process.facts if isinstance(fact, QuotaUse)][-1]
+    used = [event.used for event in process.facts if isinstance(event, QuotaUse)][-1]
     return refused, max(0, int(used) - TOKENS)
 
 

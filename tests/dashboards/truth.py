@@ -465,13 +465,13 @@ def _health(played: Scene) -> dict[str, list[Expected]]:
         "Invocations had no span": increases({ONE: sum(blind.values())}),
         "Spans of these agents did not arrive": increases(blind),
         "So many names were counted as _other": [
-            Expected(dict.fromkeys(instruments.FOLDED_NAMES.values, 0.0), exact=True)
+            Expected(dict.fromkeys(instruments.LABEL_OVERFLOWS.values, 0.0), exact=True)
         ],
         "Processes were last seen so long ago": [
             Expected({f"agents 127.0.0.1:{played.port}": 0}, loose=True)
         ],
         "These components failed": increases({"observer": failing}),
-        "These observers lost facts": increases({"observer": failing}),
+        "These observers lost events": increases({"observer": failing}),
         "Observers kept 99 of 100 ends waiting at most this long": [
             Expected(
                 dict.fromkeys(("events", "first_calls", "log", "observer", "prometheus"), 0),

@@ -402,7 +402,7 @@ async def leave(agent: Agent) -> str:
     return "aborted"
 
 
-def fail_on_stops(fact: otel_limits.Fact) -> None:
+def fail_on_stops(fact: otel_limits.Event) -> None:
     """An observer that fails at the end of the invocations of one agent."""
     if isinstance(fact, otel_limits.Stop) and fact.agent == "broken":
         message = "this observer is broken"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from otel_limits.core.facts import (
+from otel_limits.core.events import (
     ActionTaken,
     CallKind,
     Invocation,
@@ -107,12 +107,12 @@ class Book:
         done: list[tuple[int, str]] = []
         after: Mapping[str, int] = {}
         for number, call in enumerate(entry.calls, start=1):
-            fact = self._call(invocation, entry, number, call)
-            done += [(fact.turn, tool) for tool in call.tools]
+            event = self._call(invocation, entry, number, call)
+            done += [(event.turn, tool) for tool in call.tools]
             if call.side:
-                self._observer(fact)
+                self._observer(event)
                 continue
-            self._observer(replace(fact, after_tools=after))
+            self._observer(replace(event, after_tools=after))
             after = Counter(name_of(tool) for tool in call.tools)
         done += [(1, tool) for tool in entry.tools]
         for number, (turn, tool) in enumerate(done, start=1):

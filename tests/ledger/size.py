@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import otel_limits
-from otel_limits.core.facts import Invocation, ModelCall, Started, Stop, ToolCall
+from otel_limits.core.events import Invocation, ModelCall, Started, Stop, ToolCall
 from otel_limits.core.limits import Limits
 from otel_limits.core.usage import Usage
 from otel_limits.ledger import rows

@@ -25,7 +25,7 @@ from strands import tool
 
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
-from otel_limits.core.faults import LOG_INTERVAL_SECONDS
+from otel_limits.core.internal_errors import LOG_INTERVAL_SECONDS
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
@@ -575,7 +575,7 @@ def test_a_ledger_in_whose_place_is_a_link_takes_later_rows(
 
 READ_ONLY = """
 from pathlib import Path
-from otel_limits.core.faults import FAULTS
+from otel_limits.core.internal_errors import FAULTS
 from otel_limits.runtime.runtime import RUNTIME
 beside = Path(os.environ["OTEL_LIMITS_LEDGER"]).parent
 run()
@@ -932,7 +932,7 @@ def test_rows_of_an_older_version_are_completed(ledger: LedgerFile) -> None:
 EIGHT = """
 import sys
 from pathlib import Path
-from otel_limits.core.facts import Invocation, ModelCall
+from otel_limits.core.events import Invocation, ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.core.usage import Usage
 from otel_limits.observers.ledger import LedgerObserver

@@ -16,7 +16,7 @@ from strands import Agent, tool
 
 from otel_limits import Limits, disable, enable
 from otel_limits.cli.parser import main
-from otel_limits.core.facts import Fact, ModelCall, Stop
+from otel_limits.core.events import Event, ModelCall, Stop
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.otlp import line
 
@@ -140,17 +140,17 @@ def agent_with(action: Callable[[], object], **more: Any) -> Agent:
 
 
 @pytest.fixture
-def facts() -> list[Fact]:
+def facts() -> list[Event]:
     """What is told."""
     return []
 
 
-def shown(facts: list[Fact]) -> int:
+def shown(facts: list[Event]) -> int:
     """Tokens of the calls that the loop did not make."""
     return sum(each.usage.total for each in facts if isinstance(each, ModelCall) and each.side)
 
 
-def stop_of(facts: list[Fact]) -> Stop:
+def stop_of(facts: list[Event]) -> Stop:
     """The end of the only invocation."""
     (stop,) = [each for each in facts if isinstance(each, Stop)]
     return stop
@@ -158,7 +158,7 @@ def stop_of(facts: list[Fact]) -> Stop:
 
 @pytest.mark.parametrize("name", FORESTS)
 @pytest.mark.usefixtures("source")
-def test_a_call_is_booked_once(name: str, facts: list[Fact]) -> None:
+def test_a_call_is_booked_once(name: str, facts: list[Event]) -> None:
     """Whatever is around it and within it, also where hooks alone follow the agent."""
     forest, tokens = FORESTS[name]
     enable(observers=[facts.append])
@@ -189,7 +189,7 @@ def test_an_import_counts_as_it_was_counted_live(
 
 @pytest.mark.usefixtures("source")
 def test_it_is_held_by_the_budget_and_told(
-    ledger: LedgerFile, metric: Metric, facts: list[Fact]
+    ledger: LedgerFile, metric: Metric, facts: list[Event]
 ) -> None:
     """An agent is halted by what its tools use; ledger and metrics have each call."""
     enable(Limits(max_token_budget=2_500), observers=[facts.append])
@@ -203,7 +203,7 @@ def test_it_is_held_by_the_budget_and_told(
 
 
 @pytest.mark.usefixtures("source")
-def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Fact]) -> None:
+def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Event]) -> None:
     """Such as that of a stream which somebody reads on when the agent is done."""
     enable(observers=[facts.append])
     began = []
@@ -221,7 +221,7 @@ def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Fact])
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("is_late", [False, True], ids=["within the agent", "after it"])
 def test_one_that_ends_before_what_is_within_it_is_booked_once(
-    facts: list[Fact], *, is_late: bool
+    facts: list[Event], *, is_late: bool
 ) -> None:
     """Neither has an id; and what begins later beside them is a call of its own."""
     enable(observers=[facts.append])
@@ -285,7 +285,7 @@ ORDERS = [
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(("between", "calls"), [("CHAIN", 1), ("TOOL", 2)])
 def test_what_is_within_a_call_is_known_whatever_ends_first(
-    facts: list[Fact], between: str, calls: int
+    facts: list[Event], between: str, calls: int
 ) -> None:
     """Four spans deep, in all orders; also where one begins when those around it have ended."""
     enable(observers=[facts.append])
@@ -300,7 +300,7 @@ def test_what_is_within_a_call_is_known_whatever_ends_first(
 
 
 @pytest.mark.usefixtures("source")
-def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Fact]) -> None:
+def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Event]) -> None:
     """What the task works for is known without the span above it."""
     enable(observers=[facts.append])
 
@@ -314,7 +314,7 @@ def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Fact]) -> None:
 
 
 @pytest.mark.usefixtures("source")
-def test_the_client_of_the_agents_own_model_is_not_booked_again(facts: list[Fact]) -> None:
+def test_the_client_of_the_agents_own_model_is_not_booked_again(facts: list[Event]) -> None:
     """Its calls are counted where their responses pass, whoever shows them as well."""
     enable(observers=[facts.append])
 
@@ -350,7 +350,7 @@ class Late(ScriptedModel):
 
 
 @pytest.mark.usefixtures("source")
-def test_a_client_may_show_a_call_when_it_is_over(facts: list[Fact]) -> None:
+def test_a_client_may_show_a_call_when_it_is_over(facts: list[Event]) -> None:
     """Of the loop, while the agent goes on and when it is done."""
     enable(observers=[facts.append])
     model = Late([uses("ask"), says("x")])
@@ -361,7 +361,7 @@ def test_a_client_may_show_a_call_when_it_is_over(facts: list[Fact]) -> None:
 
 
 @pytest.mark.usefixtures("source")
-def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(facts: list[Fact]) -> None:
+def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(facts: list[Event]) -> None:
     """The call was counted as it was streamed."""
     enable(observers=[facts.append])
     helper = Late([says("x")])
@@ -378,7 +378,7 @@ def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(facts: list[Fact]) -
     assert [each.usage.total for each in facts if isinstance(each, ModelCall)] == [15, 15, 15]
 
 
-def test_nothing_is_booked_outside_of_an_agent(facts: list[Fact]) -> None:
+def test_nothing_is_booked_outside_of_an_agent(facts: list[Event]) -> None:
     """Before one, after one, and beside one."""
     enable(observers=[facts.append])
     grow(oi())

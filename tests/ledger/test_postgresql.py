@@ -310,8 +310,8 @@ def test_an_invocation_beyond_64_bits_is_added_up(
     book._observer = told.append  # type: ignore[assignment]
     book.write(Entry(calls=[Call(price="9000000")], reason="max_turns", action="halted"))
     observer = LedgerObserver(address)
-    for fact in (*told, replace(told[1], number=2, at=NINE + 9)):
-        observer(fact)
+    for event in (*told, replace(told[1], number=2, at=NINE + 9)):
+        observer(event)
     observer.close()
     for question in ("stops", "spend"):
         told_of = answer(capsys, server.url(database), "audit", question)
@@ -413,15 +413,15 @@ def test_what_waits_is_in_every_answer(
     book._observer = told.append  # type: ignore[assignment]
     book.write(Entry(calls=[Call()] * 2, tools=["search"], attributes={"tenant": "acme"}))
     observer = LedgerObserver(address)
-    for fact in (told[0], told[1]):  # it has begun, and made a call
-        observer(fact)
+    for event in (told[0], told[1]):  # it has begun, and made a call
+        observer(event)
     observer.close()
     write(address, Entry(agent="known"), first=2)
     server.stop()
     try:
         observer = LedgerObserver(address)
-        for fact in told:
-            observer(fact)
+        for event in told:
+            observer(event)
         observer(replace(told[1], number=3, at=NINE + 9))  # it came after the end
         observer.close()
         write(address, Entry(agent="known"), first=2)

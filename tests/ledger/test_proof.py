@@ -21,7 +21,7 @@ import pytest
 from otel_limits.audit.completeness import completeness, of_everything
 from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
-from otel_limits.core.facts import Stop
+from otel_limits.core.events import Stop
 from otel_limits.ledger.reading import asking
 from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
@@ -60,8 +60,8 @@ def facts_of(entry: Entry, ledger: LedgerFile) -> list[Any]:
 def record(ledger: LedgerFile, *facts: Any) -> None:
     """Write facts into a ledger."""
     observer = LedgerObserver(ledger.address)
-    for fact in facts:
-        observer(fact)
+    for event in facts:
+        observer(event)
     observer.close()
 
 
@@ -405,8 +405,8 @@ def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
     """It ended after its invocation, whose row in the database does not know of it yet."""
     told = facts_of(entry(), ledger)
     observer = LedgerObserver(ledger.address)
-    for fact in told:
-        observer(fact)
+    for event in told:
+        observer(event)
     observer.close()
     observer = LedgerObserver(ledger.address)
     observer.writer._database = Down(ledger)  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Usage, enable
-from otel_limits.core.facts import Invocation, Stop
+from otel_limits.core.events import Invocation, Stop
 from otel_limits.core.usage import MAX_TOKENS
 from otel_limits.ledger.rows import (
     MAX_INTEGER,
@@ -37,7 +37,7 @@ from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, use
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_limits import Fact
+    from otel_limits import Event
     from tests.conftest import MakeAgent
     from tests.ledger.conftest import LedgerFile
 
@@ -151,7 +151,7 @@ def test_how_much_is_known_of_a_call(  # noqa: PLR0913, PLR0917  fixtures
 
 
 def test_an_invocation_is_one_row(
-    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Fact]
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """How it ended, which limit did it, and what it used in all."""
     enable(Limits(max_turns=2, max_token_budget=1000), observers=[facts.append])
@@ -382,15 +382,15 @@ def everything(ledger: LedgerFile) -> list[Any]:
 
 
 def test_a_replay_changes_nothing(
-    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Fact]
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """Facts that are told again leave the ledger as it was."""
     enable(Limits(max_turns=3), observers=[facts.append])
     make_agent(ScriptedModel(endless(uses("search"))))("go")
     before = everything(ledger)
     observer = LedgerObserver(ledger.address)
-    for fact in facts * 2:
-        observer(fact)
+    for event in facts * 2:
+        observer(event)
     observer.close()
     assert everything(ledger) == before
 

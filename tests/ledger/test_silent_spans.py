@@ -15,7 +15,7 @@ from opentelemetry import trace
 
 from otel_limits import Limits, disable, enable
 from otel_limits.cli.parser import main
-from otel_limits.core.facts import Fact, ModelCall
+from otel_limits.core.events import Event, ModelCall
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from otel_limits.usage.text import tokens_of_text
 from tests.ledger.otlp import line
@@ -89,20 +89,20 @@ SILENT_FORESTS: dict[str, tuple[list[Tree], dict[str, int]]] = {
 }
 
 
-def side_calls(facts: list[Fact]) -> list[ModelCall]:
+def side_calls(facts: list[Event]) -> list[ModelCall]:
     """Those that the loop did not make."""
     return [each for each in facts if isinstance(each, ModelCall) and each.side]
 
 
 @pytest.fixture
-def facts() -> list[Fact]:
+def facts() -> list[Event]:
     """What is told."""
     return []
 
 
 @pytest.mark.parametrize("name", SILENT_FORESTS)
 @pytest.mark.usefixtures("source")
-def test_a_call_without_tokens_is_counted_once(name: str, facts: list[Fact]) -> None:
+def test_a_call_without_tokens_is_counted_once(name: str, facts: list[Event]) -> None:
     """As an unmeasured call, unless another span tells its tokens; also with hooks alone."""
     forest, kinds = SILENT_FORESTS[name]
     enable(observers=[facts.append])
@@ -165,7 +165,7 @@ def tangle(outer: str, inner: str, begins: tuple[int, ...], ends: tuple[int, ...
     ("outer", "inner"), [("silent", "silent"), ("silent", "told"), ("told", "silent")]
 )
 def test_the_order_in_which_they_end_does_not_matter(
-    outer: str, inner: str, facts: list[Fact]
+    outer: str, inner: str, facts: list[Event]
 ) -> None:
     """It is one call, with its tokens where one of them says those."""
     enable(observers=[facts.append])
@@ -182,7 +182,7 @@ def test_the_order_in_which_they_end_does_not_matter(
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("inner", ["silent", "told"])
 def test_one_that_ends_after_the_agent_is_counted(
-    inner: str, ledger: LedgerFile, facts: list[Fact]
+    inner: str, ledger: LedgerFile, facts: list[Event]
 ) -> None:
     """Once what is around it has ended, which may know its tokens."""
     enable(observers=[facts.append])
@@ -206,7 +206,7 @@ def test_one_that_ends_after_the_agent_is_counted(
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("shown", KNOWN)
 def test_a_span_around_a_call_that_is_counted_anyway_shows_that_call(
-    shown: str, facts: list[Fact]
+    shown: str, facts: list[Event]
 ) -> None:
     """Such as Langfuse's around one of Strands' models; what is beside it counts."""
     enable(observers=[facts.append])
@@ -264,7 +264,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("convention", WRITTEN)
 @pytest.mark.usefixtures("source")
-def test_the_texts_of_a_span_are_estimated(convention: str, facts: list[Fact]) -> None:
+def test_the_texts_of_a_span_are_estimated(convention: str, facts: list[Event]) -> None:
     """Prompt and answer, as each instrumentation has them; what is told is taken as it is."""
     enable(observers=[facts.append])
     agent_with(lambda: grow(("any", WRITTEN[convention], [])))("go")
@@ -274,7 +274,7 @@ def test_the_texts_of_a_span_are_estimated(convention: str, facts: list[Fact]) -
     assert call.usage.output == pytest.approx(9, abs=1)
 
 
-def test_the_events_of_a_span_are_estimated(facts: list[Fact]) -> None:
+def test_the_events_of_a_span_are_estimated(facts: list[Event]) -> None:
     """As the conventions had the texts before 1.37."""
     enable(observers=[facts.append])
 
@@ -289,7 +289,7 @@ def test_the_events_of_a_span_are_estimated(facts: list[Fact]) -> None:
     assert call.usage.output in (2, 3)
 
 
-def test_a_picture_in_a_span_is_not_text(facts: list[Fact]) -> None:
+def test_a_picture_in_a_span_is_not_text(facts: list[Event]) -> None:
     """400 kB of base64 count by width and height, in any of the ways to write them."""
     enable(observers=[facts.append])
     data = base64.b64encode(png(1_000, 800)).decode()
@@ -311,7 +311,7 @@ def test_a_picture_in_a_span_is_not_text(facts: list[Fact]) -> None:
 
 
 @pytest.mark.usefixtures("source")
-def test_a_call_that_failed_uses_nothing(facts: list[Fact]) -> None:
+def test_a_call_that_failed_uses_nothing(facts: list[Event]) -> None:
     """Unless it had begun to answer."""
     enable(observers=[facts.append])
 
@@ -344,7 +344,7 @@ def test_an_agent_is_halted_by_what_its_tools_use(ledger: LedgerFile, metric: Me
     assert len(ledger.calls("state = 'estimated' AND model = 'm'")) == 3
 
 
-def test_a_span_that_is_only_named_like_a_call_is_not_one(facts: list[Fact]) -> None:
+def test_a_span_that_is_only_named_like_a_call_is_not_one(facts: list[Event]) -> None:
     """Anybody may call theirs `chat`; with the name of a model it is one."""
     enable(observers=[facts.append])
 
@@ -357,7 +357,7 @@ def test_a_span_that_is_only_named_like_a_call_is_not_one(facts: list[Fact]) -> 
     assert [(each.model, each.kind) for each in side_calls(facts)] == [("m", "unmeasured")]
 
 
-def test_many_of_them_within_one_that_is_open_are_counted(facts: list[Fact]) -> None:
+def test_many_of_them_within_one_that_is_open_are_counted(facts: list[Event]) -> None:
     """Of those that wait for it to tell their tokens, a thousand are remembered."""
     enable(observers=[facts.append])
     agent_with(lambda: grow(other("CHAIN", *[silent()] * 1_200)))("go")

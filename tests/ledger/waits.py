@@ -56,13 +56,13 @@ def waits(directory: Path, state: str, invocations: int) -> list[float]:
         book.write(Entry())
         observer = LedgerObserver(address)
         half = len(told) // 2
-        for fact in told[:half]:
-            observer(fact)
+        for event in told[:half]:
+            observer(event)
         # The first one makes the tables, for which nobody waits: its rows are in a file meanwhile.
         eventually(functools.partial(is_made, address))
         with STATES[state](path):
-            for fact in told[half:-1]:
-                observer(fact)
+            for event in told[half:-1]:
+                observer(event)
             began = time.perf_counter()
             observer(told[-1])
             took.append(time.perf_counter() - began)

@@ -18,7 +18,7 @@ def search() -> str:
     return "nothing found"
 
 
-facts: list[otel_limits.Fact] = []
+events: list[otel_limits.Event] = []
 
 
 def configure() -> None:
@@ -28,7 +28,7 @@ def configure() -> None:
 
 def enable() -> None:
     """Switch otel-limits on."""
-    otel_limits.enable(otel_limits.Limits(max_turns=3), observers=[facts.append])
+    otel_limits.enable(otel_limits.Limits(max_turns=3), observers=[events.append])
 
 
 steps = [configure, enable] if sys.argv[1] == "configure-first" else [enable, configure]
@@ -36,11 +36,11 @@ for step in steps:
     step()
 model = ScriptedModel(endless(uses("search")))
 result = Agent(model=model, tools=[search], callback_handler=None)("go")
-stops = [fact for fact in facts if isinstance(fact, otel_limits.Stop)]
+stops = [event for event in events if isinstance(event, otel_limits.Stop)]
 print(  # noqa: T201
     json.dumps(
         {
-            "unsampled": [f.unsampled for f in facts if isinstance(f, otel_limits.Started)],
+            "unsampled": [f.unsampled for f in events if isinstance(f, otel_limits.Started)],
             "reason": result.stop_reason,
             "calls": model.calls,
             "cycles": stops[0].cycles,

@@ -8,7 +8,7 @@ import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.core.facts import Invocation, ModelCall, QuotaDecision
+from otel_limits.core.events import Invocation, ModelCall, QuotaDecision
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier
@@ -25,7 +25,7 @@ from otel_limits.runs.gate import Request
 from tests.quotas.conftest import Wire, eventually
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.quotas.conftest import Server
 
 NUMBERS = itertools.count()
@@ -40,7 +40,7 @@ class Worker:
     """What a process of a fleet has, with a connection of its own."""
 
     def __init__(self, url: str, held: Quota) -> None:
-        self.facts: list[Fact] = []
+        self.facts: list[Event] = []
         place = StorePlace(url, 2.0)
         courier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
         self.lines = Lines(Deadlines())

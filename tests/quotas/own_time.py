@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_limits.core.facts import Invocation, ModelCall, Stop
+from otel_limits.core.events import Invocation, ModelCall, Stop
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
 from otel_limits.quotas.engine import Engine

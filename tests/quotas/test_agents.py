@@ -23,7 +23,7 @@ from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, BeforeModel
 import otel_limits
 from otel_limits import enable
 from otel_limits.core.errors import QuotaExceededError
-from otel_limits.core.facts import ModelCall, QuotaDecision, QuotaUse, Stop
+from otel_limits.core.events import ModelCall, QuotaDecision, QuotaUse, Stop
 from otel_limits.quotas.estimates import HALF_LIFE_SECONDS
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent, Metric
     from tests.quotas.conftest import Hold
 
@@ -47,12 +47,12 @@ def capped(script: Any, cap: int = 5) -> ScriptedModel:
     return model
 
 
-def decisions(facts: list[Fact]) -> list[str]:
+def decisions(facts: list[Event]) -> list[str]:
     """What quotas decided, in order."""
     return [fact.decision for fact in facts if isinstance(fact, QuotaDecision)]
 
 
-def last_use(facts: list[Fact], quota: str) -> tuple[Any, Any]:
+def last_use(facts: list[Event], quota: str) -> tuple[Any, Any]:
     """What is used and reserved of a quota by the last fact about it."""
     fact = [each for each in facts if isinstance(each, QuotaUse) and each.quota == quota][-1]
     return fact.used, fact.reserved
@@ -141,7 +141,7 @@ def test_the_next_invocation_after_a_refusal_works(hold: Hold, make_agent: MakeA
 
 
 def test_without_a_quota_that_applies_nothing_is_asked(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """No fact about quotas is told."""
     quota = {"model_calls": 1, "window": "day", "where": {"agent": "nightly-*"}}
@@ -228,7 +228,7 @@ def test_a_policy_file_that_changes_changes_quotas(
 
 
 def test_tokens_are_reserved_at_their_worst_case_and_settled_at_what_they_were(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Projected input and output cap before the call; what the provider reported after it."""
     hold({"tokens": {"tokens": 100_000, "window": "day"}}, observers=[facts.append])
@@ -252,7 +252,7 @@ def test_a_call_whose_worst_case_does_not_fit_stays_where_it_is(
 
 
 def test_a_model_without_a_cap_is_estimated_by_what_it_did(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """4096 output tokens at first; after 20 calls the highest of them."""
     hold({"tokens": {"tokens": 10**9, "window": "day"}}, observers=[facts.append])
@@ -275,7 +275,7 @@ def test_a_model_without_a_cap_is_estimated_by_what_it_did(
     ],
 )
 def test_the_output_cap_is_found_where_providers_have_it(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact], config: dict[str, Any]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event], config: dict[str, Any]
 ) -> None:
     """Bedrock and Anthropic on top, OpenAI and Gemini among their parameters."""
     hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[facts.append])
@@ -287,7 +287,7 @@ def test_the_output_cap_is_found_where_providers_have_it(
 
 
 def test_input_that_was_projected_too_low_is_projected_higher(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """By as many tokens as the worst of the last projections was short of."""
     hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[facts.append])
@@ -305,7 +305,7 @@ def test_input_that_was_projected_too_low_is_projected_higher(
 
 
 def test_money_is_counted_by_the_price_of_each_call(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """To the last part of a cent."""
     hold({"money": {"usd": 0.03, "window": "day"}}, observers=[facts.append], models=PRICES)
@@ -327,7 +327,7 @@ def test_money_is_counted_by_the_price_of_each_call(
 def test_a_call_of_unknown_price_does_what_the_policy_says(
     hold: Hold,
     make_agent: MakeAgent,
-    facts: list[Fact],
+    facts: list[Event],
     unpriced: str,
     reason: str,
     calls: int,
@@ -349,7 +349,7 @@ def test_a_call_of_unknown_price_does_what_the_policy_says(
 
 
 def test_an_invocation_is_counted_once_whatever_it_calls(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """With its first model call; one that asks no model is none."""
     hold({"runs": {"invocations": 2, "window": "day"}}, observers=[facts.append])
@@ -365,7 +365,7 @@ def test_an_invocation_is_counted_once_whatever_it_calls(
 
 
 def test_all_quotas_that_apply_must_have_enough(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """One that lacks keeps the others as they were."""
     hold(
@@ -442,7 +442,7 @@ def test_models_and_agents_are_keys(hold: Hold, make_agent: MakeAgent) -> None:
 
 
 def test_no_secret_of_a_key_is_told(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact], caplog: pytest.LogCaptureFixture
+    hold: Hold, make_agent: MakeAgent, facts: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What came from outside is in no fact, message or log."""
     hold(
@@ -477,7 +477,7 @@ def test_raise_raises_the_quotas_own_error(
 
 
 def test_observe_lets_everything_go_and_says_what_would_have_been_refused(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """It is counted all the same."""
     quota = {"model_calls": 1, "window": "day", "action": "observe"}
@@ -506,7 +506,7 @@ def test_an_observed_quota_does_not_weaken_one_that_is_held(
 
 
 def test_wrap_up_lets_one_last_answer_go_and_counts_it(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """The model is told why, has no tools, and its words are the result."""
     quota = {"model_calls": 2, "window": "day", "action": "wrap_up"}
@@ -553,7 +553,7 @@ def test_nobody_is_asked_about_a_quota(hold: Hold, make_agent: MakeAgent) -> Non
 
 
 def test_a_failed_call_gives_back_what_was_reserved(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """It counts as a call, and its tokens as what the ledger says: none."""
     hold(
@@ -569,7 +569,7 @@ def test_a_failed_call_gives_back_what_was_reserved(
     assert last_use(facts, "tokens") == (0, 0)
 
 
-def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, facts: list[Fact]) -> None:
+def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, facts: list[Event]) -> None:
     """Each asks, and each is counted."""
     hold({"calls": {"model_calls": 10, "window": "day"}}, observers=[facts.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -593,7 +593,7 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, facts: list[Fact]) -> None:
+def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, facts: list[Event]) -> None:
     """What a tool asks in threads of its own counts in full."""
     hold({"calls": {"model_calls": 10_000, "window": "day"}}, observers=[facts.append])
     helper = ScriptedModel(endless(says("hint")))
@@ -630,7 +630,7 @@ def test_a_resumed_leg_asks_again(hold: Hold, make_agent: MakeAgent) -> None:
 
 
 def test_a_stream_that_is_left_is_settled_at_its_input_at_least(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Leaving does not lead around a quota, and nothing stays reserved."""
     hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[facts.append])
@@ -678,7 +678,7 @@ def test_opening_and_leaving_a_hundred_times_uses_a_quota_up(
 
 
 def test_a_call_that_a_hook_answers_gives_back_everything(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """No model was called."""
     hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[facts.append])
@@ -693,7 +693,7 @@ def test_a_call_that_a_hook_answers_gives_back_everything(
 
 
 def test_an_agent_as_a_tool_debits_each_call_once(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """Parent and child are two invocations of one fleet."""
     hold(
@@ -737,7 +737,7 @@ class Verdict(BaseModel):
 
 
 def test_a_direct_request_counts_though_it_cannot_ask(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, facts: list[Event]
 ) -> None:
     """It passes no hook where it could wait, so that it is the next call that is refused."""
     hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[facts.append])
@@ -748,7 +748,7 @@ def test_a_direct_request_counts_though_it_cannot_ask(
 
 
 def test_quotas_use_exactly_what_the_facts_say(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
 ) -> None:
     """The ledger is written from the same facts: the sums are equal."""
     hold(

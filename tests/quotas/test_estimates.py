@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.core.facts import QuotaDecision, QuotaUse
+from otel_limits.core.events import QuotaDecision, QuotaUse
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.estimates import Estimates, Reserved
 from otel_limits.testing import ScriptedModel, endless, says
@@ -19,7 +19,7 @@ from otel_limits.testing import ScriptedModel, endless, says
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 
@@ -159,13 +159,13 @@ def test_a_quota_below_every_estimate_admits_no_second_call_beside_the_first(
 
 @pytest.mark.parametrize(("reserve", "admitted"), [("worst_case", 3), ("expected", 20)])
 def test_what_is_expected_admits_more_at_once(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact], reserve: str, admitted: int
+    hold: Hold, make_agent: MakeAgent, facts: list[Event], reserve: str, admitted: int
 ) -> None:
     """20 agents that may answer 64,000 tokens each, on a quota of 200,000."""
     quota = {"tokens": 200_000, "window": "day", "reserve": reserve}
     decided = threading.Semaphore(0)
 
-    def count(fact: Fact) -> None:
+    def count(fact: Event) -> None:
         facts.append(fact)
         if isinstance(fact, QuotaDecision):
             decided.release()

@@ -19,7 +19,7 @@ import redis
 from strands.middleware import InvokeModelStage
 
 import otel_limits
-from otel_limits.core.facts import ModelCall
+from otel_limits.core.events import ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, taking_back
@@ -36,7 +36,7 @@ from tests.quotas.conftest import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from otel_limits.quotas.store import SharedStore
     from otel_limits.testing import Answer
     from tests.conftest import MakeAgent
@@ -232,7 +232,7 @@ def test_whoever_lives_settles_for_who_was_killed(
 
 
 def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
-    hold: Hold, make_agent: MakeAgent, facts: list[Fact], server: Server, store: SharedStore
+    hold: Hold, make_agent: MakeAgent, facts: list[Event], server: Server, store: SharedStore
 ) -> None:
     """Two calls go out on one permission, and its lease ends during the second."""
     hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [facts.append])

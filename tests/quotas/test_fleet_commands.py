@@ -19,7 +19,7 @@ import pytest
 
 import otel_limits
 from otel_limits import cli
-from otel_limits.core.facts import QuotaGrant, QuotaUse, Stop
+from otel_limits.core.events import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import killing
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
     from pathlib import Path
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent, Metric
     from tests.quotas.conftest import Hold, Server
 
@@ -50,7 +50,7 @@ Run = Any
 
 
 @pytest.fixture
-def used(hold: Hold, make_agent: MakeAgent, server: Server, facts: list[Fact]) -> Any:
+def used(hold: Hold, make_agent: MakeAgent, server: Server, facts: list[Event]) -> Any:
     """An agent that used its quotas twice, once for acme and once for nobody."""
     hold(QUOTAS, server.url, [facts.append], models=MODELS)
     model = ScriptedModel(endless(says("done")))
@@ -213,7 +213,7 @@ def test_namespaces_on_one_server_know_nothing_of_each_other(
 # --- reset and grant ------------------------------------------------------------------------------
 
 
-def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: list[Fact]) -> None:
+def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: list[Event]) -> None:
     """It is told as a fact, with who did it."""
     assert used("go").stop_reason == "quota_exceeded"
     status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
@@ -233,7 +233,7 @@ def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: lis
     assert "@" in grant.by
 
 
-def test_a_reset_counts_from_0_again(used: Any, run: Run, facts: list[Fact]) -> None:
+def test_a_reset_counts_from_0_again(used: Any, run: Run, facts: list[Event]) -> None:
     """It is told, too, and every process goes on from there."""
     status, out, _ = run("quotas", "reset", "daily")
     assert (status, out) == (0, "Quota 'daily' counts (all) from 0 again.\n")
@@ -276,7 +276,7 @@ def test_a_ledger_that_cannot_be_is_told_before_anything_is_changed(
 
 @pytest.mark.parametrize("written", ["writer/acme", "as shown"])
 def test_a_key_is_written_as_it_is_or_as_it_is_shown(
-    used: Any, run: Run, facts: list[Fact], written: str
+    used: Any, run: Run, facts: list[Event], written: str
 ) -> None:
     """Only that one is changed."""
     shown = next(fact.key for fact in facts if isinstance(fact, QuotaUse) and "#" in fact.key)
@@ -319,7 +319,7 @@ def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
     ],
 )
 def test_a_mistake_is_a_sentence_and_changes_nothing(
-    used: Any, run: Run, facts: list[Fact], arguments: tuple[str, ...], sentence: str
+    used: Any, run: Run, facts: list[Event], arguments: tuple[str, ...], sentence: str
 ) -> None:
     """The exit status is 2."""
     status, out, err = run("quotas", *arguments)
@@ -485,7 +485,7 @@ def listening(server: Server, processes: int = 1) -> Callable[[], bool]:
 
 
 def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
-    hold: Hold, make_agent: MakeAgent, server: Server, run: Run, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run, facts: list[Event]
 ) -> None:
     """A response that is being streamed is broken off; other agents go on."""
     hold({}, server.url, [facts.append])

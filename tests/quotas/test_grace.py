@@ -25,7 +25,7 @@ from tests.quotas.fleets import Fleet, Worker, quota
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.store import SharedStore
     from tests.conftest import MakeAgent
@@ -176,7 +176,7 @@ def test_a_block_that_was_seen_holds_without_the_store(
     hold: Hold, make_agent: MakeAgent, own_server: Server, store_of: StoreOf
 ) -> None:
     """Also where a quota lets everything go, and for the agent it is blocked for only."""
-    calls = {"model_calls": 50, "window": "P366D", "key": "agent", "on_backend_error": "allow"}
+    calls = {"model_calls": 50, "window": "P366D", "key": "agent", "on_store_error": "allow"}
     hold({"q": calls}, own_server.url)
     joe, jane = (
         make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
@@ -256,7 +256,7 @@ def test_what_a_quota_says_for_an_outage_applies_after_its_share(
     fleet: Fleet, mode: str, calls: int
 ) -> None:
     """`local` goes on to the whole of what was left, `allow` without end."""
-    worker, _ = fleet.join(2, on_backend_error=mode)
+    worker, _ = fleet.join(2, on_store_error=mode)
     fleet.cut()
     assert [worker.call() for _ in range(120)].count(True) == calls
 
@@ -274,7 +274,7 @@ def test_without_grace_nothing_is_shared_and_nothing_looked_at(
 
 
 def test_an_agent_goes_on_in_an_outage(
-    hold: Hold, make_agent: MakeAgent, own_server: Server, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, own_server: Server, facts: list[Event]
 ) -> None:
     """With everything as it ships: its store is gone, and it uses what was left."""
     hold({"calls": {"model_calls": 5, "window": "month"}}, own_server.url, [facts.append])

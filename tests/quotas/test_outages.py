@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 import otel_limits
-from otel_limits.core.facts import Fault, QuotaDecision, QuotaUse
-from otel_limits.core.faults import FAULTS
+from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.quotas import client, courier, engine, fast_path
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import EVERY_CALL, KeyNames, sha_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from strands import Agent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold
 
@@ -129,7 +129,7 @@ class Lose(Protocol):
     """Has an agent used a store that is then lost."""
 
     def __call__(self, mode: str) -> Agent:
-        """Use one call of the quota, which has this `on_backend_error`, and lose the store."""
+        """Use one call of the quota, which has this `on_store_error`, and lose the store."""
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def lose(
     make_agent: MakeAgent,
     place: Place,
     fail: Callable[[], None],
-    facts: list[Fact],
+    facts: list[Event],
 ) -> Lose:
     """An agent, one call, and an outage."""
 
@@ -147,22 +147,22 @@ def lose(
         agent = make_agent(ScriptedModel(endless(says("done"))))
         eventually(lambda: agent("go").stop_reason == "end_turn")
         facts.clear()
-        hold({"calls": CALLS | {"on_backend_error": mode}}, place.url, [facts.append])
+        hold({"calls": CALLS | {"on_store_error": mode}}, place.url, [facts.append])
         fail()
         return agent
 
     return make
 
 
-def decisions(facts: list[Fact]) -> list[str]:
+def decisions(facts: list[Event]) -> list[str]:
     """What was decided."""
-    return [fact.decision for fact in facts if isinstance(fact, QuotaDecision)]
+    return [event.decision for event in facts if isinstance(event, QuotaDecision)]
 
 
 # --- deny, allow, local ---------------------------------------------------------------------------
 
 
-def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Fact]) -> None:
+def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Event]) -> None:
     """No model is called, and the message says why."""
     agent = lose("deny")
     model: Any = agent.model
@@ -175,7 +175,7 @@ def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Fact]) -> No
 
 
 def test_allow_lets_everything_go_and_counts_it_afterwards(
-    lose: Lose, place: Place, facts: list[Fact]
+    lose: Lose, place: Place, facts: list[Event]
 ) -> None:
     """Once the store is back, all that was used is counted, more than the quota if need be."""
     agent = lose("allow")
@@ -186,7 +186,7 @@ def test_allow_lets_everything_go_and_counts_it_afterwards(
 
 
 def test_local_lets_each_process_use_what_was_left(
-    lose: Lose, place: Place, facts: list[Fact]
+    lose: Lose, place: Place, facts: list[Event]
 ) -> None:
     """Four calls were left when the store was last heard; afterwards they are counted."""
     agent = lose("local")
@@ -198,7 +198,7 @@ def test_local_lets_each_process_use_what_was_left(
 
 
 def test_what_was_used_locally_counts_once_in_the_next_outage(
-    lose: Lose, place: Place, fail: Callable[[], None], facts: list[Fact]
+    lose: Lose, place: Place, fail: Callable[[], None], facts: list[Event]
 ) -> None:
     """The store knows of it by then, and what it says is where the process begins again."""
     agent = lose("local")
@@ -209,7 +209,7 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
         lambda: not gate._client._carrier._is_down
     )  # asking the agent would use up what was left
     eventually(lambda: agent("go").stop_reason == "end_turn" and decisions(facts)[-1] == "admitted")
-    used = [fact.used for fact in facts if isinstance(fact, QuotaUse)][-1]
+    used = [event.used for event in facts if isinstance(event, QuotaUse)][-1]
     facts.clear()
     fail()
     reasons = [agent("go").stop_reason for _ in range(6)]
@@ -217,7 +217,7 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
 
 
 def test_after_an_outage_the_store_decides_again(
-    lose: Lose, place: Place, facts: list[Fact]
+    lose: Lose, place: Place, facts: list[Event]
 ) -> None:
     """Nobody has to be restarted."""
     agent = lose("deny")
@@ -228,7 +228,7 @@ def test_after_an_outage_the_store_decides_again(
 
 
 def test_an_outage_costs_one_timeout_and_not_one_per_call(
-    lose: Lose, facts: list[Fact], caplog: pytest.LogCaptureFixture
+    lose: Lose, facts: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After it was noticed, nothing is sent before the store is back; it is told once."""
     agent = lose("allow")
@@ -248,7 +248,7 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
             agent("go")
     assert waits == []
     assert caplog.text.count("the quota store does not answer") == 1
-    assert len([fact for fact in facts if fact == Fault(component="quotas")]) == 1
+    assert len([event for event in facts if event == InternalError(component="quotas")]) == 1
 
 
 def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
@@ -272,13 +272,13 @@ def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
 
 
 def test_of_several_quotas_one_that_denies_is_enough(
-    hold: Hold, make_agent: MakeAgent, place: Place, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, place: Place, facts: list[Event]
 ) -> None:
     """An observed one denies nothing, whatever it says."""
     place.refuse()
     quotas = {
-        "open": CALLS | {"on_backend_error": "allow"},
-        "here": CALLS | {"on_backend_error": "local"},
+        "open": CALLS | {"on_store_error": "allow"},
+        "here": CALLS | {"on_store_error": "local"},
         "watched": CALLS | {"action": "observe"},
     }
     hold(quotas, place.url, [facts.append], timeout=TIMEOUT)
@@ -287,8 +287,8 @@ def test_of_several_quotas_one_that_denies_is_enough(
     hold(quotas | {"strict": CALLS}, place.url, [facts.append], timeout=TIMEOUT)
     other = make_agent(ScriptedModel(endless(says("done"))))
     assert other("go").stop_reason == "quota_unavailable"
-    decided = [fact for fact in facts if isinstance(fact, QuotaDecision)]
-    assert [fact.quota for fact in decided if fact.decision == "degraded_denied"] == ["strict"]
+    decided = [event for event in facts if isinstance(event, QuotaDecision)]
+    assert [event.quota for event in decided if event.decision == "degraded_denied"] == ["strict"]
 
 
 # --- a store that is slow -------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_store_that_is_away_is_known_before_the_first_call(
 ) -> None:
     """The call does not wait for it."""
     place.refuse()
-    hold({"calls": CALLS | {"on_backend_error": "allow"}}, place.url, timeout=PATIENCE)
+    hold({"calls": CALLS | {"on_store_error": "allow"}}, place.url, timeout=PATIENCE)
     gate: Any = LIVE.observers.gate
     eventually(lambda: gate._client._carrier._is_down)
     began = time.monotonic()
@@ -350,7 +350,7 @@ def test_a_reply_that_is_lost_moves_the_count_once(
     make_agent: MakeAgent,
     server: Server,
     wire: Wire,
-    facts: list[Fact],
+    facts: list[Event],
     cut: int,
 ) -> None:
     """The connection is cut after the server did what it was asked; it is asked again."""
@@ -363,7 +363,7 @@ def test_a_reply_that_is_lost_moves_the_count_once(
     agent("go")
     assert wire.cuts == 0
     assert server.calls() == before + 3
-    uses = [fact for fact in facts if isinstance(fact, QuotaUse)]
+    uses = [event for event in facts if isinstance(event, QuotaUse)]
     assert (uses[-1].used, uses[-1].reserved) == (2, 0)
     assert decisions(facts) == ["admitted"] * 2
 
@@ -372,7 +372,7 @@ def test_a_settlement_that_is_lost_again_and_again_counts_once(
     hold: Hold, make_agent: MakeAgent, wire: Wire, store: SharedStore
 ) -> None:
     """It is kept until the store says that it was done."""
-    hold({"calls": CALLS | {"on_backend_error": "allow"}}, wire.url)
+    hold({"calls": CALLS | {"on_store_error": "allow"}}, wire.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
     wire.let_pass = 1
@@ -404,7 +404,7 @@ def test_a_process_that_never_heard_the_store_uses_the_whole_amount_locally(
 ) -> None:
     """It cannot know of others; the README says so."""
     place.refuse()
-    hold({"calls": CALLS | {"on_backend_error": "local"}}, place.url, timeout=TIMEOUT)
+    hold({"calls": CALLS | {"on_store_error": "local"}}, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     reasons = [agent("go").stop_reason for _ in range(6)]
     assert reasons == ["end_turn"] * 5 + ["quota_exceeded"]
@@ -423,7 +423,7 @@ def test_a_courier_that_cannot_start_is_started_for_the_next(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", fail_twice)
-    hold({"calls": CALLS | {"on_backend_error": "allow"}}, place.url)
+    hold({"calls": CALLS | {"on_store_error": "allow"}}, place.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert [agent("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
     eventually(lambda: place.standing() == Standing(3, 0, AMOUNT))
@@ -435,7 +435,7 @@ def test_settlements_that_wait_are_bounded(
     """The oldest is given up, and said to be; a refused call leaves nothing to wait."""
     monkeypatch.setattr(courier, "MAX_KEPT", 3)
     place.refuse()
-    quotas = {"calls": CALLS | {"on_backend_error": "allow"}}
+    quotas = {"calls": CALLS | {"on_store_error": "allow"}}
     hold(quotas, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     for _ in range(6):
@@ -473,11 +473,11 @@ def test_only_what_was_used_is_missed_at_the_end(
     """A process that ends during an outage says so when a call that took something is lost."""
     said: list[str] = []
     place.refuse()
-    hold({"calls": CALLS | {"on_backend_error": way}}, place.url, timeout=TIMEOUT)
+    hold({"calls": CALLS | {"on_store_error": way}}, place.url, timeout=TIMEOUT)
     make_agent(ScriptedModel(endless(says("done"))))("go")
     gate: Any = LIVE.observers.gate
     eventually(lambda: gate._client._carrier._is_down)
-    monkeypatch.setattr(FAULTS, "report", lambda _, error: said.append(str(error)))
+    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
     gate.close()
     assert said == ["1 settlements were not counted"] * lost
 
@@ -497,7 +497,7 @@ def test_a_client_that_quotes_its_url_tells_no_password(
 def test_a_key_of_a_wrong_type_refuses_nobody_else(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """Others go on; the one concerned is decided by `on_backend_error`."""
+    """Others go on; the one concerned is decided by `on_store_error`."""
     hold({"calls": CALLS | {"key": "agent"}}, place.server.url)
     joe, jane = (
         make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
@@ -530,7 +530,7 @@ def test_a_settlement_that_can_never_be_done_holds_up_no_other(
 ) -> None:
     """After an outage, too: it is set aside and said, and the store counts as back."""
     said: list[str] = []
-    quota = CALLS | {"key": "agent", "on_backend_error": "allow"}
+    quota = CALLS | {"key": "agent", "on_store_error": "allow"}
     hold({"calls": quota}, place.url)
     joe, jane = (
         make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
@@ -538,7 +538,7 @@ def test_a_settlement_that_can_never_be_done_holds_up_no_other(
     joe("go")
     (bucket,) = place.server.client.keys("*:calls:*[0-9]")
     place.server.client.set(bucket, "not ours")
-    monkeypatch.setattr(FAULTS, "report", lambda *what: said.append(what[-1]))
+    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda *what: said.append(what[-1]))
     place.be_read_only()
     for agent in (joe, jane):
         agent("go")

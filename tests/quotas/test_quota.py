@@ -55,7 +55,7 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
                 "on_exceeded": "wait",
                 "max_wait": "5m",
                 "grace": "2m",
-                "on_backend_error": "local",
+                "on_store_error": "local",
             }
         }
     )
@@ -71,11 +71,11 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
         on_exceeded="wait",
         max_wait=300.0,
         grace=120.0,
-        on_backend_error="local",
+        on_store_error="local",
     )
     assert str(quota).endswith(
         "where baggage.tenant.id is acme; action wrap_up; reserve expected; calls wait up to "
-        "300 s; grace 120 s; on_backend_error local"
+        "300 s; grace 120 s; on_store_error local"
     )
 
 
@@ -83,7 +83,7 @@ def test_an_amount_and_a_window_are_enough() -> None:
     """One count for all, refused while nobody can check it, with the action of the agent."""
     (quota,) = quotas_of({"all": {"model_calls": 10, "window": "hour"}})
     assert (quota.key.sources, quota.where, quota.action) == ((), (), None)
-    assert (quota.on_exceeded, quota.max_wait, quota.on_backend_error) == ("refuse", 30.0, "deny")
+    assert (quota.on_exceeded, quota.max_wait, quota.on_store_error) == ("refuse", 30.0, "deny")
 
 
 @pytest.mark.parametrize("written", ["20", "20.00", "2e1"])
@@ -144,7 +144,7 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
         ),
         ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "It must be made of agent, model"),
         ({"tokens": 1, "window": "day", "action": "ask"}, "action must be one of observe, halt"),
-        ({"tokens": 1, "window": "day", "on_backend_error": "x"}, "one of deny, allow, local"),
+        ({"tokens": 1, "window": "day", "on_store_error": "x"}, "one of deny, allow, local"),
         (
             {"tokens": 1, "window": "day", "max_wait": "5m"},
             "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or leave",

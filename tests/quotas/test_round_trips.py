@@ -19,7 +19,7 @@ import pytest
 
 import otel_limits
 from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
-from otel_limits.core.facts import QuotaUse
+from otel_limits.core.events import QuotaUse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError, StorePlace
 from otel_limits.quotas.stores import open_shared_store
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from strands import Agent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent
     from tests.drills.deployments import Deployment
     from tests.quotas.conftest import Hold
@@ -348,7 +348,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_every_kind_of_server_counts(
-    hold: Hold, make_agent: MakeAgent, url: str, facts: list[Fact]
+    hold: Hold, make_agent: MakeAgent, url: str, facts: list[Event]
 ) -> None:
     """Two calls are permitted, with what a grant adds."""
     store = open_shared_store(StorePlace(url, 20.0))
@@ -361,7 +361,7 @@ def test_every_kind_of_server_counts(
     store.grant(this_count(), 1, time.time() + 1000)
     make_agent(model)("go")
     assert model.calls == 3
-    last = [fact for fact in facts if isinstance(fact, QuotaUse)][-1]
+    last = [event for event in facts if isinstance(event, QuotaUse)][-1]
     assert (last.used, last.reserved, last.limit) == (3, 0, 3)
     assert [listed.shown for listed in store.keys("calls")] == ["(all)"]
     store.close()

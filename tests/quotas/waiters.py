@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strands import Agent
     from strands.types.streaming import StreamEvent
 
-    from otel_limits.core.facts import Fact
+    from otel_limits.core.events import Event
 
 SOON = 20.0
 """Seconds within which what happens at once has happened, however busy the machine is.
@@ -50,7 +50,7 @@ class Told:
         self.waits = 0
         self._decisions: list[QuotaDecision] = []
 
-    def __call__(self, fact: Fact) -> None:
+    def __call__(self, fact: Event) -> None:
         """Take note."""
         if isinstance(fact, QuotaDecision):
             self._decisions.append(fact)

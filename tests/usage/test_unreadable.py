@@ -17,7 +17,7 @@ from otel_limits.testing import ScriptedModel, endless, uses
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits import Fact
+    from otel_limits import Event
     from tests.conftest import MakeAgent
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -70,27 +70,27 @@ BREAKS_STRANDS = ("text", "None", "a list")
 """What Strands itself cannot add to its own sums: its agent fails with the first call."""
 
 
-def ask(make_agent: MakeAgent, usage: dict[str, Any], facts: list[Fact]) -> str | None:
+def ask(make_agent: MakeAgent, usage: dict[str, Any], events: list[Event]) -> str | None:
     """Run an agent that never ends by itself; return why it ended, `None` if Strands failed."""
-    enable(Limits(max_token_budget=CAP, max_turns=40), observers=[facts.append])
+    enable(Limits(max_token_budget=CAP, max_turns=40), observers=[events.append])
     try:
         return make_agent(ScriptedModel(endless(uses("search", usage=usage))))("go").stop_reason
     except (EventLoopException, TypeError):
         return None
 
 
-def calls_of(facts: list[Fact]) -> list[ModelCall]:
+def calls_of(events: list[Event]) -> list[ModelCall]:
     """Every model call that was counted."""
-    return [fact for fact in facts if isinstance(fact, ModelCall)]
+    return [event for event in events if isinstance(event, ModelCall)]
 
 
 @pytest.mark.parametrize("case", USAGES)
-def test_the_cap_holds(make_agent: MakeAgent, facts: list[Fact], case: str, source: str) -> None:
+def test_the_cap_holds(make_agent: MakeAgent, events: list[Event], case: str, source: str) -> None:
     """A call counts with what is readable and with estimates of the rest, and is never empty."""
     usage, kind = USAGES[case]
-    reason = ask(make_agent, usage, facts)
+    reason = ask(make_agent, usage, events)
     assert reason == (None if case in BREAKS_STRANDS else "max_token_budget")
-    calls = calls_of(facts)
+    calls = calls_of(events)
     assert {(call.kind, call.estimated) for call in calls} == {(kind, kind == "unmeasured")}
     assert all(call.usage.total >= 10 for call in calls)
     if kind == "measured":
@@ -102,15 +102,15 @@ def test_the_cap_holds(make_agent: MakeAgent, facts: list[Fact], case: str, sour
 
 @pytest.mark.parametrize("case", USAGES)
 def test_what_is_told_is_a_number_of_tokens(
-    make_agent: MakeAgent, facts: list[Fact], case: str, tmp_path: Path, monkeypatch: Any
+    make_agent: MakeAgent, events: list[Event], case: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Facts, sums, metrics and the ledger have whole numbers of a size that can be."""
     ledger = tmp_path / "ledger.db"
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger))
-    ask(make_agent, USAGES[case][0], facts)
+    ask(make_agent, USAGES[case][0], events)
     told = counted()
     disable()  # which writes what is still to be written
-    calls, (stop,) = calls_of(facts), [fact for fact in facts if isinstance(fact, Stop)]
+    calls, (stop,) = calls_of(events), [event for event in events if isinstance(event, Stop)]
     sums = (sum(call.usage.input for call in calls), sum(call.usage.output for call in calls))
     assert (stop.usage.input, stop.usage.output) == sums
     assert told == sum(sums)

@@ -139,7 +139,7 @@ def counted_in(mode: str, folder: Path) -> dict[str, Any]:
     import otel_limits
 
     asker = Asker()
-    otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.facts.append])
+    otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.events.append])
     with serving() as vendor:
         found = asyncio.run(asker.ask_all(vendor))
         if mode == MODES[0]:  # all of them count alike
@@ -195,7 +195,7 @@ class Asker:
     """Asks, one after the other, and notes what was counted of each."""
 
     def __init__(self) -> None:
-        self.facts: list[Any] = []
+        self.events: list[Any] = []
         self.models: dict[str, Model] = {}
 
     async def ask_all(self, vendor: Vendor) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Asker:
 
     async def ask(self, provider: Provider, ask: Ask, vendor: Vendor) -> dict[str, Any]:
         """Ask in one case."""
-        self.facts.clear()
+        self.events.clear()
         vendor.replies[:] = ask.replies
         key = f"{provider.name} {dict(ask.config)}"
         if key not in self.models:
@@ -254,11 +254,11 @@ class Asker:
         return {"usage": asdict(stop.usage) if stop is not None else None}
 
     def noted(self) -> dict[str, Any]:
-        """Return what the facts say that has been told since."""
+        """Return what the events say that has been told since."""
         from otel_limits import ModelCall, Stop
 
-        calls = [fact for fact in self.facts if isinstance(fact, ModelCall)]
-        stops = [fact for fact in self.facts if isinstance(fact, Stop)]
+        calls = [event for event in self.events if isinstance(event, ModelCall)]
+        stops = [event for event in self.events if isinstance(event, Stop)]
         return {
             "calls": [
                 {

@@ -26,7 +26,7 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "cache writes": ("cache_write", "write"),
     "one-hour writes": ("cache_write_1h", "write_1h"),
 }
-"""By their names in a cell: what a fact calls them, and what a bill does."""
+"""By their names in a cell: what an event calls them, and what a bill does."""
 
 TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
     "Answers that tell their usage": tuple(CASES)[:9],
@@ -38,7 +38,9 @@ TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def counted(record: Mapping[str, Any]) -> Bill:
     """Add up the calls of one case."""
-    sums = {bill: sum(call[fact] or 0 for call in record["calls"]) for fact, bill in PARTS.values()}
+    sums = {
+        bill: sum(call[event] or 0 for call in record["calls"]) for event, bill in PARTS.values()
+    }
     return Bill(**sums)
 
 

@@ -20,7 +20,7 @@ from tests.wire.usages import Bill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_limits import Fact
+    from otel_limits import Event
     from tests.wire.server import Vendor
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
@@ -54,20 +54,20 @@ class Reader:
 
     def __init__(self, vendor: Vendor, name: str) -> None:
         self.vendor = vendor
-        self.facts: list[Fact] = []
+        self.events: list[Event] = []
         self.has_read = False
         self.provider = BY_NAME[name]
         self.on_text: Callable[[], object] = lambda: None
 
-    def follow(self, fact: Fact) -> None:
+    def follow(self, fact: Event) -> None:
         """Take a fact."""
-        self.facts.append(fact)
+        self.events.append(fact)
         if isinstance(fact, Stop):
             self.vendor.is_over.set()
 
     def agent(self) -> Agent:
         """Make an agent whose vendor says `LONG`, and no more."""
-        self.facts.clear()
+        self.events.clear()
         self.vendor.is_over.clear()
         self.vendor.replies[:] = [self.provider.hangs(Bill(input=13, output=19), LONG)]
 
@@ -81,7 +81,7 @@ class Reader:
 
     def counted(self) -> ModelCall:
         """The one call that was counted."""
-        (call,) = (fact for fact in self.facts if isinstance(fact, ModelCall))
+        (call,) = (fact for fact in self.events if isinstance(fact, ModelCall))
         return call
 
 
@@ -145,7 +145,7 @@ def test_a_vendor_that_fails(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("name", ["Gemini", "Ollama", "LiteLLM, xAI", "LiteLLM, Vertex", "Bedrock"])
-def test_a_vendor_that_is_not_reached(name: str, facts: list[Fact], vendor: Vendor) -> None:
+def test_a_vendor_that_is_not_reached(name: str, events: list[Event], vendor: Vendor) -> None:
     """Nobody bills what nobody got, also where the class begins to stream before it asks."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -154,21 +154,21 @@ def test_a_vendor_that_is_not_reached(name: str, facts: list[Fact], vendor: Vend
     if name == "LiteLLM, Vertex":  # whose token is had from the server all the same
         client_args: Any = vars(model)["client_args"]
         client_args["api_base"] = nowhere
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
         Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
-    (call,) = (fact for fact in facts if isinstance(fact, ModelCall))
+    (call,) = (fact for fact in events if isinstance(fact, ModelCall))
     assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
 
 
 @pytest.mark.parametrize("name", ["Anthropic", "Bedrock", "Gemini", "OpenAI Chat", "SageMaker"])
-def test_an_answer_that_cannot_be_read(name: str, facts: list[Fact], vendor: Vendor) -> None:
+def test_an_answer_that_cannot_be_read(name: str, events: list[Event], vendor: Vendor) -> None:
     """What comes after the status 200 was billed, be it the page of a proxy."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     vendor.replies[:] = [Reply([b"<html>what is no answer of a vendor</html>"], "text/html")]
     model = BY_NAME[name].make(vendor.url)
     with contextlib.suppress(Exception):
         Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
-    (call,) = [fact for fact in facts if isinstance(fact, ModelCall)]
+    (call,) = [fact for fact in events if isinstance(fact, ModelCall)]
     assert call.kind in ("failed", "unmeasured")
     assert (call.estimated, call.usage.input > 5, call.usage.output) == (True, True, 0)

@@ -8,7 +8,7 @@ import pytest
 from strands import Agent
 
 from otel_limits import enable
-from otel_limits.core.facts import QuotaDecision
+from otel_limits.core.events import QuotaDecision
 from tests.wire import models
 from tests.wire.server import Reply
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from strands.models import Model
 
-    from otel_limits import Fact
+    from otel_limits import Event
     from tests.wire.server import Vendor
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
@@ -76,7 +76,7 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_output_cap_is_reserved(
-    way: str, vendor: Vendor, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, vendor: Vendor, facts: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the vendor is sent as the most of an answer is what a quota keeps for it."""
     policy = tmp_path / "limits.yaml"
@@ -89,5 +89,5 @@ def test_an_output_cap_is_reserved(
     with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
         agent("go")
     assert str(CAP).encode() in vendor.requests[0]
-    (decision,) = (fact for fact in facts if isinstance(fact, QuotaDecision))
+    (decision,) = (event for event in facts if isinstance(event, QuotaDecision))
     assert CAP < int(decision.wanted) < CAP + 100

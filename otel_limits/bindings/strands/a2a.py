@@ -10,7 +10,7 @@ import wrapt
 
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.spans import json_value
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.messages import MARKER
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def followed_execute(original: Any) -> Any:
     return execute
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def tell_client(run: Run, result: object) -> None:
     """Keep the stop of an invocation that a client has asked for, if it was a halt."""
     stops, verdict = STOPS.get(), run.verdict
@@ -75,7 +75,7 @@ class _Telling(wrapt.ObjectProxy):  # type: ignore[type-arg]
         self._self_add(event)
         return await self.__wrapped__.enqueue_event(event)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _self_add(self, event: Any) -> None:
         if self._self_stops and getattr(event, "final", False):
             event.metadata = {**(event.metadata or {}), MARKER: self._self_stops[-1]}

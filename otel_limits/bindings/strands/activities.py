@@ -13,9 +13,9 @@ from opentelemetry import context as otel_context
 from strands.hooks import AfterNodeCallEvent, BeforeNodeCallEvent
 
 from otel_limits.bindings.strands.invocations import STATES
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import ACTIVITY, CURRENT, Activity, Group, for_threads
+from otel_limits.runs.tree import ACTIVITY, CURRENT, Group, TaskScope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,7 +38,7 @@ def note_request(event: BeforeToolCallEvent) -> None:
     run = CURRENT.get()
     if isinstance(run, Run):
         requested = STATES.of(event.agent).requested
-        requested[_key(event)] = Activity(run, ACTIVITY.get()), otel_context.get_current()
+        requested[_key(event)] = TaskScope(run, ACTIVITY.get()), otel_context.get_current()
         while len(requested) > MOST_REQUESTED:
             requested.pop(next(iter(requested)))
 
@@ -49,7 +49,7 @@ def requester_of(event: AfterToolCallEvent) -> Run | Group | None:
     return None if requested is None else requested[0].scope
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def forget_request(event: AfterToolCallEvent) -> None:
     """Forget a tool that has ended and is not tried again."""
     state = STATES.get(event.agent)
@@ -64,8 +64,8 @@ def tool_stage(context: ExecuteToolContext, next_fn: MiddlewareNext[Any, Any]) -
     return events if requested is None else _follow(events, *requested)
 
 
-@never_raises("binding")
-def _requested(of: Any) -> tuple[Activity, Context] | None:
+@suppress_errors("binding")
+def _requested(of: Any) -> tuple[TaskScope, Context] | None:
     state: AgentState | None = STATES.get(of.agent)
     return None if state is None else state.requested.get(_key(of))
 
@@ -80,7 +80,7 @@ def _key(of: Any) -> tuple[int, str]:
 
 
 async def _follow(
-    events: Any, activity: Activity, at_request: Context
+    events: Any, activity: TaskScope, at_request: Context
 ) -> AsyncGenerator[Any, None]:
     """Run a tool in the name of whoever asked for it.
 
@@ -136,7 +136,7 @@ async def within(scope: Run | Group | None, events: AsyncGenerator[Any, None]) -
         await events.aclose()
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def watch_nodes(group: Any) -> None:
     """Be told where the nodes of a graph begin and end, each in a task of its own."""
     from strands.multiagent.graph import Graph
@@ -148,19 +148,19 @@ def watch_nodes(group: Any) -> None:
         group.hooks.add_callback(AfterNodeCallEvent, end_node)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def begin_node(event: BeforeNodeCallEvent) -> None:
     """A node begins, and the present task works for it."""
     del event
     scope = CURRENT.get()
     if isinstance(scope, Group):
-        ACTIVITY.set(activity := Activity(scope, ACTIVITY.get()))
+        ACTIVITY.set(activity := TaskScope(scope, ACTIVITY.get()))
         # Never detached: the node has a task of its own.
         spans = otel_context.get_current()
         otel_context.attach(for_threads(scope, activity, spans) or spans)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def end_node(event: AfterNodeCallEvent) -> None:
     """A node has ended, unless it was broken off: then its threads go on."""
     from strands.multiagent.base import Status

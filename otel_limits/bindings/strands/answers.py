@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from strands.types.events import ModelStopReason, TypedEvent
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.messages import halt_message, halt_text, partial_note
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def cancelled_answer() -> ModelStopReason:
     )
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def as_cut(answer: ModelStopReason, live: Live) -> ModelStopReason:
     """Let the halt stand for an answer that was broken off, as Strands does for a cancelled one.
 

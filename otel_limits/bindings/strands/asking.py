@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import AfterInvocationEvent
 
-    from otel_limits.core.facts import Invocation
+    from otel_limits.core.events import Invocation
 
 NAME: Final = "otel_limits"
 """Name of the interrupts that ask a human for more; their ids begin with it."""
@@ -122,7 +122,7 @@ def extend(policy: Policy, response: object) -> Policy:
     extension = extension_of(response)
     if extension is None:
         return policy
-    return policy.under(extension, None, NO_LIMITS, EXTENSION)
+    return policy.merged_over(extension, None, NO_LIMITS, EXTENSION)
 
 
 def declined_verdict(answer: Interrupt | None) -> Verdict | None:

@@ -31,7 +31,7 @@ from otel_limits.bindings.strands.legs import (
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
 from otel_limits.bindings.strands.stages import agent_stage, model_stage
 from otel_limits.bindings.strands.tools import after_tool, after_tools, before_tool, before_tools
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ class Attachment:
         self.own: Callable[[str], Policy] | None = None
         self.is_staged = False
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def __call__(self, event: BeforeInvocationEvent) -> None:
         """Begin a leg."""
         before_leg(event)

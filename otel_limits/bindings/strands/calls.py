@@ -37,9 +37,9 @@ from otel_limits.bindings.strands.stages import PASS, note_failure
 from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.faults import never_raises
-from otel_limits.runs.calls import FOLLOWED, OpenCall, Within
-from otel_limits.runs.tree import Group, working_for
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.calls import FOLLOWED, EnclosingCall, InFlightCall
+from otel_limits.runs.tree import Group, current_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -121,10 +121,10 @@ def _as_function(method: Any) -> Callable[..., Any]:
     return lambda model, *args, **kwargs: bind(model, type(model))(*args, **kwargs)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _run_of_task(model: Any) -> Run | None:
     """Return what a request of the present task counts for, if it is followed."""
-    scope, host = working_for()[0], STRANDS.host
+    scope, host = current_scope()[0], STRANDS.host
     if isinstance(scope, Group):  # a node that is not an agent asks by itself
         if host is None or not host.is_on:
             return None
@@ -147,17 +147,17 @@ class Passage:
     model: Any
     content: object
     """What is asked, to estimate it by."""
-    note: Callable[[OpenCall, Any], None]
+    note: Callable[[InFlightCall, Any], None]
     """Notes what an event says of the call."""
     model_pass: ModelPass | None = None
     """The pass of the agent's loop that asks, if it does."""
-    within: Within = field(default_factory=Within)
-    around: Within | None = None
+    within: EnclosingCall = field(default_factory=EnclosingCall)
+    around: EnclosingCall | None = None
     """The request that this one is, where it began further out."""
     is_whole: bool = False
     """True when the answer has come to its end, although the stream has not."""
 
-    def begin(self) -> Within:
+    def begin(self) -> EnclosingCall:
         """Judge the call and open it, or carry the one that we are within."""
         self.within.run, self.within.model = self.run, self.model
         around = FOLLOWED.get()
@@ -166,15 +166,15 @@ class Passage:
                 self._carry(around)
                 return self.within
             self._share(around)
-        call = self._describe() or OpenCall("unknown")
+        call = self._describe() or InFlightCall("unknown")
         # Outside of every guard: what it raises is the refusal, which has to reach who asked.
         self._judge(call)
         # Once more where a fault broke it off: a call that is not opened is not counted.
         self.within.call = self._open(call) or self._open(call)
         return self.within
 
-    @never_raises("binding")
-    def _describe(self) -> OpenCall | None:
+    @suppress_errors("binding")
+    def _describe(self) -> InFlightCall | None:
         """Say what is known of a call: it is the one that the stage has let out, or one more."""
         model, model_pass = self.model, self.model_pass
         if model_pass is None:
@@ -187,7 +187,7 @@ class Passage:
             self._ask_instead(call)
         return call
 
-    def _ask_instead(self, call: OpenCall) -> None:
+    def _ask_instead(self, call: InFlightCall) -> None:
         """Say of a call what is known of the model that asks the vendor, whichever is around it.
 
         The usage is written as that vendor writes it. A name that the outer model has stays: it is
@@ -198,21 +198,21 @@ class Passage:
         call.provider = provider_of(self.model.__class__)
         call.terms = terms_of(self.model, self.content)
 
-    @never_raises("binding")
-    def _carry(self, around: Within) -> None:
+    @suppress_errors("binding")
+    def _carry(self, around: EnclosingCall) -> None:
         around.is_carried = True
         self.around, self.within.call = around, around.call
         if around.call is not None and self.model is not around.model:  # a model around another
             self._ask_instead(around.call)
 
-    @never_raises("binding")
-    def _share(self, around: Within) -> None:
+    @suppress_errors("binding")
+    def _share(self, around: EnclosingCall) -> None:
         """A second request within one: what the outer one says from here on is of both."""
         around.is_shared = True
         if around.is_over:
             _settle(self.run, around.call)
 
-    def _judge(self, call: OpenCall) -> None:
+    def _judge(self, call: InFlightCall) -> None:
         """Refuse a call that some limit has no place for."""
         model_pass, live = self.model_pass, self.run.state
         if model_pass is not None:
@@ -226,8 +226,8 @@ class Passage:
         else:
             let_side_out(self.run, call)
 
-    @never_raises("binding")
-    def _open(self, call: OpenCall) -> OpenCall:
+    @suppress_errors("binding")
+    def _open(self, call: InFlightCall) -> InFlightCall:
         self.run.calls.open(call)
         if self.model_pass is not None:
             # What is current around a call beside the loop is the span of a tool, or of what asks.
@@ -238,7 +238,7 @@ class Passage:
             self.run.runs.spans.note_counted_within(context.span_id)
         return call
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def take(self, event: Any) -> None:
         """Note what an event says; whoever is further in has noted the texts already."""
         within = self.within
@@ -251,13 +251,13 @@ class Passage:
         if not within.is_carried or "metadata" in event:
             self.note(within.call, event)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def read_on(self) -> None:
         """Somebody reads on, so that the call uses more."""
         if self.within.call is not None and self.within.call.is_paused:
             self.run.calls.read_on(self.within.call)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def join(self, wait: Wait) -> None:
         """Put a wait among those of the invocation, which end with that."""
         live = self.run.state
@@ -275,7 +275,7 @@ class Passage:
             verdict = self.run.state.verdict
             raise limit_reached(verdict, self.run.stop(verdict.reason)) from cut
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def fail(self, error: Exception) -> None:
         """Count a call that failed: a middleware may ask again before anybody else learns of it."""
         call = self.within.call
@@ -287,7 +287,7 @@ class Passage:
         if self.around is None:
             note_failure(self.model_pass, error)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def over(self, *, answered: bool) -> None:
         """Count the call, unless others know better how it ended."""
         call = self.within.call
@@ -299,7 +299,7 @@ class Passage:
             _settle(self.run, call)
 
 
-_passage_of = never_raises("binding")(Passage)
+_passage_of = suppress_errors("binding")(Passage)
 
 
 def _passage(*known: Any) -> Passage | None:
@@ -341,7 +341,7 @@ async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[An
             await close()
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _attach_again(live: Live) -> bool:
     """Stay attached where an application has replaced a registry; True when stages were lost."""
     agent = live.agent()
@@ -353,7 +353,7 @@ def _attach_again(live: Live) -> bool:
     return not was_staged
 
 
-def _settle(run: Run, call: OpenCall | None, error: Exception | None = None) -> None:
+def _settle(run: Run, call: InFlightCall | None, error: Exception | None = None) -> None:
     """Count a call that has not been counted yet; `error` is what it failed with."""
     if call is None or not call.is_open:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,18 +68,18 @@ class Doors:
                 super(model, derived).__init_subclass__(**kwargs)  # type: ignore[misc]
             else:
                 original.__get__(None, derived)(**kwargs)
-            never_raises("binding")(self._watch_class)(derived)
+            suppress_errors("binding")(self._watch_class)(derived)
 
         self._patches.put(model, "__init_subclass__", classmethod(watch))
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def watch_of(self, agent: Agent) -> None:
         """Follow every model that may be asked: a tool may ask one that no agent has."""
         for model in (agent.model, agent.aux_model):
             self._watch_model(model)
         self.watch_all()
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def watch_all(self) -> None:
         """Follow every class there is: a node of a graph may ask without an agent."""
         from strands.models import Model

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.strands.patches import ClassPatcher
-    from otel_limits.core.facts import Stop
+    from otel_limits.core.events import Stop
     from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Action
 

@@ -11,7 +11,7 @@ from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.asking import can_be_extended, question
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.spans import end_quietly, write_halt
-from otel_limits.core.faults import never_raises, note
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.limits import KILLED_STOP_REASON, MAX_DURATION_STOP_REASON
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from strands.types.content import Message
 
     from otel_limits.bindings.strands.invocations import Live
-    from otel_limits.core.facts import ActionTaken
+    from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Verdict
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.calls import InFlightCall
 
 AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that leave no time for a last answer or a question."""
@@ -40,7 +40,7 @@ class RefusedError(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
-def let_out(live: Live, call: OpenCall, context: InvokeModelContext | None) -> None:
+def let_out(live: Live, call: InFlightCall, context: InvokeModelContext | None) -> None:
     """Reserve what a model call of the loop may use, or raise what keeps it from going out.
 
     Args:
@@ -52,7 +52,7 @@ def let_out(live: Live, call: OpenCall, context: InvokeModelContext | None) -> N
     try:
         refusal = _refusal(live, call, context)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
-        note("binding", error)
+        report_suppressed("binding", error)
         return
     # Raised out here, where the guard above would not take the refusal for a fault of ours.
     if refusal is not None:
@@ -64,7 +64,7 @@ def let_out(live: Live, call: OpenCall, context: InvokeModelContext | None) -> N
 
 
 def _refusal(
-    live: Live, call: OpenCall, context: InvokeModelContext | None
+    live: Live, call: InFlightCall, context: InvokeModelContext | None
 ) -> InterruptException | None:
     """Return what a limit or a quota does to this call, or `None`."""
     # Taken once: the hook that asks the quotas runs for each response of the loop, not for each
@@ -113,7 +113,7 @@ def _refused(live: Live, verdict: Verdict) -> RefusedError:
 def perform(
     agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
-    """The halt is a fact now: tell it, mark its message and the live span."""
+    """The halt is an event now: tell it, mark its message and the live span."""
     # First, as the stop that goes into the message reads action and verdict from the run.
     live.run.halt(verdict, action)
     live.marked = message
@@ -123,7 +123,7 @@ def perform(
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def perform_if_due(agent: Agent, live: Live, message: Message) -> None:
     """Perform the halt under way when this is its message, unless that was done."""
     if live.marked is not None or live.verdict is None:

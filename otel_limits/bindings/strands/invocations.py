@@ -17,7 +17,7 @@ from otel_limits.bindings.strands.reading import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
 from otel_limits.bindings.strands.waiting import Waits
 from otel_limits.core.errors import LimitReachedError
-from otel_limits.core.faults import FAULTS, never_raises
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.messages import halt_text
 from otel_limits.core.policy import Verdict
 from otel_limits.runs.tree import ACTIVITY, CURRENT, for_threads
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.strands.batch import Batch
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Run
-    from otel_limits.runs.tree import Activity
+    from otel_limits.runs.tree import TaskScope
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +116,7 @@ class AgentState:
         """More than one where an agent is used re-entrantly."""
         self.direct: list[Run] = []
         """Requests for structured output without the loop; a tool of the agent may make some."""
-        self.requested: dict[tuple[int, str], tuple[Activity, Context]] = {}
+        self.requested: dict[tuple[int, str], tuple[TaskScope, Context]] = {}
         """For whom its tools run, and within which span, from their request to their end."""
         self.lock = threading.Lock()
         """Held while one leaves: who cancels later would hit the next invocation."""
@@ -198,14 +198,14 @@ def live_of(agent: object) -> Live | None:
     return state.current() if state is not None else None
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def is_of_another(agent: Agent, live: Live, message: Message) -> bool:
     """Tell whether a message asks for tools of another invocation that the agent runs at once."""
     others = [each for each in STATES.of(agent).live if each is not live]
     return any(each.taken is message for each in others)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> bool:
     """An invocation begins under `span`.
 
@@ -218,7 +218,7 @@ def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) ->
     try:
         _begin(agent, span, policy_of)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
-        FAULTS.report("binding", error)
+        INTERNAL_ERRORS.report("binding", error)
         # Only where nothing was begun: a second one on top would never be ended.
         if live_of(agent) is former:
             _begin(agent, trace.INVALID_SPAN, policy_of)
@@ -275,7 +275,7 @@ def _canceller(
 ) -> Callable[[Verdict], None]:
     """Make what ends an invocation from any thread, without keeping it or its agent alive."""
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def cancel(verdict: Verdict) -> None:
         agent, run = agent_ref(), run_ref()
         state = STATES.get(agent)
@@ -297,7 +297,7 @@ def _canceller(
     return cancel
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def end(
     agent: Agent,
     response: AgentResult | None,
@@ -326,7 +326,7 @@ def end(
         run.finish("error" if error is not None else "aborted")
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _leave(state: AgentState) -> Run | None:
     return state.leave()
 
@@ -343,7 +343,7 @@ def _is_raised_by(error: LimitReachedError, run: Run) -> bool:
     return True
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
     """A direct request for structured output begins, which asks the model without the loop.
 
@@ -353,14 +353,14 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
     try:
         run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
     except Exception as error:  # noqa: BLE001  once more, as any invocation
-        FAULTS.report("binding", error)
+        INTERNAL_ERRORS.report("binding", error)
         run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
     state.direct.append(run)
     CURRENT.set(run)
     return run
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | None) -> None:
     """A direct request is over, without an output where it failed."""
     state = STATES.get(agent)
@@ -379,7 +379,7 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
         run.finish("end_turn" if output is not None else "error")
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
     """Book a request that a provider made by itself: only its texts are known."""
     call = call_to(agent.model, [*agent.messages, prompt])

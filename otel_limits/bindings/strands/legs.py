@@ -19,7 +19,7 @@ from otel_limits.bindings.strands.invocations import STATES, Live, is_direct, li
 from otel_limits.bindings.strands.requests import request_of
 from otel_limits.bindings.strands.spans import write_warnings
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.faults import never_raises, never_raises_async
+from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
 from otel_limits.core.policy import KILLED
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from strands.types.content import Message
 
     from otel_limits.core.errors import LimitReachedError
-    from otel_limits.core.facts import ActionTaken
+    from otel_limits.core.events import ActionTaken
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def before_leg(event: BeforeInvocationEvent) -> None:
     """Begin a leg; the first one keeps what the invocation began with."""
     live, agent = live_of(event.agent), event.agent
@@ -72,7 +72,7 @@ def after_leg(event: AfterInvocationEvent) -> None:
         raise error
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
     """A leg that was refused, or asks a human, is not resumed: nothing would come of it.
 
@@ -88,11 +88,11 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
             # None of it began: its replay is admitted anew.
             if position not in batch.refusals and not batch.denied:
                 live.run.tools.give_back(request["name"])
-    live.run.calls.let_go()
+    live.run.calls.release_unused()
     # A hook would resume for ever: each further leg would be refused as this one was.
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
-    if event.resume is None and live.run.runs.settle_end(live.run) and live.marked is None:
+    if event.resume is None and live.run.runs.freeze_outcome(live.run) and live.marked is None:
         return _tell_kill(event, live)
     return None
 
@@ -109,7 +109,7 @@ def _tell_kill(event: AfterInvocationEvent, live: Live) -> LimitReachedError | N
     return limit_reached(KILLED, run.stop(KILLED.reason)) if action == "raised" else None
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def before_model(event: BeforeModelCallEvent) -> None:
     """A response is asked for, whoever answers: a middleware can do so itself."""
     live = live_of(event.agent)
@@ -117,7 +117,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
         live.asked = live.waits.is_asking = True
 
 
-@never_raises_async("quotas")
+@suppress_errors_async("quotas")
 async def ask_gate(event: BeforeModelCallEvent) -> None:
     """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
     live = live_of(event.agent)
@@ -128,7 +128,7 @@ async def ask_gate(event: BeforeModelCallEvent) -> None:
         live.is_cancelled = event.agent.cancel_signal.is_set() and live.verdict is None
 
 
-@never_raises_async("quotas")
+@suppress_errors_async("quotas")
 async def tell_gate(event: AfterModelCallEvent) -> None:
     """Settle what was reserved; the call has been counted by now."""
     live = live_of(event.agent)
@@ -137,7 +137,7 @@ async def tell_gate(event: AfterModelCallEvent) -> None:
         await gate.settle(live.run.invocation.id)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def message_added(event: MessageAddedEvent) -> None:
     """Count a turn, or tag the message that a halt left."""
     live, message = live_of(event.agent), event.message

@@ -10,7 +10,7 @@ import wrapt
 from opentelemetry import trace
 
 from otel_limits.bindings.strands.doors import Doors, Patches
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ClassPatcher:
         self._on = False
         self._patches.take_back()
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _patched(
         self, module: str, patch: Callable[[ClassPatcher, Any], None], _imported: Any = None
     ) -> None:
@@ -111,7 +111,7 @@ class ClassPatcher:
 
         return start
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _begun(self, agent: Agent, span: trace.Span) -> None:
         from otel_limits.bindings.strands.invocations import begin
 
@@ -126,7 +126,7 @@ class ClassPatcher:
             host.unfollowed(agent.name)
 
     # With a guard of its own: what fails here must not leave the agent without its other limits.
-    @never_raises("quotas")
+    @suppress_errors("quotas")
     def _wait_for_quotas(self, agent: Agent) -> None:
         from otel_limits.bindings.strands.attach import wait_for_quotas
 
@@ -134,7 +134,7 @@ class ClassPatcher:
         if host is not None and host.runs.observers.gate is not None:
             wait_for_quotas(agent)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
         """Return what applies to an agent, which is attached to if something does."""
         from otel_limits.bindings.strands.attach import attach
@@ -163,7 +163,7 @@ class ClassPatcher:
 
         return end
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _ending(self, agent: Agent) -> None:
         from otel_limits.bindings.strands.invocations import live_of
         from otel_limits.bindings.strands.spans import write_end
@@ -171,7 +171,7 @@ class ClassPatcher:
         if (live := live_of(agent)) is not None:
             write_end(agent.trace_span, live.run)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _ended(self, agent: Agent, *outcome: Any) -> None:
         from otel_limits.bindings.strands.invocations import end
 
@@ -251,7 +251,7 @@ class ClassPatcher:
 
         return stream_async
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _group_begun(self, group: Any) -> Group | None:
         from otel_limits.bindings.strands.activities import watch_nodes
 
@@ -263,14 +263,14 @@ class ClassPatcher:
         # Last: nothing that fails afterwards may leave its trees with a member that never ends.
         return host.runs.group(name, host.policy(name))
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _group_ended(self, scope: Group) -> None:
         host = self._host()
         assert host is not None
         host.runs.end_group(scope)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _prepare(host: Host | None, agent: Agent) -> None:
     """Have done what has to be done before an agent is called."""
     if host is not None:

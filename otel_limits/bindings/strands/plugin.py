@@ -8,7 +8,7 @@ from strands.plugins import Plugin
 
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
-from otel_limits.core.origins import calling_line
+from otel_limits.core.origins import caller_location
 from otel_limits.core.policy import ACTION, Action
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LimitsPlugin(Plugin):
         self._limits = require_limits("limits", limits)
         self._action = action
         self._tree = require_tree(tree)
-        self._origin = calling_line("LimitsPlugin")
+        self._origin = caller_location("LimitsPlugin")
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from otel_limits.bindings.strands.reading import model_id, provider_of
-from otel_limits.core.faults import note
+from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.usage.media import (
     Recipient,
     recipient,
@@ -38,7 +38,7 @@ def projected_input(model: object, messages: object, beside: Sequence[object] = 
         known, later = _baseline(messages, to.provider)
         return max(1, known + tokens_of_content([later, *(() if known else beside)], to))
     except Exception as error:  # noqa: BLE001  the agent must not feel it
-        note("binding", error)
+        report_suppressed("binding", error)
         return 1
 
 

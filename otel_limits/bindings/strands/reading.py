@@ -11,7 +11,7 @@ from opentelemetry import baggage, trace
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 from otel_limits.bindings.strands.private import interrupt_state
-from otel_limits.core.faults import note
+from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.usage.normaliser import record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from strands.hooks import AfterToolsEvent
     from strands.types.content import Message
 
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
 
 DICTIONARIES: Final = (dict, Mapping)
@@ -55,7 +55,7 @@ def model_id(model: object) -> str:
             endpoint = getattr(model, "endpoint_config", None)
             known = endpoint.get("endpoint_name") if isinstance(endpoint, DICTIONARIES) else None
     except Exception as error:  # noqa: BLE001  a model may be anything
-        note("binding", error)
+        report_suppressed("binding", error)
         return "unknown"
     return known if isinstance(known, str) else "unknown"
 
@@ -74,7 +74,7 @@ def provider_of(model: type) -> str:
     return model.__qualname__
 
 
-def note_chunk(call: OpenCall, chunk: Mapping[str, Any]) -> None:
+def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
     """Note what a chunk of a response says: its text, and the usage that was reported."""
     try:
         if "contentBlockDelta" in chunk:
@@ -87,10 +87,10 @@ def note_chunk(call: OpenCall, chunk: Mapping[str, Any]) -> None:
         elif not any(name in chunk for name in BEFORE_REQUEST.get(call.provider, ())):
             call.answered = True
     except Exception as error:  # noqa: BLE001  the agent must not feel it
-        note("binding", error)
+        report_suppressed("binding", error)
 
 
-def note_output(call: OpenCall, event: Mapping[str, Any]) -> None:
+def note_output(call: InFlightCall, event: Mapping[str, Any]) -> None:
     """Note what an event of a structured output says: most providers only give the output."""
     try:
         if "metadata" in event or "contentBlockDelta" in event:
@@ -102,10 +102,10 @@ def note_output(call: OpenCall, event: Mapping[str, Any]) -> None:
             dump = getattr(output, "model_dump_json", None)
             call.parts.append(dump() if dump is not None else as_json(output))
     except Exception as error:  # noqa: BLE001  the agent must not feel it
-        note("binding", error)
+        report_suppressed("binding", error)
 
 
-def note_failed_output(call: OpenCall, error: Exception) -> None:
+def note_failed_output(call: InFlightCall, error: Exception) -> None:
     """Note that a structured output failed, by an answer perhaps that is billed all the same."""
     completion = getattr(error, "completion", None)  # openai, LengthFinishReasonError
     if completion is not None:
@@ -131,7 +131,7 @@ def _text_in(delta: Mapping[str, Any]) -> str:
     return str(part.get("input") or part.get("text") or "")
 
 
-def note_answer(call: OpenCall, usage: Mapping[str, Any], message: Message) -> None:
+def note_answer(call: InFlightCall, usage: Mapping[str, Any], message: Message) -> None:
     """Note the answer of a model whose chunks nobody saw."""
     record = record_of_usage(usage, call.provider)
     if record.usage.total:  # the loop has zeros where there was no usage

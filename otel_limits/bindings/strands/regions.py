@@ -11,7 +11,7 @@ from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import model_id, provider_of
 from otel_limits.core.regions import GLOBAL, UNTOLD
-from otel_limits.core.sellers import canonical
+from otel_limits.core.vendors import canonical
 
 if TYPE_CHECKING:
     from otel_limits.bindings.strands.terms import Said

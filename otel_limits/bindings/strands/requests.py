@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.terms import terms_of
-from otel_limits.core.faults import never_raises
-from otel_limits.runs.calls import OpenCall
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.gate import Request
 from otel_limits.usage.numbers import token_count
 
@@ -54,13 +54,13 @@ SETTINGS: Final = (
 MAX_DEPTH: Final = 3
 
 
-def call_to(model: Any, content: object) -> OpenCall:
+def call_to(model: Any, content: object) -> InFlightCall:
     """Describe a call of a model before it goes out, by all that it is sent."""
     return _described(model, projected_input(model, content), content)
 
 
-@never_raises("binding")
-def call_by_context(context: Any) -> OpenCall:
+@suppress_errors("binding")
+def call_by_context(context: Any) -> InFlightCall:
     """Describe a call of the agent loop by the context of its stage.
 
     The loop keeps what vendors said of earlier responses, and takes it out of what is sent.
@@ -70,13 +70,13 @@ def call_by_context(context: Any) -> OpenCall:
     return _described(model, asked, (context.messages, beside))
 
 
-def _described(model: Any, asked: int, content: object) -> OpenCall:
-    call = OpenCall(model_id(model), asked, provider_of(model.__class__), output_cap(model))
+def _described(model: Any, asked: int, content: object) -> InFlightCall:
+    call = InFlightCall(model_id(model), asked, provider_of(model.__class__), output_cap(model))
     call.terms = terms_of(model, content)
     return call
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def request_of(run: Run, event: BeforeModelCallEvent) -> Request:
     """Say what is known of a model call before it goes out."""
     agent = event.agent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.strands.invocations import Live
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.faults import never_raises, note
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.limits import TREE_PREFIX
 from otel_limits.core.policy import Verdict
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
     from strands.types.content import Message
 
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
 
 
-def let_side_out(run: Run, call: OpenCall) -> None:
+def let_side_out(run: Run, call: InFlightCall) -> None:
     """Reserve what a side call may use, or raise the error of the limit that it would pass."""
     try:
         verdict = run.calls.admit(call)
         if verdict is not None and verdict.action == "observe" and not run.finished:
             run.halt(verdict, "observed")
     except Exception as error:  # noqa: BLE001  the agent must not feel it
-        note("binding", error)
+        report_suppressed("binding", error)
         return
     # Raised out here, where the guard above would not take the refusal for a fault of ours.
     if verdict is not None and call.reservation is None:
@@ -79,7 +79,7 @@ def _is_of(run: Run, limit: str, cap: object, invocation_id: str) -> bool:
     )
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def refused_to_loop(run: Run) -> bool:
     """Tell whether a halted invocation was asked for by the loop of another one, and tell that.
 

@@ -9,17 +9,17 @@ from opentelemetry import trace
 
 from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.otel import semconv
 from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
 
 if TYPE_CHECKING:
-    from otel_limits.core.facts import Warned
+    from otel_limits.core.events import LimitWarning
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
 
 
-@never_raises("span")
+@suppress_errors("span")
 def end_quietly(span: trace.Span | None) -> None:
     """End the span that a refusal leaves, or Strands ends it as an error, which it is not."""
     if span is None or not span.is_recording():
@@ -32,7 +32,7 @@ def end_quietly(span: trace.Span | None) -> None:
         span.end()
 
 
-@never_raises("span")
+@suppress_errors("span")
 def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic: bool) -> None:
     """Write the halt to the live agent span: attributes are frozen once it ends."""
     if span is None or not span.is_recording():
@@ -53,7 +53,7 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
         span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
 
 
-@never_raises("span")
+@suppress_errors("span")
 def write_end(span: trace.Span | None, run: Run) -> None:
     """Write what an invocation cost, and what would have ended it, to its live span."""
     if span is None or not span.is_recording():
@@ -95,8 +95,8 @@ def cost_of(run: Run) -> dict[str, Any]:
     return attributes
 
 
-@never_raises("span")
-def write_warnings(span: trace.Span | None, warnings: tuple[Warned, ...]) -> None:
+@suppress_errors("span")
+def write_warnings(span: trace.Span | None, warnings: tuple[LimitWarning, ...]) -> None:
     """Write each soft threshold that was passed to the live agent span."""
     for warning in warnings:
         if span is not None and span.is_recording():

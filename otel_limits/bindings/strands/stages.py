@@ -29,9 +29,9 @@ from otel_limits.bindings.strands.side import halt_meant, refused_to_loop, resul
 from otel_limits.bindings.strands.spans import end_quietly
 from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.faults import never_raises, note
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.messages import budget_note, halt_message, halt_text, wrap_up_note
-from otel_limits.runs.calls import OpenCall
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
                 try:
                     halted = _pass(agent, event)
                 except Exception as error:  # noqa: BLE001  the agent must not feel it
-                    note("binding", error)
+                    report_suppressed("binding", error)
             yield event
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
-            followed.run.runs.settle_end(followed.run)  # what hooks still do changes nothing
+            followed.run.runs.freeze_outcome(followed.run)  # what hooks still do changes nothing
             raise
         if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))
@@ -104,7 +104,7 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
         raise raised
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _raised(agent: Agent) -> LimitReachedError | None:
     """Return what the halt of a leg raises, if it does; a hook may have resumed it since."""
     live = live_of(agent)
@@ -141,13 +141,13 @@ def _pass(agent: Agent, event: object) -> bool:
         return False
     if live.overflowed:  # a cycle after an overflow that nobody retried is the recovery
         live.overflowed = False
-        live.run.recover()
+        live.run.reset_iterations()
     if live.run.unsampled:
         live.run.cycle()
     return False
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _stop(agent: Agent, live: Live, event: Any) -> bool:
     """Note how the leg ended; True when it was our halt."""
     reason, message, *_ = event["stop"]
@@ -189,15 +189,15 @@ class ModelPass:
 
     live: Live
     context: InvokeModelContext
-    admitted: OpenCall | None
+    admitted: InFlightCall | None
     """The call that the stage has let out, until it goes."""
-    calls: list[OpenCall] = field(default_factory=list)
+    calls: list[InFlightCall] = field(default_factory=list)
     failure: Exception | None = None
     """What the last call that failed did so with."""
     has_streamed: bool = False
     """True when a response was streamed, by whatever model."""
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def close(self, answer: ModelStopReason | None) -> None:
         """Count what is still open: a cancelled stream is left without being closed."""
         calls, answered = self.live.run.calls, answer is not None
@@ -252,7 +252,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     All of it waits until somebody asks for the response: a middleware may prepare several calls,
     and make none of them. The call itself is counted where it leaves for the provider.
     """
-    live.asked, call = True, call_by_context(context) or OpenCall("unknown")
+    live.asked, call = True, call_by_context(context) or InFlightCall("unknown")
     let_out(live, call, context)
     model_pass, answer = ModelPass(live, context, call), None
     events = next_fn(_with_notes(live, context) or context)
@@ -288,7 +288,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
         await events.aclose()
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
     """Tell the model what it has to know; the conversation does not keep it."""
     if live.wrapping is not None:
@@ -296,12 +296,12 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
         return replace(
             context, messages=told, tool_specs=[], tool_choice=None, structured_output_model=None
         )
-    if live.run.policy.tell_model and (levels := live.run.levels()):
+    if live.run.policy.budget_hints and (levels := live.run.levels()):
         return context.replace(messages=with_note(context.messages, budget_note(levels)))
     return None
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def _gives_up(model_pass: ModelPass, error: Exception) -> bool:
     """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last.
 

@@ -9,16 +9,16 @@ from typing import Any, Final, NamedTuple
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.regions import REGIONS, region_of, variable
-from otel_limits.core.faults import note
-from otel_limits.core.sellers import canonical, seller_at, seller_of
+from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
     FIVE_MINUTES,
     PAID_TOOLS,
     STANDARD,
-    Terms,
+    PricingTerms,
     named_tier,
 )
+from otel_limits.core.vendors import canonical, vendor_at, vendor_of
 
 MAX_DEPTH: Final = 5
 """How deep settings are looked into; a tool's own settings are three levels down."""
@@ -113,7 +113,7 @@ class Said(NamedTuple):
     value: Any
 
 
-def terms_of(model: Any, content: object = ()) -> Terms:
+def terms_of(model: Any, content: object = ()) -> PricingTerms:
     """Return what a request of a model asks for, by its settings and by all that it is sent.
 
     What is not said is the vendor's default.
@@ -126,8 +126,8 @@ def terms_of(model: Any, content: object = ()) -> Terms:
         kinds = set[str]().union(*blocks)
         points = blocks if "cachePoint" in kinds else ()
         addresses = _addresses(model)
-        return Terms(
-            seller=next(filter(None, map(seller_at, addresses)), None),
+        return PricingTerms(
+            seller=next(filter(None, map(vendor_at, addresses)), None),
             tier=_tier(settings),
             region=region_of(model, settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
@@ -139,7 +139,7 @@ def terms_of(model: Any, content: object = ()) -> Terms:
             paid_tools=frozenset(tool for tool in PAID_TOOLS if Said(TYPE, tool) in settings),
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
-        note("binding", error)
+        report_suppressed("binding", error)
         return DEFAULT_TERMS
 
 
@@ -199,7 +199,7 @@ def _ttls(
         if name == CACHE_CONTROL and isinstance(value, Mapping):
             yield str(value.get("ttl") or FIVE_MINUTES)
     provider = provider_of(model.__class__)
-    if provider in WITHOUT_POINTS or seller_of(model_id(model), provider) in WITHOUT_POINTS:
+    if provider in WITHOUT_POINTS or vendor_of(model_id(model), provider) in WITHOUT_POINTS:
         return
     config = getattr(model, "config", None)
     cache = config.get("cache_config") if isinstance(config, Mapping) else None
@@ -244,7 +244,7 @@ def _addresses(model: Any) -> list[str]:
     held = (getattr(model, "client_args", None), getattr(model, "config", None))
     told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
     told += [getattr(model, "host", None), getattr(client, "base_url", None)]
-    is_openai = seller_of(model_id(model), canonical(provider)) == "openai"
+    is_openai = vendor_of(model_id(model), canonical(provider)) == "openai"
     if provider in BY_VARIABLE and is_openai and client is None and not any(told):
         told.append(variable(*BY_VARIABLE[provider]))
     return [str(each) for each in told if each]

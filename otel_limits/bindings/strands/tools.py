@@ -20,9 +20,9 @@ from otel_limits.bindings.strands.reading import (
     tool_uses,
 )
 from otel_limits.bindings.strands.spans import write_warnings
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
-from otel_limits.core.messages import halt_text, refusal_note, why
+from otel_limits.core.messages import halt_text, reason_text, refusal_note
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Answered: TypeAlias = "tuple[Mapping[str, Any], Mapping[str, Any], float | None]
 """A tool use, its result, and the seconds that it ran for if it did."""
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def before_tools(event: BeforeToolsEvent) -> None:
     """Decide in request order which calls may run, before any of them does."""
     live = live_of(event.agent)
@@ -52,7 +52,7 @@ def before_tools(event: BeforeToolsEvent) -> None:
         CURRENT.set(live.run)
     against = live.wrapping or live.verdict
     if against is not None:  # the last answer asks for them, or one that came before a kill
-        event.cancel = f"Not run: {why(against)}."
+        event.cancel = f"Not run: {reason_text(against)}."
         return
     # A turn that a hook denied as a whole takes no calls from anybody's budget.
     denied = bool(event.cancel)
@@ -66,7 +66,7 @@ def before_tools(event: BeforeToolsEvent) -> None:
             batch.refusals[position] = breach
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def before_tool(event: BeforeToolCallEvent) -> None:
     """Answer in the place of a tool that has no call left, or whose invocation was ended."""
     note_request(event)
@@ -74,7 +74,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
     if live is None:
         return
     if live.verdict is not None and not event.cancel_tool:
-        event.cancel_tool = f"Not run: {why(live.verdict)}."
+        event.cancel_tool = f"Not run: {reason_text(live.verdict)}."
     elif live.batch is not None:
         position = live.batch.position_of(event.tool_use)
         breach = None if position is None else live.batch.refusals.get(position)
@@ -82,7 +82,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
             event.cancel_tool = refusal_note(breach)
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: a retry comes by here again."""
     live = live_of(event.agent)
@@ -93,7 +93,7 @@ def after_tool(event: AfterToolCallEvent) -> None:
             live.batch.results[position] = event
 
 
-@never_raises("binding")
+@suppress_errors("binding")
 def after_tools(event: AfterToolsEvent) -> None:
     """End the loop when a limit was reached and the loop would go on."""
     live = live_of(event.agent)
@@ -105,7 +105,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     if run.policy.warn_at:
         write_warnings(event.agent.trace_span, run.warn())
     # Only when all of the turn is told: the last tool may be the one that passes a limit.
-    verdict = live.wrapping or run.judge()
+    verdict = live.wrapping or run.check_limits()
     for number, (use, result, _) in enumerate(answered, start=1):
         halts = verdict is not None and number == len(answered)
         run.tools.keep(use["name"], use["input"], text_of(result), trigger=halts)
@@ -134,7 +134,7 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
                 identity = identity_of(calls[-1])
             run.tools.ended(use["name"], status_of(result), seconds, identity)
     if run.loops is not None and event.message["content"]:  # or all of it waits for a human
-        run.repeat(calls, live.text)
+        run.check_loops(calls, live.text)
         if (repeated := run.nudge()) is not None:
             append_nudge(event.message, answered[repeated][1] if answered else None)
     return answered

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.faults import never_raises, note
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ class Wait:
     _cancellations = 0
     """How often we have cancelled it in the present wait."""
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def join(self, waits: Waits, *, is_leg: bool = False) -> None:
         """Be among `waits` from now on.
 
@@ -76,7 +76,7 @@ class Wait:
         self._waits, self._is_leg = waits, is_leg
         waits.open.append(self)
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def close(self) -> None:
         """Nothing will be waited for here any more."""
         if self._waits is not None and self in self._waits.open:
@@ -99,7 +99,7 @@ class Wait:
             if is_late and self._is_leg:  # which still has to come to its end
                 self.interrupt()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            note("binding", error)
+            report_suppressed("binding", error)
             is_late = False
         if is_late and not self._is_leg:
             self._task = None
@@ -116,7 +116,7 @@ class Wait:
             raise CutOffError
         return event
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _is_cut_off(self, error: BaseException) -> bool:
         """Tell whether it is by us that a wait has ended with an error."""
         return bool(self._take_back()) and _is_ours(self._reader, self._others, error)
@@ -147,7 +147,7 @@ class Wait:
         """True while something is waited for."""
         return self._task is not None
 
-    @never_raises("binding")
+    @suppress_errors("binding")
     def _take_back(self) -> bool:
         """Take our cancellations back, which nobody else may see; False when there are none."""
         number, self._cancellations = self._cancellations, 0

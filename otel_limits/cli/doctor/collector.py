@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.otel.export import send_nothing
 from otel_limits.settings.declared import (
     DeclarationError,
@@ -109,7 +109,7 @@ def _place(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
 def _ask(place: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
     host, port = place
     signals = ", ".join(dict.fromkeys(each.signal for each in exporters))
-    shown = f"{masked(host)} port {port} ({signals})"
+    shown = f"{redact_url(host)} port {port} ({signals})"
     advice = "Start the collector, or set OTEL_EXPORTER_OTLP_ENDPOINT."
     if not host:
         return fail("otlp", f"The endpoint for {signals} is not a URL.", advice)
@@ -193,5 +193,5 @@ def _reason(said: Sequence[str]) -> str:
     if answer is None or answer[1] == "None":
         return "an empty request was not answered as the protocol says"
     # On one line and not too long: a proxy may answer with a page of HTML.
-    details = " ".join(masked(answer[2]).split()).rstrip(".")
+    details = " ".join(redact_url(answer[2]).split()).rstrip(".")
     return f"it answered {answer[1]} {details}"[:LONGEST_REASON].rstrip()

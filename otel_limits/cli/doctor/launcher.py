@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.settings.table import PREFIX
 
 SERVERS: Final = frozenset(
@@ -52,7 +52,7 @@ class Launcher:
     @property
     def shown(self) -> str:
         """Its name; the other words may hold a secret."""
-        return PurePath(masked(self.words[0])).name
+        return PurePath(redact_url(self.words[0])).name
 
     def has(self, program: str) -> bool:
         """Tell whether a program is among its words."""

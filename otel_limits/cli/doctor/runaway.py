@@ -14,8 +14,8 @@ from typing import Any, Final
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.cli.doctor.launcher import Launcher, server_in
 from otel_limits.cli.doctor.sandbox import FORCED, collector, sandboxed
-from otel_limits.core.secrets import masked_words
-from otel_limits.core.wording import many
+from otel_limits.core.secrets import redact_text
+from otel_limits.core.wording import pluralize
 
 PATIENCE_SECONDS: Final = 120
 """How long the runaway may take, the imports of a slow machine included."""
@@ -63,7 +63,7 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         # Without a report it never got as far as its first line, and all there is is what was
         # printed.
         except (OSError, ValueError):
-            said = masked_words(said, launcher.words)
+            said = redact_text(said, launcher.words)
             return [fail("runaway", f"It did not run under {launcher.shown}: {said}")]
     return list(_findings(report, launcher))
 
@@ -135,7 +135,7 @@ def _halt(report: Mapping[str, Any]) -> Finding:
         return ok("runaway", f"It was halted after {CAP} of {CAP} turns by {report['python']}.")
     return fail(
         "runaway",
-        f"It was not halted at max_turns={CAP}: {many(calls, 'model call')}, and then {reason}.",
+        f"It was not halted at max_turns={CAP}: {pluralize(calls, 'model call')}, and then {reason}.",
     )
 
 

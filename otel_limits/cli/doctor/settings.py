@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 from otel_limits.quotas.store import Count, StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import Window
@@ -76,7 +76,7 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
     if reading.settings.policy_path is None:
         yield nothing("policy", "OTEL_LIMITS_POLICY is not set.")
     elif not policy_file.mistakes:
-        yield ok("policy", f"{masked(reading.settings.policy_path)} is valid.")
+        yield ok("policy", f"{redact_url(reading.settings.policy_path)} is valid.")
     capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
     if not (capped or document.defaults or document.agents or document.quotas):
         yield nothing(
@@ -95,14 +95,14 @@ def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> F
     if price is not None:
         return ok(
             "prices",
-            f"{masked(model)}: {price:.2f} USD for a million tokens in and a million out "
+            f"{redact_url(model)}: {price:.2f} USD for a million tokens in and a million out "
             f"({prices.source}).",
         )
     capped = [settings.policy.limits.max_cost_usd, settings.policy.tree.max_cost_usd]
     effect = "so max_cost_usd does not hold for it" if any(capped) else "so its cost is not known"
     return fail(
         "prices",
-        f"{masked(model)} has no price ({prices.source}), {effect}.",
+        f"{redact_url(model)} has no price ({prices.source}), {effect}.",
         "Set it in the policy file below models:, or pip install 'otel-limits[prices]'.",
     )
 
@@ -123,16 +123,16 @@ def _port(settings: Settings) -> Finding:
             # As in a container whose agents are at work while it is examined.
             return ok(
                 "metrics port",
-                f"{masked(host)} port {port} is served by a process with otel-limits already.",
+                f"{redact_url(host)} port {port} is served by a process with otel-limits already.",
                 PORT_IS_TAKEN,
             )
         reason = getattr(error, "strerror", None) or error
         return fail(
             "metrics port",
-            f"{masked(host)} port {port} cannot be served: {reason}.",
+            f"{redact_url(host)} port {port} cannot be served: {reason}.",
             PORT_IS_TAKEN,
         )
-    return ok("metrics port", f"{masked(host)} port {port} is free.")
+    return ok("metrics port", f"{redact_url(host)} port {port} is free.")
 
 
 def _is_served(host: str, port: int) -> bool:
@@ -176,7 +176,7 @@ def _spilled(address: Address) -> Finding:
     if not files:
         return nothing("spilled rows", "No rows wait for the ledger.")
     size = sum(file.stat().st_size for file in files)
-    waiting = many(size, "byte of rows waits", "bytes of rows wait")
+    waiting = pluralize(size, "byte of rows waits", "bytes of rows wait")
     return ok(
         "spilled rows",
         f"{waiting} in {', '.join(map(str, files))}.",

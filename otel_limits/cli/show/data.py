@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits.audit.formatting import NUMBERS, exact
 from otel_limits.cli.show.schema import AMOUNTS, schema_name
-from otel_limits.core.labels import inert
+from otel_limits.core.labels import escape_formula
 
 if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer, CellKind, Forecast, Table
@@ -93,7 +93,7 @@ def as_csv(answer: Answer) -> str:
         # A number below 0 begins with what a formula can begin with, and is none.
         writer.writerow(
             [
-                value if column.kind in NUMBERS else inert(value)
+                value if column.kind in NUMBERS else escape_formula(value)
                 for column, value in zip(table.columns, _named(table, row).values(), strict=True)
             ]
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.formatting import NUMBERS, exact, written
 from otel_limits.cli.show.charts import colour, draw, hatches
-from otel_limits.core.wording import many
+from otel_limits.core.wording import pluralize
 
 if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer, CellKind, Chart, Column, Table
@@ -102,7 +102,7 @@ def _note(table: Table) -> str:
     left_out = len(table.rows) - MOST_ROWS
     notes = [table.note] if table.note else []
     if left_out > 0:
-        rows = many(left_out, "more row is", "more rows are")
+        rows = pluralize(left_out, "more row is", "more rows are")
         notes.append(f"{rows} left out here; --format csv has them all.")
     return f'<p class="note">{escape(" ".join(notes))}</p>' if notes else ""
 

@@ -21,13 +21,13 @@ from otel_limits.settings.table import SETTINGS, Setting, policy_fields
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Policy
-    from otel_limits.core.pricing import Offer
+    from otel_limits.core.pricing import PriceOverride
 
 AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
     setting.name: setting
     for setting in SETTINGS
     if setting.name
-    in ("action", "warn_at", "tell_model", "nudge_disabled", "unmeasured", "unpriced")
+    in ("action", "warn_at", "budget_hints", "nudge_disabled", "unmeasured", "unpriced")
 }
 """What can be set for an agent besides its caps; each is named as in the environment."""
 
@@ -142,8 +142,8 @@ class Document:
         watched = frozenset(self.exemptions) - exempt
         return dataclasses.replace(
             base,
-            limits=_limits(values).over(base.limits),
-            tree=_limits(_without_prefix(values, TREE_PREFIX)).over(base.tree),
+            limits=_limits(values).merged_over(base.limits),
+            tree=_limits(_without_prefix(values, TREE_PREFIX)).merged_over(base.tree),
             # The file wins over the environment in both directions: `exempt: false` takes an
             # exemption back.
             exempt_tools=(base.exempt_tools - watched) | exempt,
@@ -152,7 +152,7 @@ class Document:
             **policy_fields(values),
         )
 
-    def price_list(self) -> dict[str, Offer]:
+    def price_list(self) -> dict[str, PriceOverride]:
         """Every price by its glob, the most specific first: the first that fits is the one."""
         ranked = sorted(self.prices, key=specificity)
         return {glob: self.prices[glob].value for glob in reversed(ranked)}
@@ -205,7 +205,7 @@ def _without_globs(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if specificity(name)[0])
 
 
-def _written(offer: Offer) -> Any:
+def _written(offer: PriceOverride) -> Any:
     """Return what a file says of a model, where it says something."""
     price = offer.price
     if price is None:

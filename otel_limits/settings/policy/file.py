@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from otel_limits.core.facts import PolicyRead
-from otel_limits.core.faults import never_raises
+from otel_limits.core.events import PolicyRead
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.pricing import MISSING, Prices
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
@@ -50,7 +50,7 @@ class PolicyFile:
     ) -> None:
         """Read the file; without a path there is none, and it says nothing."""
         self._path = path
-        self._shown = masked(path or "")
+        self._shown = redact_url(path or "")
         self._clock = clock
         self._lock = threading.Lock()
         self._next_look = clock() + LOOK_INTERVAL_SECONDS
@@ -64,7 +64,7 @@ class PolicyFile:
             self._stamp = _stamp(path)
             self._read(path)
 
-    @never_raises("policy")
+    @suppress_errors("policy")
     def refresh(self) -> None:
         """Read the file again if it has changed; one that has a mistake leaves all as it was.
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from otel_limits.core.hints import meant
+from otel_limits.core.hints import closest_match
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
 from otel_limits.core.origins import file_name
 from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import MISSING, Offer, Prices
-from otel_limits.core.secrets import masked
+from otel_limits.core.pricing import MISSING, PriceOverride, Prices
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
     BOOLEAN,
     FEE,
@@ -133,7 +133,7 @@ class _Reader:
             if len(self.mistakes) == before:
                 provider = said["provider"].value if "provider" in said else None
                 line = parts["local" if is_local else "price"].line
-                entries[glob] = Entry(Offer(price=price, provider=provider), line)
+                entries[glob] = Entry(PriceOverride(price=price, provider=provider), line)
         return entries
 
     def _price(self, key: str, node: Node) -> Price | None:
@@ -233,7 +233,7 @@ class _Reader:
             if name in names:
                 yield name, child
             else:
-                where = f"{key}.{masked(name)}" if key else masked(name)
+                where = f"{key}.{redact_url(name)}" if key else redact_url(name)
                 self._refuse(child, f"{where} is not known. {_hint(name, names)}")
 
     def _named(self, node: Node, key: str) -> Iterator[tuple[str, str, Node]]:
@@ -277,5 +277,5 @@ def _below(node: Node, path: tuple[str, ...]) -> Node:
 
 
 def _hint(name: str, names: Collection[str]) -> str:
-    near = meant(name, names)
+    near = closest_match(name, names)
     return f"Did you mean {near}?" if near else f"Known here: {', '.join(names)}."

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import yaml
 
-from otel_limits.core.secrets import masked
+from otel_limits.core.secrets import redact_url
 
 Value: TypeAlias = "bool | int | Decimal | str | tuple[Node, ...] | Mapping[str, Node] | None"
 
@@ -153,7 +153,8 @@ class _Converter:
                 first = entries[key.value].line
                 self.mistakes.append(
                     Mistake(
-                        line, f"The key {masked(key.value)!r} is here twice, first on line {first}."
+                        line,
+                        f"The key {redact_url(key.value)!r} is here twice, first on line {first}.",
                     )
                 )
             else:

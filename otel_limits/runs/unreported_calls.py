@@ -5,39 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.faults import never_raises
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from otel_limits.core.usage import UsageRecord
-    from otel_limits.runs.calls import OpenCall
-    from otel_limits.runs.places import Place
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
+    from otel_limits.runs.span_tree import SpanNode
 
 MOST: Final = 1_000
 """Calls of one invocation that wait; the oldest is counted when there is one more."""
 
 
 @dataclass(slots=True, eq=False)
-class SilentCall:
+class UnreportedCall:
     """What a span shows of a call of which it does not know the tokens."""
 
-    call: OpenCall
+    call: InFlightCall
     record: UsageRecord
-    place: Place
+    place: SpanNode
     scope: str
     """The instrumentation that made the span."""
     response_id: str | None
     failed: bool
     """True when the span says that the call failed."""
 
-    def merge(self, within: SilentCall) -> None:
+    def merge(self, within: UnreportedCall) -> None:
         """Take over the texts of a span within this one, which shows the same call."""
         mine, other = self.call, within.call
         mine.input_estimate = max(mine.input_estimate, other.input_estimate)
         mine.answer_estimate = max(mine.answer_estimate, other.answer_estimate)
 
 
-class SilentCalls:
+class UnreportedCalls:
     """Those of one invocation that wait for other spans.
 
     Of two instrumentations that show one call, one may know its tokens and the other not, and the
@@ -48,10 +48,10 @@ class SilentCalls:
     def __init__(self, run: Run) -> None:
         """Begin with none."""
         self._run = run
-        self._waiting: list[SilentCall] = []
+        self._waiting: list[UnreportedCall] = []
 
-    @never_raises("runs")
-    def add(self, silent: SilentCall) -> None:
+    @suppress_errors("runs")
+    def add(self, silent: UnreportedCall) -> None:
         """Note what a span has shown that has just ended."""
         with self._run.runs.lock:
             self._waiting.append(silent)
@@ -60,7 +60,7 @@ class SilentCalls:
             untold, still_waiting = self._run.runs.spans.untold([oldest])
             self._count(untold + still_waiting)
 
-    @never_raises("runs")
+    @suppress_errors("runs")
     def settle(self) -> None:
         """Count those whose tokens no other span has told, or can still tell."""
         if not self._waiting:  # as good as always
@@ -72,6 +72,6 @@ class SilentCalls:
             self._waiting[:0] = still_waiting
         self._count(untold)
 
-    def _count(self, untold: list[SilentCall]) -> None:
+    def _count(self, untold: list[UnreportedCall]) -> None:
         for each in untold:
             self._run.calls.settle(each.call, each.record, failed=each.failed)

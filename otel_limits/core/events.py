@@ -1,4 +1,4 @@
-"""What happened: one fact per event, handed to every observer; none can change it."""
+"""What happened: one event per event, handed to every observer; none can change it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ does not count; the degraded ones were made without the store."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """Which invocation a fact belongs to."""
+    """Which invocation an event belongs to."""
 
     agent: str
     id: str
@@ -204,7 +204,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class LimitWarning:
     """A soft threshold of a limit was passed: once per invocation, limit and threshold."""
 
     invocation: Invocation
@@ -337,22 +337,22 @@ class QuotaGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class InternalError:
     """Something inside otel-limits failed and was kept away from the agent."""
 
     component: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """An observer lost facts: it failed on them, or could not keep up."""
+class ObserverDropped:
+    """An observer lost events: it failed on them, or could not keep up."""
 
     observer: str
-    facts: int = 1
+    events: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lag:
+class ObserverLag:
     """How long an observer kept the end of an invocation waiting."""
 
     observer: str
@@ -379,30 +379,30 @@ class Enforcing:
     """False when it is switched on and cannot stop any agent."""
 
 
-Fact: TypeAlias = (
+Event: TypeAlias = (
     Started
     | Cycle
     | Turn
     | ModelCall
     | ToolCall
-    | Warned
+    | LimitWarning
     | Halt
     | Stop
     | QuotaDecision
     | QuotaUse
     | QuotaWait
     | QuotaGrant
-    | Fault
-    | Dropped
-    | Lag
+    | InternalError
+    | ObserverDropped
+    | ObserverLag
     | PolicyRead
     | Enforcing
 )
 
-Observer: TypeAlias = Callable[[Fact], None]
-"""Anything that is told every fact. It may fail: that is logged, counted and never felt.
+Observer: TypeAlias = Callable[[Event], None]
+"""Anything that is told every event. It may fail: that is logged, counted and never felt.
 
 It may have two attributes. `component` is what its failures are counted under. `subscribes_to` is
-a tuple of types of facts: it is told those, and every `Stop`. Where that is a dictionary, its
-values are what takes the facts of each type.
+a tuple of types of events: it is told those, and every `Stop`. Where that is a dictionary, its
+values are what takes the events of each type.
 """

@@ -1,4 +1,4 @@
-"""Hands every fact to those who observe, as it happens and under no lock."""
+"""Hands every event to those who observe, as it happens and under no lock."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
-from otel_limits.core import facts
-from otel_limits.core.facts import Fact, Observer, Stop
-from otel_limits.core.faults import FAULTS
+from otel_limits.core import events
+from otel_limits.core.events import Event, Observer, Stop
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 
 if TYPE_CHECKING:
-    from otel_limits.runs.gate import Gate
+    from otel_limits.runs.gate import QuotaGate
 
-EVERY_KIND: Final[tuple[type, ...]] = get_args(Fact)
+EVERY_KIND: Final[tuple[type, ...]] = get_args(Event)
 """What an observer is told that subscribes to nothing in particular."""
 
-ABOUT_OBSERVERS: Final = (facts.Fault, facts.Dropped)
+ABOUT_OBSERVERS: Final = (events.InternalError, events.ObserverDropped)
 """Facts whose loss is not told: telling it would have no end."""
 
 Taker: TypeAlias = Callable[[Any], None]
 """The part of an observer that takes facts of one kind."""
 
 
-class Observers:
+class EventDispatcher:
     """Those who are told facts, in this order. None of them is felt by another, or by an agent."""
 
     def __init__(self) -> None:
         """Begin with nobody."""
-        self.gate: Gate | None = None
-        """Asked before every model call where quotas are set; it is told every fact, first."""
+        self.gate: QuotaGate | None = None
+        """Asked before every model call where quotas are set; it is told every event, first."""
         self.all: tuple[Observer, ...] = ()
         self._takers: dict[type, tuple[tuple[Observer, Taker], ...]] = {}
 
-    def use(self, observers: tuple[Observer, ...]) -> None:
+    def set_observers(self, observers: tuple[Observer, ...]) -> None:
         """Tell these from now on, and nobody else."""
         subscriptions = [(each, subscriptions_of(each)) for each in observers]
         # Both are replaced whole and never changed: `publish` reads them in other threads without a
@@ -46,19 +46,19 @@ class Observers:
 
     def replace(self, former: Observer, observer: Observer) -> None:
         """Tell `observer` from now on what `former` was told."""
-        self.use(tuple(observer if each is former else each for each in self.all))
+        self.set_observers(tuple(observer if each is former else each for each in self.all))
 
-    def publish(self, fact: Fact) -> None:
-        """Hand `fact` to its subscribers; one that fails does not keep it from the others."""
+    def publish(self, event: Event) -> None:
+        """Hand `event` to its subscribers; one that fails does not keep it from the others."""
         if self.gate is not None:
             # First, because it adds to a model call what quotas count of it, which the ledger
             # records.
-            fact = self.gate(fact) or fact
-        for observer, take in self._takers.get(type(fact), ()):
+            event = self.gate(event) or event
+        for observer, take in self._takers.get(type(event), ()):
             try:
-                take(fact)
+                take(event)
             except Exception as error:  # noqa: BLE001, PERF203  foreign code
-                self._lost(observer, fact, error)
+                self._lost(observer, event, error)
 
     def publish_stop(self, stop: Stop) -> None:
         """Hand `stop` to every observer, and tell how long each took for it."""
@@ -75,19 +75,21 @@ class Observers:
                 self._lost(observer, stop, error)
             # Also of one that failed: the invocation has waited for it all the same.
             lags.append(
-                facts.Lag(observer=component_name(observer), seconds=time.perf_counter() - begin)
+                events.ObserverLag(
+                    observer=component_name(observer), seconds=time.perf_counter() - begin
+                )
             )
         for lag in lags:
             self.publish(lag)
 
     def publish_fault(self, component: str) -> None:
         """Tell every observer that `component` failed."""
-        self.publish(facts.Fault(component=component))
+        self.publish(events.InternalError(component=component))
 
-    def _lost(self, observer: Observer, fact: Fact, error: Exception) -> None:
-        if not isinstance(fact, ABOUT_OBSERVERS):
-            FAULTS.report(component_name(observer), error)
-            self.publish(facts.Dropped(observer=component_name(observer)))
+    def _lost(self, observer: Observer, event: Event, error: Exception) -> None:
+        if not isinstance(event, ABOUT_OBSERVERS):
+            INTERNAL_ERRORS.report(component_name(observer), error)
+            self.publish(events.ObserverDropped(observer=component_name(observer)))
 
 
 def subscriptions_of(observer: Observer) -> Mapping[type, Taker]:

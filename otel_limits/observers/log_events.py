@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry._logs import Logger, LogRecord, SeverityNumber
 from opentelemetry.context import Context
 
-from otel_limits.core.facts import Halt, Invocation
+from otel_limits.core.events import Halt, Invocation
 from otel_limits.observers.context import context_of
 from otel_limits.observers.protocol import OwnObserver
 from otel_limits.otel import semconv
@@ -30,7 +30,7 @@ class EventObserver(OwnObserver):
     component = "events"
 
     def __init__(self, logger: Logger) -> None:
-        """Subscribe to halts, observed ones included: other facts are not events."""
+        """Subscribe to halts, observed ones included: other events are not events."""
         self._logger = logger
         self.subscribes_to = {Halt: self._emit}
 

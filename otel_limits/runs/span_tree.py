@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.runs.responses import Responses
+from otel_limits.runs.responses import SeenResponses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.runs.calls import OpenCall
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
-    from otel_limits.runs.silent import SilentCall
+    from otel_limits.runs.unreported_calls import UnreportedCall
 
 MOST_ENDED: Final = 1_000
 """Spans of one invocation that are remembered when they have ended, the latest ones."""
 
 
 @dataclass(slots=True, eq=False)
-class Trail:
+class EndedSpans:
     """The spans of one invocation."""
 
     run: Run
     open: set[int] = field(default_factory=set)
-    ended: list[Place] = field(default_factory=list)
+    ended: list[SpanNode] = field(default_factory=list)
     """The oldest first."""
-    responses: Responses = field(default_factory=Responses)
+    responses: SeenResponses = field(default_factory=SeenResponses)
     """Those that spans have shown, and that were booked."""
     is_over: bool = False
     """True when the invocation has ended."""
 
-    def keep(self, ended: Place) -> Place | None:
+    def keep(self, ended: SpanNode) -> SpanNode | None:
         """Remember a span that has ended; returns the one that makes room, if one has to."""
         self.ended.append(ended)
         if len(self.ended) <= MOST_ENDED:
@@ -43,19 +43,19 @@ class Trail:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Place:
+class SpanNode:
     """Where a span hangs; it stays for as long as anything within it is open.
 
     What can change is changed under the lock of `Spans`.
     """
 
     span_id: int
-    trail: Trail
-    above: Place | None = None
+    trail: EndedSpans
+    above: SpanNode | None = None
     """The span around it, ended or not."""
     in_call: bool = False
     """True within a model call of the loop, which is counted where its response passes."""
-    call: OpenCall | None = None
+    call: InFlightCall | None = None
     """The request of something else within which it began: it shows that same call."""
     is_foreign: bool = False
     """True for what another instrumentation shows than that of the agent's framework."""
@@ -66,7 +66,7 @@ class Place:
     """True when the model call that it shows was booked, or another span has shown it."""
     has_booked: bool = False
     """True when a model call was booked that it shows, or one that has ended within it."""
-    silent: SilentCall | None = None
+    silent: UnreportedCall | None = None
     """The model call that it shows without its tokens."""
 
     @property
@@ -74,7 +74,7 @@ class Place:
         """What it belongs to."""
         return self.trail.run
 
-    def around(self) -> Iterator[Place]:
+    def enclosing_spans(self) -> Iterator[SpanNode]:
         """Yield what may show the same model call, the nearest first: up to a tool or an agent."""
         place = self
         while not place.is_boundary and place.above is not None:
@@ -87,7 +87,7 @@ class Place:
         That goes up to the first span that is open, which does the same when it ends: only then is
         it certain what it is.
         """
-        for each in self.around():
+        for each in self.enclosing_spans():
             if each.has_booked:
                 return
             each.has_booked = True

@@ -121,7 +121,7 @@ ADDRESSES: Final = 64
 """Addresses that are remembered."""
 
 
-class Article(NamedTuple):
+class ModelListing(NamedTuple):
     """Under which name which seller has a model; without a seller it is whoever has the name."""
 
     seller: str | None
@@ -129,7 +129,7 @@ class Article(NamedTuple):
 
 
 @functools.lru_cache(ADDRESSES)
-def seller_at(address: str) -> str | None:
+def vendor_at(address: str) -> str | None:
     """Return who sells at an address, where the address says so."""
     # Without slashes `urlsplit` takes a host for a path, and Ollama's clients accept a bare one.
     host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
@@ -147,7 +147,7 @@ def canonical(provider: str) -> str:
     return SELLERS.get(provider, SELLERS.get(provider.lower(), provider))
 
 
-def seller_of(model: str, provider: str) -> str:
+def vendor_of(model: str, provider: str) -> str:
     """Return who sells: a gateway is told by what is before the slash of the id.
 
     Args:
@@ -159,7 +159,7 @@ def seller_of(model: str, provider: str) -> str:
     return canonical(prefix) if slash and provider in GATEWAYS else provider
 
 
-def seller_by_id(model: str) -> str | None:
+def vendor_by_id(model: str) -> str | None:
     """Return who alone gives models such ids; `None` where several could.
 
     A framework's spans may name the framework where the seller should be.
@@ -177,10 +177,10 @@ def is_local(model: str, provider: str) -> bool:
         provider: Who was asked, by its canonical name.
     """
     is_offloaded = model.rpartition(":")[2].endswith(OFFLOADED)
-    return LOCAL in (provider, seller_of(model, provider)) and not is_offloaded
+    return LOCAL in (provider, vendor_of(model, provider)) and not is_offloaded
 
 
-def article_of(model: str, provider: str, *, known: bool) -> Article | None:
+def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None:
     """Say where to look for the price of a model.
 
     Args:
@@ -194,12 +194,12 @@ def article_of(model: str, provider: str, *, known: bool) -> Article | None:
     # Names that one seller alone gives come first: a gateway that was asked passes them on as they
     # are, so that they say more than its own name does.
     if found := BEDROCK_ARN.fullmatch(model):
-        article = Article("aws", found[1])
+        article = ModelListing("aws", found[1])
     elif found := RESOURCE.fullmatch(model):
-        article = Article("google", found[1])
+        article = ModelListing("google", found[1])
     # The name of a gateway says nothing of who is paid.
     elif known and provider not in GATEWAYS:
-        article = Article(provider, _without_own_prefix(model, provider))
+        article = ModelListing(provider, _without_own_prefix(model, provider))
     else:
         article = _by_name(model, provider if known and provider != "litellm" else None)
     # An operator's alias for a model, or one's own endpoint: nobody's list has it.
@@ -207,20 +207,20 @@ def article_of(model: str, provider: str, *, known: bool) -> Article | None:
     return article if is_listed and not article.reference.startswith(ARN) else None
 
 
-def _by_name(model: str, seller: str | None) -> Article:
+def _by_name(model: str, seller: str | None) -> ModelListing:
     """Say whose model it is by its name; `seller` says so of a bare one."""
     prefix, slash, rest = model.partition("/")
     # Before the slash: ids such as `us.anthropic.claude…` are Bedrock's whoever passes them on.
     if BEDROCK.match(model):
-        return Article("aws", model)
+        return ModelListing("aws", model)
     # OpenAI's fine-tuned models, before the rule for colons below takes it for a tag.
     if model.startswith("ft:"):
-        return Article("openai", model)
+        return ModelListing("openai", model)
     if slash:
         named = canonical(prefix)
-        return Article(named, _bare_id(rest, named))
+        return ModelListing(named, _bare_id(rest, named))
     # A tag, as `deepseek-r1:8b`, says that it is served by an engine of one's own.
-    return Article(LOCAL if ":" in model and not model.startswith(ARN) else seller, model)
+    return ModelListing(LOCAL if ":" in model and not model.startswith(ARN) else seller, model)
 
 
 def _without_own_prefix(model: str, seller: str) -> str:

@@ -17,7 +17,7 @@ LOG_INTERVAL_SECONDS = 60.0
 """What fails at every token of a stream would flood the log of the application."""
 
 
-class Faults:
+class ErrorReporter:
     """Where every swallowed failure goes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,14 +42,14 @@ class Faults:
             # Counted before it is logged: handlers of the application may raise, and the count must
             # stand.
             self.publish(component)
-            self.catch_up()
+            self.report_deferred()
             self._log(component, error, sentence)
         except RecursionError:  # a runaway, deep down: there is no frame left to tell anybody
             self.unreported.append(component)
         except Exception:  # noqa: BLE001, S110  there is nobody left to tell
             pass
 
-    def catch_up(self) -> None:
+    def report_deferred(self) -> None:
         """Count what could not be told at the time."""
         # Popped before it is told: a fault in telling would otherwise be told for ever.
         while self.unreported:
@@ -70,10 +70,10 @@ class Faults:
         )
 
 
-FAULTS = Faults()
+INTERNAL_ERRORS = ErrorReporter()
 
 
-def never_raises(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+def suppress_errors(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Keep every failure of a function away from its caller, who gets `None` instead."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -82,7 +82,7 @@ def never_raises(component: str) -> Callable[[Callable[P, R]], Callable[P, R | N
             try:
                 return function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  the agent must not feel any of them
-                note(component, error)
+                report_suppressed(component, error)
                 return None
 
         return guarded
@@ -90,7 +90,7 @@ def never_raises(component: str) -> Callable[[Callable[P, R]], Callable[P, R | N
     return decorate
 
 
-def never_raises_async(
+def suppress_errors_async(
     component: str,
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | None]]]:
     """Do the same for a coroutine function; being cancelled is not a failure."""
@@ -102,7 +102,7 @@ def never_raises_async(
                 # CancelledError is a BaseException, so that it passes through here, as it must.
                 return await function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  the agent must not feel any of them
-                note(component, error)
+                report_suppressed(component, error)
                 return None
 
         return guarded
@@ -110,9 +110,9 @@ def never_raises_async(
     return decorate
 
 
-def note(component: str, error: Exception) -> None:
+def report_suppressed(component: str, error: Exception) -> None:
     """Report a failure that was kept away from the agent, however deep down it was."""
     try:
-        FAULTS.report(component, error)
+        INTERNAL_ERRORS.report(component, error)
     except RecursionError:  # a runaway, deep down: no frame is left even to call `report`
-        FAULTS.unreported.append(component)
+        INTERNAL_ERRORS.unreported.append(component)
