@@ -155,8 +155,8 @@ class Books:
         original(run, *arguments, **named)
         self.began(run)
 
-    def _judge(self, original: Any, run: Run) -> Verdict | None:
-        with run.runs.lock:
+    def _check_limits(self, original: Any, run: Run) -> Verdict | None:
+        with run.services.lock:
             verdict: Verdict | None = original(run)
             if verdict is not None:
                 self.check(run, verdict, with_reserved=False)
@@ -169,12 +169,12 @@ class Books:
             self.admitted(run, call, verdict, turn=how.get("turn", False))
         return verdict
 
-    def _take(self, original: Any, calls: Any, call: InFlightCall) -> None:
+    def _reserve(self, original: Any, calls: Any, call: InFlightCall) -> None:
         with calls._run.runs.lock:
             original(calls, call)
             self.hold(calls._run, call)
 
-    def _read_on(self, original: Any, calls: Any, call: InFlightCall) -> None:
+    def _resume(self, original: Any, calls: Any, call: InFlightCall) -> None:
         with calls._run.runs.lock:
             if call.is_open and call.reservation is None:
                 self.late.update(id(each) for each in calls._run.budgets)
@@ -188,13 +188,13 @@ class Books:
             retried = how.get("failed", False) and not how.get("aborted", False)
             self.settled(calls._run, call, retried=retried)
 
-    def _turned(self, original: Any, calls: Any) -> None:
+    def _on_response_accepted(self, original: Any, calls: Any) -> None:
         with calls._run.runs.lock:
             original(calls)
             self.let_go(calls._run)
             self.add(calls._run, "turns", 1)
 
-    def _let_go(self, original: Any, calls: Any) -> None:
+    def _release_unused(self, original: Any, calls: Any) -> None:
         with calls._run.runs.lock:
             original(calls)
             self.let_go(calls._run)
@@ -212,9 +212,9 @@ class Books:
 
 PLACES: Final = (
     (Run, "__init__"),
-    (Run, "judge"),
-    *((CallTracker, each) for each in ("admit", "take", "read_on", "settle", "settle_all")),
-    *((CallTracker, each) for each in ("turned", "let_go", "release")),
+    (Run, "check_limits"),
+    *((CallTracker, each) for each in ("admit", "reserve", "resume", "settle", "settle_all")),
+    *((CallTracker, each) for each in ("on_response_accepted", "release_unused", "release")),
 )
 
 

@@ -70,7 +70,7 @@ def test_names_and_labels(make_agent: MakeAgent) -> None:
     """Each metric has exactly its labels, and none of them is a run or a trace."""
     enable(Limits(max_turns=2))
     halted(make_agent)
-    LIVE.observers.publish_fault("processor")
+    LIVE.observers.publish_internal_error("processor")
     samples = exposed()
     assert {name: set(samples[name][0]) for name in LABELS} == LABELS
     assert all(set(labels) == LABELS[name] for name in LABELS for labels in samples[name])
@@ -349,7 +349,7 @@ def test_what_was_never_counted_leaves_nothing() -> None:
     """`disable()` before the first invocation leaves the registry and the observers empty."""
     enable()
     otel_limits.disable()
-    LIVE.observers.publish_fault("processor")
+    LIVE.observers.publish_internal_error("processor")
     assert LIVE.observers.all == ()
     assert b"otel_limits" not in generate_latest(REGISTRY)
 

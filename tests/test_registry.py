@@ -161,7 +161,7 @@ def call_once(run: Run) -> None:
     """Go through one turn with one tool."""
     run.calls.settle(run.calls.open(InFlightCall("m", 1)), measured(Usage(input=1)))
     run.turn()
-    run.tools.ended("search", "success", None, None)
+    run.tools.record("search", "success", None, None)
 
 
 def test_an_evicted_call_is_settled(runs: RunRegistry, told: list[Event]) -> None:
@@ -205,7 +205,7 @@ def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
         runs.spans.begin(span_id, run, parent=span_id - 1, is_foreign=True)
         runs.spans.end(span_id - 1)
     assert len(runs.spans._places) == MOST_ENDED + 1
-    last = runs.spans.place(MOST_ENDED + 99)
+    last = runs.spans.node(MOST_ENDED + 99)
     assert last is not None
     assert len(list(last.enclosing_spans())) == MOST_ENDED + 1
 

@@ -21,7 +21,7 @@ import otel_limits
 from otel_limits import Halt, Limits, LimitsPlugin, Stop, enable
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.policy import Verdict
-from otel_limits.runs.budget import tree_of
+from otel_limits.runs.budget import new_tree
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.tree import CURRENT
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, only, says, uses
@@ -92,13 +92,13 @@ def used(messages: list[Any]) -> int:
 def trees(monkeypatch: pytest.MonkeyPatch) -> list[Budget]:
     """Every budget tree that was begun."""
     begun: list[Budget] = []
-    original = tree_of
+    original = new_tree
 
     def note(*arguments: Any) -> Budget:
         begun.append(original(*arguments))
         return begun[-1]
 
-    monkeypatch.setattr("otel_limits.runs.registry.tree_of", note)
+    monkeypatch.setattr("otel_limits.runs.registry.new_tree", note)
     return begun
 
 

@@ -19,7 +19,7 @@ from otel_limits.observers.instruments import MetricSpec
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar, Series
     from otel_limits.observers.label_values import MetricLabels
-    from otel_limits.runs.dispatcher import Taker
+    from otel_limits.runs.dispatcher import Handler
 
 CALL_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))
 INVOCATION_SECONDS: Final = tuple(round(0.1 * 2**n, 1) for n in range(13))
@@ -136,9 +136,9 @@ class Conventions:
         self._models: dict[str, str] = {}
         """The model of each live invocation's agent."""
 
-    def beside(self, takers: Mapping[type, Taker]) -> dict[type, Taker]:
+    def beside(self, takers: Mapping[type, Handler]) -> dict[type, Handler]:
         """Return what hands facts to those who take them already, and then to this."""
-        mine: dict[type, Taker] = {
+        mine: dict[type, Handler] = {
             Started: self.started,
             ModelCall: self.model_call,
             ToolCall: self.tool_call,
@@ -192,7 +192,7 @@ class Conventions:
         self._models.clear()
 
 
-def both(first: Taker, second: Taker) -> Taker:
+def both(first: Handler, second: Handler) -> Handler:
     """Make what hands an event to two who take it."""
 
     def take(event: Any) -> None:

@@ -20,7 +20,7 @@ from otel_limits.otel.kinds import (
     provider_of,
     tier_of,
 )
-from otel_limits.runs.calls import InFlightCall, followed_call
+from otel_limits.runs.calls import InFlightCall, enclosing_call_of
 from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT
 from otel_limits.runs.unreported_calls import UnreportedCall
@@ -72,12 +72,12 @@ class LimitsSpanProcessor(SpanProcessor):
         """Book a model call that another instrumentation saw."""
         try:
             # Most spans of a process are none of ours: one look-up tells.
-            place = self._runs.spans.place(span.context.span_id)
+            place = self._runs.spans.node(span.context.span_id)
             if place is not None and place.is_open:
-                is_boundary = place.is_foreign and self._show(span, place) in BOUNDARIES
+                is_boundary = place.is_third_party and self._show(span, place) in BOUNDARIES
                 self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
                 if place.run.finished:  # which nobody will judge any more
-                    place.run.calls.silent.settle()
+                    place.run.calls.unreported.settle()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("processor", error)
 
@@ -88,7 +88,7 @@ class LimitsSpanProcessor(SpanProcessor):
 
     def _begin(self, span: Span, names: SpanNames) -> None:
         """A span of a framework began."""
-        above = self._runs.spans.place(span.parent.span_id) if span.parent else None
+        above = self._runs.spans.node(span.parent.span_id) if span.parent else None
         if above is None or span.parent is None:
             return
         # Handed down, as an instrumentation of the provider's client hangs its own span of the same
@@ -110,15 +110,15 @@ class LimitsSpanProcessor(SpanProcessor):
         Where that has no span, or only one of what is around it, it is what the task works for.
         """
         parent = span.parent.span_id if span.parent else 0
-        above, scope = self._runs.spans.place(parent), CURRENT.get()
+        above, scope = self._runs.spans.node(parent), CURRENT.get()
         run = None if above is None else above.run
         if isinstance(scope, Run) and (run is None or (scope.is_direct and not scope.finished)):
             run = scope
         if run is None or run.released:
             return
-        call = followed_call(run) or (None if above is None else above.call)
+        call = enclosing_call_of(run) or (None if above is None else above.call)
         in_call = above is not None and above.in_call and above.run is run
-        in_call = in_call or (above is None and self._runs.spans.was_asked(parent))
+        in_call = in_call or (above is None and self._runs.spans.was_model_call(parent))
         self._runs.spans.begin(
             span.context.span_id,
             run,
@@ -143,7 +143,7 @@ class LimitsSpanProcessor(SpanProcessor):
         scope = scope_of(span)
         record, response = record_of_span(attributes, scope), first_text(attributes, RESPONSE_IDS)
         tokens, span_id = record.usage.total, span.context.span_id
-        if tokens and not self._runs.spans.book(span_id, response, scope, tokens):
+        if tokens and not self._runs.spans.claim_call(span_id, response, scope, tokens):
             return kind
         # What a way out to a provider has let out is counted there, and only completed here.
         if place.call is not None:
@@ -153,8 +153,8 @@ class LimitsSpanProcessor(SpanProcessor):
             place.run.calls.settle(_call_of(span, attributes, record), record)
         else:
             call, failed = _call_of(span, attributes, record), is_error(span)
-            place.silent = UnreportedCall(call, record, place, scope, response, failed)
-            place.run.calls.silent.add(place.silent)
+            place.unreported = UnreportedCall(call, record, place, scope, response, failed)
+            place.run.calls.unreported.add(place.unreported)
         return kind
 
 

@@ -187,6 +187,6 @@ class Budgets:
         return True
 
 
-def tree_of(policy: Policy, started: float) -> Budget:
+def new_tree(policy: Policy, started: float) -> Budget:
     """Begin the budget tree of whoever has this policy."""
     return Budget(policy.tree_policy(), started, TREE_PREFIX)

@@ -80,7 +80,7 @@ class InFlightCall:
         """Tokens of what it has answered by now, about."""
         return self.answer_estimate + tokens_of_text("".join(self.parts))
 
-    def sale(self, usage: Usage) -> BillableCall:
+    def billable(self, usage: Usage) -> BillableCall:
         """Put together what its price depends on, if it used so much."""
         return billable_call(self.model, self.provider, usage, self.record.tier, self.terms)
 
@@ -96,13 +96,13 @@ class CallTracker:
     def __init__(self, run: Run) -> None:
         """Begin with none under way."""
         self._run = run
-        self.under_way: set[InFlightCall] = set()
+        self.in_flight: set[InFlightCall] = set()
         """A loop has one at most; tools and middleware may have more beside it."""
         self._turn = NOTHING
         """The turn that the loop has reserved, until its response is taken or nobody asks again."""
         self._kept = NOTHING
         """The tokens of the loop's call that failed, until it is tried again."""
-        self.silent = UnreportedCalls(run)
+        self.unreported = UnreportedCalls(run)
         """Those that only spans show, without their tokens."""
 
     def admit(
@@ -127,10 +127,10 @@ class CallTracker:
             last: It can be made a last answer without tools.
         """
         run = self._run
-        self.silent.settle()
+        self.unreported.settle()
         reservation = estimate_reservation(call, run)
         run.measure_time()
-        with run.runs.lock:
+        with run.services.lock:
             had_turn = self._turn is not NOTHING
             if turn:  # what is tried again has kept its place, and nobody gets in between
                 self._forget_kept()
@@ -138,47 +138,47 @@ class CallTracker:
             if verdict is None or verdict.action == "observe" or (last and self._is_last()):
                 call.is_of_loop = turn
                 self._hold(call, reservation)
-            elif not (had_turn and self.under_way):  # a call beside this one may need the turn
+            elif not (had_turn and self.in_flight):  # a call beside this one may need the turn
                 turn = False
             if turn:
                 self._turn = run.budgets.reserve(ONE_TURN)
         return run.with_subjects(verdict)
 
-    def take(self, call: InFlightCall) -> None:
+    def reserve(self, call: InFlightCall) -> None:
         """Reserve for a call that nobody can refuse."""
         reservation = estimate_reservation(call, self._run)
-        with self._run.runs.lock:
+        with self._run.services.lock:
             self._hold(call, reservation)
 
     def open(self, call: InFlightCall) -> InFlightCall:
         """A call goes out now; one that was not admitted before is not refused any more."""
         if call.reservation is None:
-            self.take(call)
-        call.started = self._run.runs.now()
+            self.reserve(call)
+        call.started = self._run.services.now()
         return call
 
-    def read_on(self, call: InFlightCall) -> None:
+    def resume(self, call: InFlightCall) -> None:
         """The answer of a call is read on, which may have lost what was reserved for it."""
         call.is_paused = False
         if call.is_open and call.reservation is None:
-            self.take(call)
+            self.reserve(call)
 
     def release(self, call: InFlightCall) -> None:
         """A call that was admitted is not made after all."""
-        with self._run.runs.lock:
+        with self._run.services.lock:
             self._give_back(call)
             call.is_open = False
 
     def on_response_accepted(self) -> None:
         """The response of the loop was taken into the conversation: what was reserved is used."""
-        with self._run.runs.lock:
+        with self._run.services.lock:
             self._forget_kept()
             for budget in self._run.budgets:
                 budget.tally.turns += 1
 
     def release_unused(self) -> None:
         """The loop asks for nothing more: give back what it has kept."""
-        with self._run.runs.lock:
+        with self._run.services.lock:
             self._forget_kept()
 
     def settle(
@@ -207,8 +207,8 @@ class CallTracker:
         counted = call.record.usage
         if estimated and run.policy.unmeasured != "ignore":
             counted = completed(call.record, call.input_estimate, call.output_estimate)
-        sale = call.sale(counted)
-        quote = run.runs.quote(sale)
+        sale = call.billable(counted)
+        quote = run.services.quote(sale)
         retried = failed and not aborted
         number = self._count(call, counted, quote.price, estimated=estimated, retried=retried)
         if number is not None:
@@ -221,7 +221,7 @@ class CallTracker:
         one that nobody waits for just now takes nothing from the trees unless it is read on.
         """
         # A copy, as settling a call takes it out of the set.
-        for call in tuple(self.under_way):
+        for call in tuple(self.in_flight):
             if call.started is None:
                 self.release(call)
             elif call.has_ended:  # a fault has kept it from being counted
@@ -230,19 +230,19 @@ class CallTracker:
                 self.settle(call, failed=True, aborted=True)
             elif call.is_paused:
                 self._let_wait(call)
-        self.silent.settle()
+        self.unreported.settle()
         self.release_unused()
 
     # --- what is reserved; all of it under the lock -----------------------------------------------
 
     def _hold(self, call: InFlightCall, reservation: Reservation) -> None:
         call.reservation = self._run.budgets.reserve(reservation)
-        self.under_way.add(call)
+        self.in_flight.add(call)
 
     def _give_back(self, call: InFlightCall, *, failed: bool = False) -> None:
         """Give back what a call has not used; one of the loop that failed is tried again."""
         reservation, call.reservation = call.reservation, None
-        self.under_way.discard(call)
+        self.in_flight.discard(call)
         if reservation is None:
             return
         self._run.budgets.release(reservation)
@@ -251,7 +251,7 @@ class CallTracker:
 
     def _let_wait(self, call: InFlightCall) -> None:
         """Give back what is reserved for a call whose end is still to be seen."""
-        with self._run.runs.lock:
+        with self._run.services.lock:
             reservation, call.reservation = call.reservation, None
             if reservation is not None:
                 self._run.budgets.release(reservation)
@@ -281,7 +281,7 @@ class CallTracker:
         """Add a call to every budget in the place of its reservation; `None` for one that was."""
         run = self._run
         # One step for the invocation and its trees, as another agent may be judged by those.
-        with run.runs.lock:
+        with run.services.lock:
             if not call.is_open:  # its invocation was ended meanwhile by another thread
                 return None
             for budget in run.budgets:
@@ -305,7 +305,7 @@ class CallTracker:
         estimated: bool,
     ) -> None:
         run = self._run
-        run.runs.observers.publish(
+        run.services.observers.publish(
             ModelCall(
                 invocation=run.invocation,
                 number=number,
@@ -314,7 +314,7 @@ class CallTracker:
                 usage=sale.usage,
                 estimated=estimated,
                 span_id=call.span_id,
-                seconds=None if call.started is None else run.runs.now() - call.started,
+                seconds=None if call.started is None else run.services.now() - call.started,
                 price=quote.price,
                 price_source=quote.source,
                 price_version=quote.version,
@@ -344,7 +344,7 @@ def estimate_reservation(call: InFlightCall, run: Run) -> Reservation:
     cost = None
     if run.budgets.has_cost_limit:
         expected = Usage(input=call.input_estimate, output=output)
-        cost = run.runs.quote(call.sale(expected)).price
+        cost = run.services.quote(call.billable(expected)).price
     return Reservation(
         model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
     )
@@ -397,16 +397,16 @@ class EnclosingCall:
 # Set only while the provider's code runs, never across a `yield`: an async generator has no context
 # of its own (PEP 568 was never accepted), so that whoever reads the stream would be within the
 # call.
-FOLLOWED: Final[contextvars.ContextVar[EnclosingCall | None]] = contextvars.ContextVar(
+ENCLOSING_CALL: Final[contextvars.ContextVar[EnclosingCall | None]] = contextvars.ContextVar(
     "otel_limits_followed", default=None
 )
 """Where we are: what a provider asks in turn, or traces, is that same call."""
 
 
-def followed_call(run: Run) -> InFlightCall | None:
+def enclosing_call_of(run: Run) -> InFlightCall | None:
     """Return the call of `run` that the present task is within, or was when it began.
 
     It may be over: a client may have put aside, with all of its context, to tell of it later.
     """
-    within = FOLLOWED.get()
+    within = ENCLOSING_CALL.get()
     return within.call if within is not None and within.run is run else None

@@ -119,8 +119,8 @@ class TimeLimit:
     @suppress_errors("deadlines")
     def start(self) -> None:
         """Have the invocation cancelled when its time is up; again after a limit was extended."""
-        self.forget()
-        run, now = self._run, self._run.runs.now()
+        self.cancel()
+        run, now = self._run, self._run.services.now()
         # Without those that were told as observed: otherwise the thread would tell them for ever.
         ends = [
             budget.started + seconds
@@ -129,14 +129,16 @@ class TimeLimit:
             and budget.started + seconds > self._told
         ]
         if ends and run.cancel is not None:
-            self._number = run.runs.deadlines.schedule(max(0.0, min(ends) - now), self._time_is_up)
+            self._number = run.services.deadlines.schedule(
+                max(0.0, min(ends) - now), self._time_is_up
+            )
 
-    def forget(self) -> None:
+    def cancel(self) -> None:
         """Wait no longer."""
         # Taken away first, as the callback of a deadline comes by here as well.
         number, self._number = self._number, None
         if number is not None:
-            self._run.runs.deadlines.cancel(number)
+            self._run.services.deadlines.cancel(number)
 
     @suppress_errors("deadlines")
     def _time_is_up(self) -> None:
@@ -149,5 +151,5 @@ class TimeLimit:
             run.cancel(verdict)
             return
         run.halt(verdict, "observed")  # it would have been ended now, whatever it waits for
-        self._told = run.runs.now()
+        self._told = run.services.now()
         self.start()  # a tree around it may have a deadline that acts

@@ -19,7 +19,7 @@ EVERY_KIND: Final[tuple[type, ...]] = get_args(Event)
 ABOUT_OBSERVERS: Final = (events.InternalError, events.ObserverDropped)
 """Facts whose loss is not told: telling it would have no end."""
 
-Taker: TypeAlias = Callable[[Any], None]
+Handler: TypeAlias = Callable[[Any], None]
 """The part of an observer that takes facts of one kind."""
 
 
@@ -31,7 +31,7 @@ class EventDispatcher:
         self.gate: QuotaGate | None = None
         """Asked before every model call where quotas are set; it is told every event, first."""
         self.all: tuple[Observer, ...] = ()
-        self._takers: dict[type, tuple[tuple[Observer, Taker], ...]] = {}
+        self._takers: dict[type, tuple[tuple[Observer, Handler], ...]] = {}
 
     def set_observers(self, observers: tuple[Observer, ...]) -> None:
         """Tell these from now on, and nobody else."""
@@ -82,7 +82,7 @@ class EventDispatcher:
         for lag in lags:
             self.publish(lag)
 
-    def publish_fault(self, component: str) -> None:
+    def publish_internal_error(self, component: str) -> None:
         """Tell every observer that `component` failed."""
         self.publish(events.InternalError(component=component))
 
@@ -92,7 +92,7 @@ class EventDispatcher:
             self.publish(events.ObserverDropped(observer=component_name(observer)))
 
 
-def subscriptions_of(observer: Observer) -> Mapping[type, Taker]:
+def subscriptions_of(observer: Observer) -> Mapping[type, Handler]:
     """Return what takes the facts that an observer names, or all: a mock has any attribute."""
     for name in ("subscribes_to", "wants"):  # the second is the first one's name until 0.1
         named = getattr(observer, name, None)

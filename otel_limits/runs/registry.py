@@ -18,7 +18,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed,
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.price import OF_NO_CALL, Quote
 from otel_limits.core.terms import billable_call
-from otel_limits.runs.budget import Budget, tree_of
+from otel_limits.runs.budget import Budget, new_tree
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.dispatcher import EventDispatcher
 from otel_limits.runs.run import Run
@@ -39,7 +39,7 @@ MAX_LIVE: Final = 10_000
 MAX_AGE_SECONDS: Final = 24 * 60 * 60.0
 """After this, an invocation that never ended is settled."""
 
-TAKEN: Final[dict[str, ActionTaken]] = {
+ACTION_TAKEN: Final[dict[str, ActionTaken]] = {
     "observe": "observed",
     "halt": "halted",
     "wrap_up": "wrapped_up",
@@ -85,7 +85,7 @@ class RunRegistry:
         self.observers = EventDispatcher()
         self.prices: Prices | None = None
         self.tool_log: ToolLogWriter | None = None
-        self.has_begun = False
+        self.has_started = False
         """True when any invocation has begun in this process."""
         self.audit_keys: tuple[str, ...] = ()
         """Names in the baggage or on the agent whose values an auditor wants to group by."""
@@ -157,7 +157,7 @@ class RunRegistry:
         killed = []
         with self.lock:
             for run in matching:
-                if not run.is_over:
+                if not run.outcome_frozen:
                     # Kept, as the next judgement ends it where the framework cannot break it off.
                     run.killed = True
                     killed.append(run)
@@ -169,7 +169,7 @@ class RunRegistry:
     def freeze_outcome(self, run: Run) -> bool:
         """Let no kill change any more how a run ends; True when it was killed before."""
         with self.lock:
-            run.is_over = True
+            run.outcome_frozen = True
             return run.killed
 
     def start(  # noqa: PLR0913  what is known when an invocation begins
@@ -190,8 +190,8 @@ class RunRegistry:
         A direct one is never unsampled: it has no span that could be missed.
         """
         # The processor has seen the span begin, or never will: it is told before we are.
-        self.has_begun = True
-        unsampled = not direct and not self.spans.take(span_id)
+        self.has_started = True
+        unsampled = not direct and not self.spans.claim(span_id)
         parent = current()
         invocation = _identify(agent, parent, trace_id, span_id, sampled=sampled)
         run = Run(self, invocation, policy, self._trees(parent, policy), unsampled=unsampled)
@@ -270,7 +270,7 @@ class RunRegistry:
         above = parent.trees if parent is not None else ()
         if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
             return above
-        return (tree_of(policy, self.now()), *above)
+        return (new_tree(policy, self.now()), *above)
 
     @suppress_errors("runs")
     def _began(
@@ -286,7 +286,7 @@ class RunRegistry:
             events.Started(
                 invocation=run.invocation,
                 limits=run.policy.limits,
-                action=TAKEN[run.policy.action],
+                action=ACTION_TAKEN[run.policy.action],
                 unsampled=run.unsampled,
                 model=model,
                 session_id=session_id,
@@ -374,7 +374,7 @@ def kill(
     return LIVE.kill(agent=agent, trace_id=trace_id, all=all)
 
 
-INTERNAL_ERRORS.publish = LIVE.observers.publish_fault
+INTERNAL_ERRORS.publish = LIVE.observers.publish_internal_error
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LIVE.after_fork)

@@ -53,10 +53,10 @@ class Run:
     action: ActionTaken = "none"
     verdict: Verdict | None = None
     """Why it was halted, or would have been."""
-    said = ""
+    sentence = ""
     """The sentence of that."""
     killed = False
-    is_over = False
+    outcome_frozen = False
     """True when it is settled how it ends, although its framework is not done with it yet."""
     finished = False
     released = False
@@ -73,7 +73,7 @@ class Run:
         unsampled: bool,
     ) -> None:
         """Begin with an empty tally; `Runs.start` is the way to make one."""
-        self.runs = runs
+        self.services = runs
         self.invocation = invocation
         self.parent: Run | Group | None = current()
         """What started it: a live invocation, or a group of agents."""
@@ -134,14 +134,14 @@ class Run:
     def cycle(self) -> None:
         """An event loop cycle begins."""
         self.tally.cycles += 1
-        self.runs.observers.publish(events.Cycle(invocation=self.invocation))
+        self.services.observers.publish(events.Cycle(invocation=self.invocation))
 
     def turn(self) -> None:
         """A model response was taken into the conversation."""
         # Of this agent alone, whose loop is one task; a tree is counted by many at once.
         self.tally.iterations += 1
         self.calls.on_response_accepted()
-        self.runs.observers.publish(
+        self.services.observers.publish(
             events.Turn(invocation=self.invocation, number=self.tally.turns)
         )
 
@@ -159,7 +159,7 @@ class Run:
 
     def check_limits(self) -> Verdict | None:
         """Decide by what was used whether the agent may go on; `None` when it may."""
-        self.calls.silent.settle()
+        self.calls.unreported.settle()
         self.measure_time()
         return self.with_subjects(self.decide())
 
@@ -201,7 +201,7 @@ class Run:
         ]
         for warning in passed:
             self._warned.add((warning.level.limit, warning.threshold))
-            self.runs.observers.publish(warning)
+            self.services.observers.publish(warning)
         return tuple(passed)
 
     def nudge(self) -> int | None:
@@ -227,8 +227,8 @@ class Run:
         self.action = action
         self.verdict = verdict
         # Once, and not by each who tells it: they are called deeper down in the stack.
-        self.said = halt_sentence(self.invocation.agent, verdict.reason, action, verdict.breach)
-        self.runs.observers.publish(halt_of(self, verdict))
+        self.sentence = halt_sentence(self.invocation.agent, verdict.reason, action, verdict.breach)
+        self.services.observers.publish(halt_of(self, verdict))
 
     def stop(self, reason: str) -> Stop:
         """How the invocation ends, or would end now."""
@@ -246,7 +246,7 @@ class Run:
             cycles=self.tally.cycles,
             model_calls=self.tally.model_calls,
             started=self.started_wall,
-            seconds=self.runs.now() - self.started,
+            seconds=self.services.now() - self.started,
             tool_calls=self.tally.tool_calls,
             levels=self.budgets.levels(),
             cost=self.tally.cost,
@@ -256,11 +256,11 @@ class Run:
 
     def finish(self, reason: str) -> None:
         """The invocation is over: settle what is open, tell it once, and forget it."""
-        if not self.runs.forget(self):
+        if not self.services.forget(self):
             return
         # Before the stop is made, which sums up what the calls still open turn out to have used.
         self._close()
-        self.runs.observers.publish_stop(self.stop(reason))
+        self.services.observers.publish_stop(self.stop(reason))
 
     # --- how --------------------------------------------------------------------------------------
 
@@ -268,12 +268,12 @@ class Run:
     def _close(self) -> None:
         """Settle what is open; a fault here must not keep the stop from being told."""
         INTERNAL_ERRORS.report_deferred()
-        self.time_limit.forget()
+        self.time_limit.cancel()
         self.calls.settle_all()
 
     def measure_time(self) -> None:
         """Note how late it is, before anybody decides."""
-        self.budgets.measure_time(self.runs.now())
+        self.budgets.measure_time(self.services.now())
 
     def with_subjects(self, verdict: Verdict | None) -> Verdict | None:
         """Name the tools that breaches are about, which takes longer than a decision may."""
@@ -295,7 +295,7 @@ def halt_of(run: Run, verdict: Verdict) -> events.Halt:
         reason=verdict.reason,
         breaches=verdict.breaches,
         action=run.action,
-        sentence=run.said,
+        sentence=run.sentence,
     )
 
 

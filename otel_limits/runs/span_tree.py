@@ -19,7 +19,7 @@ MOST_ENDED: Final = 1_000
 
 
 @dataclass(slots=True, eq=False)
-class EndedSpans:
+class InvocationSpans:
     """The spans of one invocation."""
 
     run: Run
@@ -50,29 +50,29 @@ class SpanNode:
     """
 
     span_id: int
-    trail: EndedSpans
+    spans: InvocationSpans
     above: SpanNode | None = None
     """The span around it, ended or not."""
     in_call: bool = False
     """True within a model call of the loop, which is counted where its response passes."""
     call: InFlightCall | None = None
     """The request of something else within which it began: it shows that same call."""
-    is_foreign: bool = False
+    is_third_party: bool = False
     """True for what another instrumentation shows than that of the agent's framework."""
     is_boundary: bool = False
     """True for a tool or an agent, which asks by itself: what is around it shows other calls."""
     is_open: bool = True
-    is_booked: bool = False
+    is_counted: bool = False
     """True when the model call that it shows was booked, or another span has shown it."""
-    has_booked: bool = False
+    has_counted: bool = False
     """True when a model call was booked that it shows, or one that has ended within it."""
-    silent: UnreportedCall | None = None
+    unreported: UnreportedCall | None = None
     """The model call that it shows without its tokens."""
 
     @property
     def run(self) -> Run:
         """What it belongs to."""
-        return self.trail.run
+        return self.spans.run
 
     def enclosing_spans(self) -> Iterator[SpanNode]:
         """Yield what may show the same model call, the nearest first: up to a tool or an agent."""
@@ -81,15 +81,15 @@ class SpanNode:
             place = place.above
             yield place
 
-    def pass_up(self) -> None:
+    def propagate(self) -> None:
         """Let what is around it know that it has booked a call.
 
         That goes up to the first span that is open, which does the same when it ends: only then is
         it certain what it is.
         """
         for each in self.enclosing_spans():
-            if each.has_booked:
+            if each.has_counted:
                 return
-            each.has_booked = True
+            each.has_counted = True
             if each.is_open:
                 return

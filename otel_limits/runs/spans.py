@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from otel_limits.runs.responses import SeenResponses
-from otel_limits.runs.span_tree import EndedSpans, SpanNode
+from otel_limits.runs.span_tree import InvocationSpans, SpanNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Spans:
         self._lock = threading.Lock()
         self._most = most
         self._places: dict[int, SpanNode] = {}
-        self._trails: dict[str, EndedSpans] = {}
+        self._trails: dict[str, InvocationSpans] = {}
         """Those of live invocations, by their ids."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._late: OrderedDict[int, None] = OrderedDict()
@@ -51,7 +51,7 @@ class Spans:
             if len(self._waiting) > self._most:
                 self._waiting.popitem(last=False)
 
-    def take(self, span_id: int) -> bool:
+    def claim(self, span_id: int) -> bool:
         """Tell whether the span of an invocation that begins was sighted, and forget that."""
         with self._lock:
             if span_id not in self._waiting:
@@ -59,13 +59,13 @@ class Spans:
             del self._waiting[span_id]
             return True
 
-    def place(self, span_id: int) -> SpanNode | None:
+    def node(self, span_id: int) -> SpanNode | None:
         """Where a span hangs; `None` for what belongs to no live invocation."""
         # Without the lock: one look-up is atomic, and this is asked for every span that the process
         # makes.
         return self._places.get(span_id)
 
-    def was_asked(self, span_id: int) -> bool:
+    def was_model_call(self, span_id: int) -> bool:
         """Tell whether a span was of a model call of the loop of an invocation that is over."""
         return span_id in self._asked
 
@@ -92,7 +92,7 @@ class Spans:
             else:
                 trail.open.add(span_id)
 
-    def book(self, span_id: int, response_id: str | None, scope: str, tokens: int) -> bool:
+    def claim_call(self, span_id: int, response_id: str | None, scope: str, tokens: int) -> bool:
         """Tell whether a model call that a span shows has not been booked, and note that it is.
 
         It has been where a span within this one showed it, or one around it, or another one the
@@ -100,34 +100,34 @@ class Spans:
         """
         with self._lock:
             place = self._places[span_id]
-            is_counted = any(each.is_booked for each in place.enclosing_spans())
+            is_counted = any(each.is_counted for each in place.enclosing_spans())
             if response_id is not None:
                 response = (response_id, scope, tokens)
-                is_counted |= place.trail.responses.has(*response)
-                place.trail.responses.add(*response)
-            is_counted_within = place.has_booked or self._is_booked_within(place)
+                is_counted |= place.spans.responses.has(*response)
+                place.spans.responses.add(*response)
+            is_counted_within = place.has_counted or self._is_booked_within(place)
             # What is within a call that was counted is that call. Where what is within it was
             # counted, there may be more of it: such as a second attempt.
-            place.is_booked = not is_counted_within
-            place.has_booked = True
+            place.is_counted = not is_counted_within
+            place.has_counted = True
             return not (is_counted or is_counted_within)
 
-    def note_counted_within(self, span_id: int) -> None:
+    def mark_counted_within(self, span_id: int) -> None:
         """A call that is counted without any span goes out within a span, which may show it."""
         with self._lock:
             place = self._places.get(span_id)
-            if place is not None and place.is_foreign and not place.is_boundary:
-                place.has_booked = True
-                place.pass_up()
+            if place is not None and place.is_third_party and not place.is_boundary:
+                place.has_counted = True
+                place.propagate()
 
-    def untold(
+    def split_unreported(
         self, silent: Sequence[UnreportedCall]
     ) -> tuple[list[UnreportedCall], list[UnreportedCall]]:
         """Return those of some calls that no other span tells, and those that one still may."""
         shown, untold, waiting = SeenResponses(), [], []
         with self._lock:
             for each in silent:
-                if self._may_be_told(each.place):
+                if self._may_be_told(each.node):
                     waiting.append(each)
                 elif not self._is_told(each, shown):
                     untold.append(each)
@@ -146,9 +146,9 @@ class Spans:
             if place is None or not place.is_open:
                 return
             place.is_open, place.is_boundary = False, place.is_boundary or is_boundary
-            if place.has_booked:
-                place.pass_up()
-            trail = place.trail
+            if place.has_counted:
+                place.propagate()
+            trail = place.spans
             trail.open.discard(span_id)
             if trail.is_over:
                 self._late.pop(span_id, None)
@@ -170,7 +170,7 @@ class Spans:
                 self._drop(place.span_id)
             for span_id in trail.open:
                 place = self._places[span_id]
-                if place.is_foreign and not place.in_call:
+                if place.is_third_party and not place.in_call:
                     self._keep_late(span_id)
                 else:
                     self._drop(span_id)
@@ -182,28 +182,28 @@ class Spans:
 
     # --- all of it under the lock -----------------------------------------------------------------
 
-    def _trail_of(self, run: Run, above: SpanNode | None) -> EndedSpans:
+    def _trail_of(self, run: Run, above: SpanNode | None) -> InvocationSpans:
         if above is not None and above.run is run:
-            return above.trail
+            return above.spans
         if run.finished:  # nobody will forget it
-            return EndedSpans(run, is_over=True)
-        return self._trails.setdefault(run.invocation.id, EndedSpans(run))
+            return InvocationSpans(run, is_over=True)
+        return self._trails.setdefault(run.invocation.id, InvocationSpans(run))
 
     def _is_booked_within(self, place: SpanNode) -> bool:
         """Tell whether a call was booked of which a span is open that passes it on when it ends."""
-        trail = place.trail
+        trail = place.spans
         still_open = map(self._places.get, self._late if trail.is_over else trail.open)
         return any(
-            each is not None and each.has_booked and place in each.enclosing_spans()
+            each is not None and each.has_counted and place in each.enclosing_spans()
             for each in still_open
         )
 
     def _may_be_told(self, place: SpanNode) -> bool:
         """Tell whether anything around a span, or within it, is open that may know its tokens."""
-        trail = place.trail
+        trail = place.spans
         # What the framework shows is not a call of others, and may end with the invocation only.
         around = (
-            each for each in place.enclosing_spans() if each.is_foreign and each.trail is trail
+            each for each in place.enclosing_spans() if each.is_third_party and each.spans is trail
         )
         if any(each.is_open and not each.is_boundary for each in around):
             return True
@@ -212,17 +212,17 @@ class Spans:
 
     def _is_told(self, silent: UnreportedCall, shown: SeenResponses) -> bool:
         """Tell whether another span shows the call of one that does not know its tokens."""
-        place = silent.place
-        outer = [each.silent for each in place.enclosing_spans() if each.silent is not None]
+        place = silent.node
+        outer = [each.unreported for each in place.enclosing_spans() if each.unreported is not None]
         if outer:  # the outermost is the whole call
             outer[-1].merge(silent)
             return True
-        if place.has_booked or any(each.is_booked for each in place.enclosing_spans()):
+        if place.has_counted or any(each.is_counted for each in place.enclosing_spans()):
             return True
         if silent.response_id is None:
             return False
         response = (silent.response_id, silent.scope, 0)
-        if shown.has(*response) or place.trail.responses.has(*response):
+        if shown.has(*response) or place.spans.responses.has(*response):
             return True
         # Not with those that were booked: whoever tells its tokens later is to be believed.
         shown.add(*response)

@@ -39,7 +39,7 @@ class ToolCalls:
     def admit(self, tool: str) -> Breach | None:
         """The model asks for a call of `tool`: count it, or say which limit refuses it."""
         run = self._run
-        with run.runs.lock:
+        with run.services.lock:
             # Looked at and counted in one step: parallel agents of a tree share what is left.
             for breach, budget in self._spent(tool):
                 # Also where it is only observed: the judgement after the turn tells of it there.
@@ -50,12 +50,12 @@ class ToolCalls:
             self._count(tool, 1)
         return None
 
-    def give_back(self, tool: str) -> None:
+    def release(self, tool: str) -> None:
         """A call that was admitted did not run after all."""
-        with self._run.runs.lock:
+        with self._run.services.lock:
             self._count(tool, -1)
 
-    def ended(
+    def record(
         self, tool: str, status: ToolStatus, seconds: float | None, fingerprint: str | None
     ) -> None:
         """A call is over, in its final attempt."""
@@ -63,7 +63,7 @@ class ToolCalls:
         called = self.of_turn
         called[tool] = called.get(tool, 0) + 1
         self._of_turn = (self._run.tally.turns, called)
-        self._run.runs.observers.publish(
+        self._run.services.observers.publish(
             ToolCall(
                 invocation=self._run.invocation,
                 number=self._published,
@@ -75,9 +75,9 @@ class ToolCalls:
             )
         )
 
-    def keep(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
+    def log(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
         """Keep a call that was answered, with its contents, where there is a tool log."""
-        log = self._run.runs.tool_log
+        log = self._run.services.tool_log
         if log is not None:
             # A number of its own, as a refused call is told and not kept.
             self._kept += 1

@@ -46,11 +46,11 @@ class Group:
 class TaskScope:
     """A tool call or a node under way, as those see it who work for it: a task, and its threads."""
 
-    __slots__ = ("has_ended", "outer", "scope")
+    __slots__ = ("has_ended", "outer", "owner")
 
     def __init__(self, scope: Run | Group, outer: TaskScope | None) -> None:
         """Begin one of `scope`, within that of another agent's if that asked."""
-        self.scope = scope
+        self.owner = scope
         self.outer = outer
         self.has_ended = False
         """Stays false where it is broken off: nobody sees the end of a thread left behind."""
@@ -65,7 +65,7 @@ CURRENT: Final[contextvars.ContextVar[Run | Group | None]] = contextvars.Context
 
 # Set only while the tool or the node runs. Whoever reads the stream, and leaves it in the middle,
 # keeps the invocation as `CURRENT`; but what such a reader does then is not the work of a tool.
-ACTIVITY: Final[contextvars.ContextVar[TaskScope | None]] = contextvars.ContextVar(
+TASK_SCOPE: Final[contextvars.ContextVar[TaskScope | None]] = contextvars.ContextVar(
     "otel_limits_activity", default=None
 )
 """The tool call or the node that the present task works for."""
@@ -88,7 +88,7 @@ def current_scope() -> tuple[Run | Group | None, TaskScope | None]:
     """Return what the present task or thread works for, be it over or not."""
     scope = CURRENT.get()
     if scope is not None:
-        return scope, ACTIVITY.get()
+        return scope, TASK_SCOPE.get()
     known = otel_context.get_value(FOR_THREADS)
     return known if isinstance(known, tuple) else (None, None)
 
@@ -108,6 +108,6 @@ def current() -> Run | Group | None:
 
 def _is_active(scope: Run | Group, activity: TaskScope | None) -> bool:
     """Tell whether an activity is, or stands within, one of `scope` that has not ended."""
-    while activity is not None and activity.scope is not scope:
+    while activity is not None and activity.owner is not scope:
         activity = activity.outer
     return activity is not None and not activity.has_ended

@@ -23,7 +23,7 @@ class UnreportedCall:
 
     call: InFlightCall
     record: UsageRecord
-    place: SpanNode
+    node: SpanNode
     scope: str
     """The instrumentation that made the span."""
     response_id: str | None
@@ -53,11 +53,11 @@ class UnreportedCalls:
     @suppress_errors("runs")
     def add(self, silent: UnreportedCall) -> None:
         """Note what a span has shown that has just ended."""
-        with self._run.runs.lock:
+        with self._run.services.lock:
             self._waiting.append(silent)
             oldest = self._waiting.pop(0) if len(self._waiting) > MOST else None
         if oldest is not None:
-            untold, still_waiting = self._run.runs.spans.untold([oldest])
+            untold, still_waiting = self._run.services.spans.split_unreported([oldest])
             self._count(untold + still_waiting)
 
     @suppress_errors("runs")
@@ -65,10 +65,10 @@ class UnreportedCalls:
         """Count those whose tokens no other span has told, or can still tell."""
         if not self._waiting:  # as good as always
             return
-        with self._run.runs.lock:
+        with self._run.services.lock:
             waiting, self._waiting = self._waiting, []
-        untold, still_waiting = self._run.runs.spans.untold(waiting)
-        with self._run.runs.lock:
+        untold, still_waiting = self._run.services.spans.split_unreported(waiting)
+        with self._run.services.lock:
             self._waiting[:0] = still_waiting
         self._count(untold)
 

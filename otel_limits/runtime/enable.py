@@ -125,7 +125,7 @@ def enable_leniently(source: Source) -> None:
     # Those of the policy file have been logged by now, with what is in force instead of it.
     for mistake in (*reading.mistakes, *unpriced):
         logger.error("otel-limits: %s Every other setting is in force.", mistake)
-        LIVE.observers.publish_fault("config")
+        LIVE.observers.publish_internal_error("config")
     _warn(reading)
 
 

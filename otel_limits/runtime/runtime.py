@@ -235,7 +235,7 @@ class Runtime:
 
     def unscraped(self) -> tuple[str, int] | None:
         """Return where metrics are lost at the end of the process, as nobody has scraped them."""
-        if self._settings is None or self._settings.quiet or not self.runs.has_begun:
+        if self._settings is None or self._settings.quiet or not self.runs.has_started:
             return None
         return self._wiring.unscraped()
 

@@ -384,7 +384,7 @@ class Wiring:
             getattr(error, "strerror", None) or error,
             PORT_IS_TAKEN if is_taken else NO_SUCH_ADDRESS,
         )
-        self._runs.observers.publish_fault("prometheus")
+        self._runs.observers.publish_internal_error("prometheus")
 
     # --- prices -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from strands.hooks import AfterNodeCallEvent, BeforeNodeCallEvent
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import ACTIVITY, CURRENT, Group, TaskScope, for_threads
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, Group, TaskScope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,7 +38,7 @@ def note_request(event: BeforeToolCallEvent) -> None:
     run = CURRENT.get()
     if isinstance(run, Run):
         requested = STATES.of(event.agent).requested
-        requested[_key(event)] = TaskScope(run, ACTIVITY.get()), otel_context.get_current()
+        requested[_key(event)] = TaskScope(run, TASK_SCOPE.get()), otel_context.get_current()
         while len(requested) > MOST_REQUESTED:
             requested.pop(next(iter(requested)))
 
@@ -46,7 +46,7 @@ def note_request(event: BeforeToolCallEvent) -> None:
 def requester_of(event: AfterToolCallEvent) -> Run | Group | None:
     """Return for whom a tool ran, where that is known."""
     requested = _requested(event)
-    return None if requested is None else requested[0].scope
+    return None if requested is None else requested[0].owner
 
 
 @suppress_errors("binding")
@@ -87,14 +87,14 @@ async def _follow(
     What says so is set only while the tool itself runs: some executors run it in the task of who
     reads the agent's stream, and what the reader does in between is not the work of the tool.
     """
-    scope: Run | Group | None = activity.scope
+    scope: Run | Group | None = activity.owner
     activity.has_ended = False
     # Spans as well, where it was moved.
     spans = otel_context.get_current() if CURRENT.get() is scope else at_request
-    spans = for_threads(activity.scope, activity, spans) or spans
+    spans = for_threads(activity.owner, activity, spans) or spans
     try:
         while True:
-            tokens = CURRENT.set(scope), ACTIVITY.set(activity)
+            tokens = CURRENT.set(scope), TASK_SCOPE.set(activity)
             attached = otel_context.attach(spans)
             try:
                 event = await anext(events)
@@ -104,7 +104,7 @@ async def _follow(
                 scope = CURRENT.get()  # an agent that is the tool
                 spans = otel_context.get_current()
                 otel_context.detach(attached)
-                ACTIVITY.reset(tokens[1])
+                TASK_SCOPE.reset(tokens[1])
                 CURRENT.reset(tokens[0])
             yield event
     except Exception:
@@ -154,7 +154,7 @@ def begin_node(event: BeforeNodeCallEvent) -> None:
     del event
     scope = CURRENT.get()
     if isinstance(scope, Group):
-        ACTIVITY.set(activity := TaskScope(scope, ACTIVITY.get()))
+        TASK_SCOPE.set(activity := TaskScope(scope, TASK_SCOPE.get()))
         # Never detached: the node has a task of its own.
         spans = otel_context.get_current()
         otel_context.attach(for_threads(scope, activity, spans) or spans)
@@ -165,7 +165,7 @@ def end_node(event: AfterNodeCallEvent) -> None:
     """A node has ended, unless it was broken off: then its threads go on."""
     from strands.multiagent.base import Status
 
-    activity, graph = ACTIVITY.get(), event.source
+    activity, graph = TASK_SCOPE.get(), event.source
     # Strands tells both alike, in a `finally`.
     if activity is not None and graph.nodes[event.node_id].execution_status != Status.EXECUTING:  # type: ignore[attr-defined]
         activity.has_ended = True

@@ -38,7 +38,7 @@ from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.calls import FOLLOWED, EnclosingCall, InFlightCall
+from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
 from otel_limits.runs.tree import Group, current_scope
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ class Passage:
     def begin(self) -> EnclosingCall:
         """Judge the call and open it, or carry the one that we are within."""
         self.within.run, self.within.model = self.run, self.model
-        around = FOLLOWED.get()
-        if around is not None and around.call in self.run.calls.under_way:
+        around = ENCLOSING_CALL.get()
+        if around is not None and around.call in self.run.calls.in_flight:
             if not around.is_carried:
                 self._carry(around)
                 return self.within
@@ -235,7 +235,7 @@ class Passage:
             self.model_pass.calls.append(call)
         else:
             context = trace.get_current_span().get_span_context()
-            self.run.runs.spans.note_counted_within(context.span_id)
+            self.run.services.spans.mark_counted_within(context.span_id)
         return call
 
     @suppress_errors("binding")
@@ -255,7 +255,7 @@ class Passage:
     def read_on(self) -> None:
         """Somebody reads on, so that the call uses more."""
         if self.within.call is not None and self.within.call.is_paused:
-            self.run.calls.read_on(self.within.call)
+            self.run.calls.resume(self.within.call)
 
     @suppress_errors("binding")
     def join(self, wait: Wait) -> None:
@@ -318,7 +318,7 @@ async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[An
         chunks = aiter(events)
         while True:
             passage.read_on()
-            token = FOLLOWED.set(within)
+            token = ENCLOSING_CALL.set(within)
             try:
                 chunk = await wait.next_of(chunks)
             except StopAsyncIteration:
@@ -328,7 +328,7 @@ async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[An
                 passage.cut(cut)
                 break
             finally:
-                FOLLOWED.reset(token)
+                ENCLOSING_CALL.reset(token)
             passage.take(chunk)
             yield chunk
     except Exception as error:

@@ -20,7 +20,7 @@ from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.messages import halt_text
 from otel_limits.core.policy import Verdict
-from otel_limits.runs.tree import ACTIVITY, CURRENT, for_threads
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
     CURRENT.set(run)
     # Nor this: Strands takes back all that is attached until the span of an invocation has begun.
     spans = otel_context.get_current()
-    otel_context.attach(for_threads(run, ACTIVITY.get(), spans) or spans)
+    otel_context.attach(for_threads(run, TASK_SCOPE.get(), spans) or spans)
     # Before the deadline, which is not waited for where nothing could be broken off.
     run.cancel = _canceller(weakref.ref(agent), weakref.ref(run))
     run.time_limit.start()

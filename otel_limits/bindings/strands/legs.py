@@ -87,12 +87,12 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
         for position, request in enumerate(batch.requests):
             # None of it began: its replay is admitted anew.
             if position not in batch.refusals and not batch.denied:
-                live.run.tools.give_back(request["name"])
+                live.run.tools.release(request["name"])
     live.run.calls.release_unused()
     # A hook would resume for ever: each further leg would be refused as this one was.
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
-    if event.resume is None and live.run.runs.freeze_outcome(live.run) and live.marked is None:
+    if event.resume is None and live.run.services.freeze_outcome(live.run) and live.marked is None:
         return _tell_kill(event, live)
     return None
 
@@ -121,7 +121,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
 async def ask_gate(event: BeforeModelCallEvent) -> None:
     """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
     live = live_of(event.agent)
-    gate = live.run.runs.observers.gate if live is not None else None
+    gate = live.run.services.observers.gate if live is not None else None
     if live is not None and gate is not None and not event.cancel:
         request = request_of(live.run, event)
         live.against = await gate.admit(request) if request is not None else None
@@ -132,7 +132,7 @@ async def ask_gate(event: BeforeModelCallEvent) -> None:
 async def tell_gate(event: AfterModelCallEvent) -> None:
     """Settle what was reserved; the call has been counted by now."""
     live = live_of(event.agent)
-    gate = live.run.runs.observers.gate if live is not None else None
+    gate = live.run.services.observers.gate if live is not None else None
     if gate is not None and live is not None:
         await gate.settle(live.run.invocation.id)
 

@@ -40,7 +40,7 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
     attributes: dict[str, Any] = {
         semconv.STOP_REASON: verdict.reason,
         semconv.STOP_ACTION: run.action,
-        semconv.STOP_MESSAGE: run.said,
+        semconv.STOP_MESSAGE: run.sentence,
         semconv.MESSAGE_SYNTHETIC: synthetic,
         **limit_of(verdict),
     }
@@ -63,7 +63,7 @@ def write_end(span: trace.Span | None, run: Run) -> None:
         # Not as a stop reason: the one that the invocation has is the framework's.
         attributes[semconv.STOP_WOULD_BE] = run.verdict.reason
         attributes[semconv.STOP_ACTION] = run.action
-        attributes[semconv.STOP_MESSAGE] = run.said
+        attributes[semconv.STOP_MESSAGE] = run.sentence
         attributes |= limit_of(run.verdict)
     if attributes:
         span.set_attributes(attributes)

@@ -88,7 +88,9 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
-            followed.run.runs.freeze_outcome(followed.run)  # what hooks still do changes nothing
+            followed.run.services.freeze_outcome(
+                followed.run
+            )  # what hooks still do changes nothing
             raise
         if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))

@@ -108,7 +108,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     verdict = live.wrapping or run.check_limits()
     for number, (use, result, _) in enumerate(answered, start=1):
         halts = verdict is not None and number == len(answered)
-        run.tools.keep(use["name"], use["input"], text_of(result), trigger=halts)
+        run.tools.log(use["name"], use["input"], text_of(result), trigger=halts)
     if verdict is not None and not _ends_anyway(live, event) and ends_loop(live, verdict):
         live.verdict, live.wrapping = verdict, None
         event.end_turn = halt_text(verdict, run.invocation.agent)
@@ -124,15 +124,15 @@ def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
     answered, calls = [], []
     for position, request in enumerate(batch.requests):
         if position in batch.refusals:
-            run.tools.ended(request["name"], "refused", None, None)
+            run.tools.record(request["name"], "refused", None, None)
         elif (answer := _answer_to(position, run, batch, event)) is not None:
             use, result, seconds = answer
             answered.append(answer)
             identity = None
-            if run.loops is not None or run.runs.keeps_fingerprints:
+            if run.loops is not None or run.services.keeps_fingerprints:
                 calls.append(call_of(run, use, result))
                 identity = identity_of(calls[-1])
-            run.tools.ended(use["name"], status_of(result), seconds, identity)
+            run.tools.record(use["name"], status_of(result), seconds, identity)
     if run.loops is not None and event.message["content"]:  # or all of it waits for a human
         run.check_loops(calls, live.text)
         if (repeated := run.nudge()) is not None:
@@ -151,7 +151,7 @@ def _answer_to(position: int, run: Run, batch: Batch, event: AfterToolsEvent) ->
         return request, accepted, None
     # Only what was admitted has taken anything from the budget.
     if not batch.denied:
-        run.tools.give_back(request["name"])
+        run.tools.release(request["name"])
     denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(told, event)
     if denial is None:
         return None

@@ -77,13 +77,13 @@ def stand_first_after_launchers() -> None:
 def say_if_unused() -> None:
     """Say at the exit that there was no agent: whoever started the program expected one."""
     registry = sys.modules.get("otel_limits.runs.registry")
-    has_begun = registry is not None and registry.LIVE.has_begun
+    has_started = registry is not None and registry.LIVE.has_started
     is_silenced = any(
         os.environ.get(name, "").strip().lower() == "true"
         for name in ("OTEL_LIMITS_QUIET", "OTEL_LIMITS_DISABLED")
     )
     # Of a process that was forked meanwhile, its children may have called agents.
-    if not (has_begun or is_silenced or FORKED) and os.getpid() == HERE_IN:
+    if not (has_started or is_silenced or FORKED) and os.getpid() == HERE_IN:
         sys.stderr.write(
             "otel-limits: no agent of a followed framework (Strands) was called in this process, "
             "so that nothing was limited in it.\n"

@@ -94,7 +94,7 @@ class PolicyFile:
         if not self.mistakes:
             logger.info("otel-limits: the policy %s is in force.", self._shown)
             return
-        LIVE.observers.publish_fault("policy")
+        LIVE.observers.publish_internal_error("policy")
         in_force = (
             "No policy file is in force; every other setting is."
             if self.document is NO_DOCUMENT
