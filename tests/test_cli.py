@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from otel_limits import docs
-from otel_limits.cli import main
+from otel_limits.cli import main, run
 from otel_limits.cli.launch import STARTUP, environment_for
+from otel_limits.core.values import BOOLEAN
 from otel_limits.settings.table import SETTINGS
 from otel_limits.settings.variables import otlp_protocol
 from tests.processes import PATIENCE_SECONDS, bounded
@@ -241,14 +242,31 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith(f"usage: otel-limits {command} ")
 
 
-def test_run_has_one_option_per_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with the help that the setting has everywhere; secrets stay in the environment."""
+def test_run_help_has_one_option_per_setting_except_secrets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A new setting gets an option. Secrets would be visible in the list of processes."""
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     for setting in SETTINGS:
-        assert (f" {setting.flag}" in words) is not setting.is_secret
-        assert (setting.help in words) is not setting.is_secret
+        flag = f"--[no-]{setting.flag[2:]}" if setting.kind is BOOLEAN else setting.flag
+        assert (f" {flag} " in words) is not setting.is_secret
+        assert (run.summary(setting) in words) is not setting.is_secret
+
+
+def test_run_help_fits_two_screens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 100 columns and about 50 lines each, its groups can be found at a glance."""
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [f"{title}:" for title in run.GROUPS] == [
+        line for line in lines if line.removesuffix(":") in run.GROUPS
+    ]
+    assert len(lines) <= 122  # 104 when every summary is one line
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

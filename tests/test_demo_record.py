@@ -127,4 +127,4 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_it_goes_with_no_other_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is ignored silently."""
     assert main(["demo", "--record", str(tmp_path), "--json"]) == 2
-    assert "--record plays nothing" in capsys.readouterr().err
+    assert "--record cannot be combined" in capsys.readouterr().err

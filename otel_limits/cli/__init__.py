@@ -1,4 +1,4 @@
-"""The command line: `otel_limits.cli:main` is what the console script calls."""
+"""The command line; `main` is the entry point of the console script."""
 
 from otel_limits.cli.parser import main
 

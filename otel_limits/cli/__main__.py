@@ -1,4 +1,4 @@
-"""Runs the command line as `python -m otel_limits.cli`."""
+"""Entry point of `python -m otel_limits.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The commands `otel-limits autoload …`: switch on in every Python of an environment."""
+"""The commands `otel-limits autoload …`: load otel-limits in every Python of an environment."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from otel_limits.runtime.autoload import (
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
-Have every Python of this environment load otel-limits by itself.
+Load otel-limits automatically in every Python process in this environment.
 
-After `install`, OTEL_LIMITS_* in the environment is enough: no launcher, no change of the command.
-It also works under python -I, opentelemetry-instrument, gunicorn and celery. It is meant for the
-build of an image:
+After `install`, setting OTEL_LIMITS_* variables is enough: no launcher and no change to the
+command. It also works with python -I, opentelemetry-instrument, gunicorn and celery. Use it in
+container images:
 
   RUN pip install otel-limits && otel-limits autoload install
 
-If no OTEL_LIMITS_* is set, the line does nothing. python -S and a hermetic PEX do not read it.
+Without OTEL_LIMITS_* variables it does nothing. It has no effect with python -S and in a hermetic
+PEX.
 """
 
 INSTALL: Final = """\
-Write the line into this environment.
+Install autoload in this environment.
 
-It is one line in otel_limits_autoload.pth, and it is printed. An environment that cannot be
-written or that the operating system manages is refused, and so is an installation for one user.
+Writes one line to otel_limits_autoload.pth in site-packages and prints it. Read-only environments,
+those managed by the operating system and per-user installations are not supported.
 """
 
 STATUS: Final = """\
-Say whether the line is there.
+Show whether autoload is installed.
 
-The exit status is 1 if it is not, or if it is the line of another version.
+The exit status is 1 if it is not installed, or if another version installed it.
 """
 
 REMOVE: Final = """\
-Delete the line.
+Remove autoload from this environment.
 
-Do so before you uninstall otel-limits.
+Run this before uninstalling otel-limits.
 """
 
-NOT_THERE: Final = 1
+NOT_INSTALLED: Final = 1
 
 
 def add(commands: Any) -> None:
-    """Add `autoload` with its commands."""
+    """Add `autoload` and its subcommands."""
     group = add_group(commands, "autoload", HELP)
     add_command(group, "install", INSTALL, install)
     add_command(group, "status", STATUS, show_status)
@@ -60,36 +61,34 @@ def add(commands: Any) -> None:
 
 
 def install(_options: Namespace) -> int:
-    """Write the line, and show it."""
+    """Install autoload and print the file."""
     try:
         path = install_autoload(environment())
     except AutoloadError as error:
         return refuse([str(error)])
-    sys.stdout.write(f"{path} holds this line now:\n{path.read_text(encoding='utf-8')}")
+    sys.stdout.write(f"Wrote {path}:\n{path.read_text(encoding='utf-8')}")
     return 0
 
 
 def show_status(_options: Namespace) -> int:
-    """Say whether the line is there."""
+    """Show whether autoload is installed."""
     path = installed_autoload()
     if path is None:
-        sys.stdout.write(f"Not installed: there is no {autoload_file()}\n")
-        return NOT_THERE
-    # An upgrade leaves the line of the version before, which may load what is not there any more.
+        sys.stdout.write(f"Not installed: {autoload_file()} does not exist.\n")
+        return NOT_INSTALLED
+    # After an upgrade, the previous version's line may import a module that no longer exists.
     if not is_current(path):
-        sys.stdout.write(
-            f"Of another version: {path}. Write it again: otel-limits autoload install\n"
-        )
-        return NOT_THERE
+        sys.stdout.write(f"Outdated: {path}. Run: otel-limits autoload install\n")
+        return NOT_INSTALLED
     sys.stdout.write(f"Installed: {path}\n")
     return 0
 
 
 def remove(_options: Namespace) -> int:
-    """Delete the line, if it is there."""
+    """Remove autoload if it is installed."""
     try:
         path = remove_autoload()
     except AutoloadError as error:
         return refuse([str(error)])
-    sys.stdout.write("There was nothing to remove.\n" if path is None else f"Removed: {path}\n")
+    sys.stdout.write("Not installed.\n" if path is None else f"Removed: {path}\n")
     return 0

@@ -1,4 +1,4 @@
-"""How a command joins the command line, and how it says that it cannot do what was asked."""
+"""Helpers for defining commands: parser, help formatting and error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import re
 import shutil
 import sys
 import textwrap
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import (
+    Action,
+    ArgumentParser,
+    ArgumentTypeError,
+    BooleanOptionalAction,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -15,53 +23,80 @@ from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_text, redact_url
 
 USAGE_ERROR: Final = 2
-"""Exit status for what cannot be done as it was typed; argparse uses the same."""
+"""Exit status for invalid arguments, the same as argparse's."""
 
+MAX_HELP_WIDTH: Final = 102
+"""Longer lines of help text are hard to read."""
 
-WIDEST: Final = 102
-"""Columns from which on lines of a help would be too long to be read."""
+HELP_COLUMN: Final = 36
+"""Rightmost column at which the descriptions of options start."""
 
 INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)'")
-"""How argparse begins to say that a word is none of those that may stand there."""
+"""How argparse reports an unknown command or choice."""
 
 
 class Parser(ArgumentParser):
-    """Reads the arguments of a command, and asks about an option that is almost one of its own."""
+    """A command's argument parser that suggests the closest option for a misspelled one."""
 
     def parse_known_args(  # type: ignore[override]  # overloads, for the kind of namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Refuse what is unknown here, as only the command itself knows its options."""
+        """Reject unknown arguments here, where the command's options are known."""
         self._typed = list(sys.argv[1:] if args is None else args)
         options, unknown = super().parse_known_args(args, namespace)
-        # argparse would have the uppermost parser refuse it, which knows no option of the command.
+        # argparse would report them from the top-level parser, which has none of these options.
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2 and a sentence: a required option may be missing as it is misspelt."""
+        """Exit with status 2, suggesting a correction: a missing option may be a misspelled one."""
         choice = INVALID_CHOICE.search(message)
-        near = self._nearest() if choice is None else closest_match(choice[1], self._choices())
-        message = redact_text(message, self._typed)  # argparse quotes what it does not know
+        if choice is None:
+            near = self._closest_option()
+        else:
+            # argparse has no public list of a parser's arguments.
+            words = [str(word) for action in self._actions for word in action.choices or ()]
+            near = closest_match(choice[1], words)
+        message = redact_text(message, self._typed)  # argparse quotes unknown arguments
         super().error(f"{message.rstrip('.')}. Did you mean {near}?" if near else message)
 
-    def _choices(self) -> list[str]:
-        """Return every word that may stand in some place of this command, commands included."""
-        # There is no public list of what a parser takes.
-        return [str(word) for action in self._actions for word in action.choices or ()]
-
-    def _nearest(self) -> str | None:
-        """Return the option that the first unknown one is near; a program's own stand behind it."""
+    def _closest_option(self) -> str | None:
+        """Return the option closest to the first unknown one, ignoring everything after `--`."""
         for word in self._typed:
             name = word.partition("=")[0]
-            # There is no public list of a parser's options.
-            is_number = name[1:2].isdigit()  # -1 is a value, however near it is to -h
+            is_number = name[1:2].isdigit()  # -1 is a value, although it resembles -h
             if name.startswith("-") and not is_number and name not in self._option_string_actions:
-                # Behind a `--` stands a program with options of its own, which is none of our
-                # business.
+                # After `--`, options belong to the user's program.
                 return None if name == "--" else closest_match(name, self._option_string_actions)
         return None
+
+
+class HelpFormatter(RawDescriptionHelpFormatter):
+    """A formatter that fits many options on a screen and never breaks a command or option."""
+
+    # argparse documents none of these methods. Without them, help is longer but still correct.
+
+    def __init__(self, prog: str) -> None:
+        """Leave room for long options next to their descriptions."""
+        width = min(shutil.get_terminal_size().columns, MAX_HELP_WIDTH) - 2
+        super().__init__(prog, max_help_position=min(HELP_COLUMN, width // 2), width=width)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        words = " ".join(text.split())
+        return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if isinstance(action, BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]", 1)
+        return super()._format_action_invocation(action)
+
+    def _format_action(self, action: Action) -> str:
+        if isinstance(action, _SubParsersAction):  # its commands, without a line for itself
+            return self._join_parts(
+                [self._format_action(each) for each in action._get_subactions()]  # noqa: SLF001
+            )
+        return super()._format_action(action)
 
 
 def add_command(
@@ -70,15 +105,15 @@ def add_command(
     """Add a command.
 
     Args:
-        commands: Where it belongs on the command line.
-        name: What is typed.
-        text: Its help, laid out; the first line stands in the list of commands.
-        call: What it does; returns the exit status.
+        commands: The group or parser to add it to.
+        name: The command as typed.
+        text: Its help. The first line also appears in the list of commands.
+        call: The function that runs it and returns the exit status.
     """
     command: ArgumentParser = commands.add_parser(
         name,
         help=text.split("\n", 1)[0],
-        description=laid_out(text),
+        description=wrap_help(text),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -87,19 +122,10 @@ def add_command(
     return command
 
 
-class HelpFormatter(RawDescriptionHelpFormatter):
-    """Leaves commands and options whole, which have hyphens: to be found, and to be copied."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        # argparse has no public name for it; where it is gone, names are cut again, and no more.
-        words = " ".join(text.split())
-        return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
-
-
-def laid_out(text: str) -> str:
-    """Wrap the paragraphs of a help for the terminal; indented lines stay, to be copied."""
-    # As wide as argparse makes the options below, which is its own rule and not to be asked for.
-    width = min(shutil.get_terminal_size().columns, WIDEST) - 2
+def wrap_help(text: str) -> str:
+    """Wrap the paragraphs of a help text; indented lines, which users copy, stay as they are."""
+    # As wide as the options below.
+    width = min(shutil.get_terminal_size().columns, MAX_HELP_WIDTH) - 2
     return "\n\n".join(
         paragraph
         if paragraph.startswith(" ")
@@ -109,7 +135,7 @@ def laid_out(text: str) -> str:
 
 
 def add_group(commands: Any, name: str, text: str) -> Any:
-    """Add a command that only has commands of its own; return where those belong."""
+    """Add a command that consists of subcommands; return the group to add them to."""
 
     def show_help(_options: Namespace) -> int:
         group.print_help(sys.stderr)
@@ -120,18 +146,18 @@ def add_group(commands: Any, name: str, text: str) -> Any:
 
 
 def file_name(text: str) -> str:
-    """Read the name of a file: nobody means one by an address, which may hold a password.
+    """Parse a file name. A URL, which may contain a password, is rejected.
 
     Raises:
-        ArgumentTypeError: It is an address.
+        ArgumentTypeError: It is a URL.
     """
     if redact_url(text) != text:
-        raise ArgumentTypeError(f"{redact_url(text)!r} is an address, and not the name of a file")
+        raise ArgumentTypeError(f"{redact_url(text)!r} is a URL, not a file name")
     return text
 
 
 def refuse(sentences: Sequence[str], status: int = USAGE_ERROR) -> int:
-    """Say on standard error why something cannot be done, a line for each sentence."""
+    """Print one error message per line on standard error; return the exit status."""
     for sentence in sentences:
         sys.stderr.write(f"otel-limits: {sentence}\n")
     return status

@@ -16,112 +16,123 @@ from otel_limits.dashboards.panels import Dashboard, Target, TimeRange
 from otel_limits.settings.credentials import inherited_authorization
 
 HELP: Final = """\
-Write out the Grafana dashboards and alerts, or look at them without Grafana.
+Export Grafana dashboards and alert rules, or render them as images.
 """
 
 EXPORT_HELP: Final = """\
-Write dashboards and alert rules to a directory, with what installs them.
+Export dashboards and alert rules to a directory.
 
-That is provisioning files, objects for Kubernetes and a compose file. Begin with README.md there.
-Files of the same names are replaced.
+Includes Grafana provisioning files, Kubernetes manifests and a compose file; see README.md in the
+directory. Existing files are overwritten.
 """
 
 PREVIEW_HELP: Final = """\
-Draw every dashboard from a Prometheus: pictures of 1920 by 1080 pixels, light and dark.
+Render each dashboard as 1920x1080 PNG images, light and dark.
 
-Each panel asks its own queries, as Grafana would, with every job, agent and model. It needs
+Queries a Prometheus server as Grafana would, with all jobs, agents and models selected. Requires
 matplotlib: pip install 'otel-limits[preview]'
 """
 
-NOT_DRAWN: Final = 1
+NOT_RENDERED: Final = 1
 
 POINTS: Final = 120
-"""Points over time that are asked for, about what a panel of this size shows."""
+"""Points per series, about as many as a panel can show."""
 
 
 def add(commands: Any) -> None:
-    """Add `dashboards`, with its two commands."""
+    """Add `dashboards` and its subcommands."""
     dashboards = add_group(commands, "dashboards", HELP)
     command = add_command(dashboards, "export", EXPORT_HELP, export)
-    command.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
+    command.add_argument("directory", type=Path, metavar="DIR", help="output directory")
     command.add_argument(
-        "--runbook", metavar="URL", help="where alerts find their runbook, dashboards/README.md"
+        "--runbook",
+        metavar="URL",
+        help="runbook that alerts link to, e.g. your copy of dashboards/README.md",
     )
-    command.add_argument("--grafana", metavar="URL", help="where alerts find their panels")
+    command.add_argument("--grafana", metavar="URL", help="Grafana that alerts link to")
     command = add_command(dashboards, "preview", PREVIEW_HELP, preview)
     command.add_argument(
-        "--prometheus", required=True, metavar="URL", help="such as http://localhost:9090"
+        "--prometheus",
+        required=True,
+        metavar="URL",
+        help="Prometheus server, e.g. http://localhost:9090",
     )
-    command.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="where to write the pictures"
-    )
+    command.add_argument("--out", required=True, type=Path, metavar="DIR", help="output directory")
     command.add_argument(
         "--range",
         type=seconds,
         default=3600.0,
         metavar="TIME",
-        help="how far to look back, such as 30m, 6h or 7d (default: 1h)",
+        help="time range, e.g. 30m, 6h or 7d (default: 1h)",
     )
     command.add_argument(
         "--scrape-interval",
         type=seconds,
         default=15.0,
         metavar="TIME",
-        help="how often that Prometheus scrapes (default: 15s)",
+        help="scrape interval of the Prometheus server (default: 15s)",
     )
 
 
 def export(options: Namespace) -> int:
-    """Write the files out and say where to begin."""
+    """Export the files."""
     try:
         written = files.export(options.directory, options.runbook, options.grafana)
     except OSError as error:
-        return refuse([unwritten(options.directory, error)])
+        return refuse([write_error(options.directory, error)])
     sys.stdout.write(
-        f"Wrote {pluralize(len(written), 'file')} to {options.directory}. Begin with README.md there.\n"
+        f"Wrote {pluralize(len(written), 'file')} to {options.directory}. "
+        "Start with README.md there.\n"
     )
-    # Links that lead nowhere would be found out about when an alert fires.
+    # Otherwise broken links would be noticed only when an alert fires.
     missing = [
-        f"{option} URL says where {what} really is"
-        for option, what, url in (
+        f"{option} URL (now {default})"
+        for option, default, url in (
             ("--runbook", files.RUNBOOK, options.runbook),
             ("--grafana", files.GRAFANA, options.grafana),
         )
         if url is None
     ]
     if missing:
-        sys.stdout.write(f"Alerts need addresses to link to: {', and '.join(missing)}.\n")
+        sys.stdout.write(f"Links in alerts need {' and '.join(missing)}.\n")
     return 0
 
 
 def preview(options: Namespace) -> int:
-    """Draw every dashboard; 1 when Prometheus does not answer or matplotlib is missing."""
+    """Render all dashboards; return 1 if Prometheus or matplotlib is unavailable."""
     try:
         from otel_limits.dashboards import draw
     except ImportError:
-        sentence = "Pictures need matplotlib. Run: pip install 'otel-limits[preview]'"
-        return refuse([sentence], NOT_DRAWN)
-    window = shown_by(options)
+        sentence = "matplotlib is not installed. Run: pip install 'otel-limits[preview]'"
+        return refuse([sentence], NOT_RENDERED)
+    now = time.time()
+    window = TimeRange(
+        start=now - options.range,
+        end=now,
+        # A step shorter than the scrape interval adds nothing.
+        step=max(options.range / POINTS, options.scrape_interval),
+        scrape_interval=options.scrape_interval,
+    )
     try:
-        # Before Prometheus is asked: what cannot be kept need not be drawn.
+        # First, as queries take longer.
         options.out.mkdir(parents=True, exist_ok=True)
         dashboards = panels.read_all(files.directory())
     except OSError as error:
-        return refuse([unwritten(options.out, error)], NOT_DRAWN)
+        return refuse([write_error(options.out, error)], NOT_RENDERED)
     try:
         credentials = inherited_authorization()
     except ValueError as error:
-        return refuse([str(error)], NOT_DRAWN)
+        return refuse([str(error)], NOT_RENDERED)
     prometheus = Prometheus(options.prometheus, credentials.value if credentials else None)
     for dashboard in dashboards:
         try:
-            answers = ask(prometheus, dashboard, window)
+            answers = query_panels(prometheus, dashboard, window)
         except PrometheusError as error:
-            return refuse([str(error)], NOT_DRAWN)
+            return refuse([str(error)], NOT_RENDERED)
         try:
             drawn = draw.draw(dashboard, answers, window, options.out)
         except OSError as error:
-            return refuse([unwritten(options.out, error)], NOT_DRAWN)
+            return refuse([write_error(options.out, error)], NOT_RENDERED)
         nothing = draw.empty(dashboard, answers)
         note = f"; no data for: {', '.join(nothing)}" if nothing else ""
         sys.stdout.write(
@@ -131,37 +142,24 @@ def preview(options: Namespace) -> int:
     return 0
 
 
-def shown_by(options: Namespace) -> TimeRange:
-    """Return the time that the pictures show: the last hours, up to now."""
-    now = time.time()
-    return TimeRange(
-        start=now - options.range,
-        end=now,
-        # No more often than there is a scrape.
-        step=max(options.range / POINTS, options.scrape_interval),
-        scrape_interval=options.scrape_interval,
-    )
-
-
-def unwritten(directory: Path, error: OSError) -> str:
-    """Say why files were not written."""
-    # Without a number it is a sentence of ours: the files are missing from the installation.
+def write_error(directory: Path, error: OSError) -> str:
+    """Return the message for files that could not be written."""
+    # Without errno, it is our own error: the dashboards are missing from the installation.
     if error.errno is None:
         return str(error)
-    return f"{directory} cannot be written: {error.strerror}. Name another directory."
+    return f"Cannot write to {directory}: {error.strerror}."
 
 
-def ask(
+def query_panels(
     prometheus: Prometheus, dashboard: Dashboard, window: TimeRange
 ) -> dict[Target, tuple[Line, ...]]:
-    """Ask every query of a dashboard.
+    """Run all queries of a dashboard.
 
     Raises:
-        PrometheusError: It did not answer.
+        PrometheusError: A query failed.
     """
     return {
-        # A single number is asked for over just the range; steps only matter to what is drawn
-        # over time.
+        # Only series over time need the panel's own range and step.
         target: prometheus.answer(target, window if target.instant else window.for_panel(panel))
         for panel in dashboard.panels
         for target in panel.targets
@@ -169,10 +167,10 @@ def ask(
 
 
 def seconds(text: str) -> float:
-    """Parse a length of time.
+    """Parse a duration.
 
     Raises:
-        ArgumentTypeError: It is not one; argparse would not show the message of a `ValueError`.
+        ArgumentTypeError: It is invalid. argparse doesn't show the message of a `ValueError`.
     """
     try:
         return panels.seconds(text)

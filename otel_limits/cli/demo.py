@@ -1,4 +1,4 @@
-"""The command `otel-limits demo`: watch a real agent run away, and be stopped."""
+"""The command `otel-limits demo`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 from otel_limits.cli.command import add_command, refuse
 
 HELP: Final = """\
-Watch a real agent run away, and be stopped.
+Demo a runaway agent with and without limits.
 
-The same Strands agent runs four times: without limits, with max_turns, with max_token_budget, and
-with the action observe. It talks over HTTP to a built-in model server, so it needs no network and
-no credentials. --base-url names a real one, which is asked 120 times at most.
+Runs the same Strands agent four times: without limits, with max_turns, with max_token_budget and
+with action=observe. It uses a built-in model server, so it needs no network and no credentials.
+With --base-url, it makes at most 120 calls to a real model server.
 
---record DIR runs no agent: it writes DIR/ledger.db, four weeks of an example fleet. Every question
-of otel-limits audit has an answer there, except reconcile, which needs a Prometheus.
+With --record, writes a sample ledger instead: four weeks of a fleet of agents, to try
+`otel-limits audit` on.
 """
 
 
@@ -25,29 +25,25 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--base-url",
         metavar="URL",
-        help="a real OpenAI-compatible model server instead, such as http://localhost:11434/v1",
+        help="OpenAI-compatible model server, e.g. http://localhost:11434/v1",
     )
-    command.add_argument("--model", metavar="NAME", help="the model to ask it for")
+    command.add_argument("--model", metavar="NAME", help="model to use with --base-url")
     command.add_argument(
-        "--api-key-env", metavar="NAME", help="the environment variable with the key of that server"
+        "--api-key-env", metavar="NAME", help="environment variable with the API key for --base-url"
     )
-    command.add_argument(
-        "--record", metavar="DIR", help="write an example ledger into a directory instead"
-    )
-    command.add_argument(
-        "--json", action="store_true", help="print the same events as JSON and nothing else"
-    )
+    command.add_argument("--record", metavar="DIR", help="write a sample ledger to DIR/ledger.db")
+    command.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def demo(options: Namespace) -> int:
-    """Play the demonstration, or record an example."""
+    """Run the demo or write the sample ledger."""
     if options.record is not None:
         from otel_limits.demo.record import record
 
         if options.base_url or options.model or options.api_key_env or options.json:
-            return refuse(["--record plays nothing, so that it goes with no other option."])
+            return refuse(["--record cannot be combined with other options."])
         return record(options.record)
-    # The demo stands above the command line: it uses its console, and starts programs as it does.
+    # Imported here because the demo depends on the command line, not the other way round.
     from otel_limits.demo.main import main as play
 
     return play(

@@ -1,4 +1,4 @@
-"""The command `otel-limits docs`: the pages of the documentation, in the terminal."""
+"""The command `otel-limits docs`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_url
 
 HELP: Final = """\
-Read the documentation: without a topic, the list of topics.
+Show a documentation page, or list all pages.
 
-The pages belong to the version that is installed. A terminal gets them laid out, a pipe or a file
-as they were written, in Markdown:
+The pages match the installed version. Output to a pipe or file is Markdown:
 
-  otel-limits docs TOPIC | less
+  otel-limits docs limits | less
 """
 
 
 def add(commands: Any) -> None:
     """Add `docs`."""
     command = add_command(commands, "docs", HELP, docs)
-    command.add_argument("topic", nargs="?", metavar="TOPIC", help="the page to show")
+    command.add_argument("topic", nargs="?", metavar="TOPIC", help="page to show")
 
 
 def docs(options: Namespace) -> int:

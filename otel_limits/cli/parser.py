@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, and what they have in common."""
+"""The `otel-limits` command: the table of commands and the entry point."""
 
 from __future__ import annotations
 
@@ -29,27 +29,24 @@ COMMANDS: Final = {
     "kill": "quotas",
     "docs": "docs",
 }
-"""Each command with its module in this room, in order of `--help`.
+"""Commands and their modules in this package, in the order of `--help`.
 
-A new command is one module with a help text, `add` and what it does, and its name here.
+To add a command, write a module with a help text, `add` and the function that runs it, and list it
+here.
 """
 
 NOT_WRITTEN: Final = (errno.EPIPE, errno.ENOSPC, errno.EIO)
-"""How writing to standard output fails; whatever else fails is told where it is done."""
+"""Errors of writing to standard output; commands handle all others themselves."""
 BROKEN_PIPE: Final = 141
-"""What shells report for a program that SIGPIPE ended: 128 + 13."""
+"""Exit status that shells report for SIGPIPE: 128 + 13."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say, those of the process unless given.
-
-    Returns:
-        The exit status.
-    """
+    """Run the command in `arguments`, by default those of the process; return the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A variable may hold bytes that are not text; printing it must not end in a traceback.
+        # Printing a variable with undecodable bytes must not raise.
         sys.stdout.reconfigure(errors="backslashreplace")
-    _stand_aside()
+    _disable_autoload()
     typed = sys.argv[1:] if arguments is None else arguments
     parser = make_parser(typed[0] if typed else None)
     options = parser.parse_args(arguments)
@@ -62,19 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in NOT_WRITTEN:
             raise
-        # Python flushes once more when it ends, which would fail again, unless that goes nowhere.
+        # Python flushes again at exit, which would also fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader, such as `head`, has seen enough
+        if error.errno == errno.EPIPE:  # the reader, e.g. `head`, closed the pipe
             return BROKEN_PIPE
-        return refuse([f"The output cannot be written: {error.strerror}."])
+        return refuse([f"Cannot write output: {error.strerror}."])
     return status
 
 
-def _stand_aside() -> None:
-    """Keep an environment that autoloads from switching on in the command itself.
+def _disable_autoload() -> None:
+    """Keep autoload from enabling otel-limits in this command when it imports a framework.
 
-    What it imports of a framework is to be looked at. Limits, a second `/metrics` on the port of
-    the agents and rows in their ledger are for the programs that a command starts.
+    Limits, /metrics and the ledger are for the programs that a command starts.
     """
     startup = sys.modules.get("otel_limits_startup")
     if startup is not None and startup.FINDER in sys.meta_path:
@@ -82,18 +78,18 @@ def _stand_aside() -> None:
 
 
 def make_parser(first: str | None = None) -> ArgumentParser:
-    """Describe every command and option.
+    """Create the parser of all commands.
 
     Args:
-        first: What is typed first. Where that is a command, no other is described: what all of
-            them import takes longer than most of them do.
+        first: The first argument. If it is a command, only that one is added: importing all of
+            them takes longer than most commands.
     """
     parser = Parser(
         prog="otel-limits",
-        description="Stops LLM agents that go over budget, and tells exactly what happened.",
+        description="Enforce turn, token, cost and time limits on LLM agents.",
         epilog=example_of("otel-limits"),
         formatter_class=HelpFormatter,
-        # An option added later must not change what an abbreviation means today.
+        # A new option must not change the meaning of an abbreviation.
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -1,8 +1,9 @@
-"""The command `otel-limits run`: become a program, with limits on every agent in it."""
+"""The command `otel-limits run`: run a program with limits on its agents."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from argparse import REMAINDER, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.isolation import isolation_of
 from otel_limits.cli.launch import environment_for, replace_process
-from otel_limits.core.values import BOOLEAN
+from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import default_ledger
 from otel_limits.settings.policy import PolicyFile
@@ -18,54 +19,74 @@ from otel_limits.settings.table import PREFIX, SETTINGS, Setting
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
-Run a program with limits on every agent in it.
-
-The program itself is not changed:
+Run a program with limits on all its agents.
 
   otel-limits run --max-turns 30 -- python app.py
   otel-limits run --max-token-budget 100000 --prometheus-port 9464 -- uvicorn app:app
 
-Settings come from the environment (OTEL_LIMITS_*), and an option wins over it. A mistake in either
-is reported before the program starts, with exit status 2. After that the process is the program:
-its exit status and its signals are its own. Python programs that it starts are limited as well.
-
-A program that sets no OpenTelemetry tracer provider gets one when it first calls an agent, with an
-OTLP exporter when OTEL_EXPORTER_OTLP_* is set.
+Options override the OTEL_LIMITS_* variables of the environment. Invalid settings are reported
+before the program starts (exit status 2). The program then replaces this process, so signals and
+exit status are its own. Limits also apply to Python programs it starts. For details of each
+setting, run `otel-limits docs settings`.
 """
 
+LOOPS: Final = r"max_(consecutive|identical|repeated|no_progress)_\w+"
+
+GROUPS: Final = {
+    "limits": rf"(?!{LOOPS})max_\w+|preset|policy",
+    "loops": rf"{LOOPS}|exempt_tools|nudge_disabled",
+    "budget tree (an invocation and all agents it starts)": r"tree_\w+",
+    "actions": r"action|warn_at|budget_hints|unpriced|unmeasured",
+    "metrics": r"metrics\w*|genai_metrics|prometheus_\w+",
+    "ledger and tool log": r"ledger\w*|audit_keys|time_zone|tool_log_\w+",
+    "quotas": r"quota_\w+",
+    "general": r"\w+",
+}
+"""Groups of options in the help, with a pattern of their settings; the first match counts."""
+
 LEDGER: Final = PREFIX + "LEDGER"
+
+NUMBERS: Final = (CAP, SWITCHABLE_CAP, WHOLE_NUMBER)
 
 OPTIONS: Final = tuple(setting for setting in SETTINGS if not setting.is_secret)
 
 
 def add(commands: Any) -> None:
-    """Add `run`, with one option for each setting."""
+    """Add `run` with an option for each setting."""
     command = add_command(commands, "run", HELP, run)
     command.usage = "otel-limits run [options] [--] PROGRAM [ARGUMENT ...]"
-    settings = command.add_argument_group("settings")
-    for setting in OPTIONS:
-        text = setting.help.replace("%", "%%")  # argparse fills in what follows a single one
-        if setting.kind is BOOLEAN:
-            settings.add_argument(
-                setting.flag, dest=setting.name, action=BooleanOptionalAction, help=text
-            )
-        else:
-            settings.add_argument(setting.flag, dest=setting.name, metavar="VALUE", help=text)
     command.add_argument(
-        "command", nargs=REMAINDER, metavar="PROGRAM", help="what to run, and its arguments"
+        "command", nargs=REMAINDER, metavar="PROGRAM", help="program to run, with its arguments"
     )
+    groups = {title: command.add_argument_group(title) for title in GROUPS}
+    for setting in OPTIONS:
+        group = next(
+            groups[title] for title, match in GROUPS.items() if re.fullmatch(match, setting.name)
+        )
+        shape: dict[str, Any] = {"metavar": "N" if setting.kind in NUMBERS else "VALUE"}
+        if setting.kind is BOOLEAN:
+            shape = {"action": BooleanOptionalAction}
+        group.add_argument(setting.flag, dest=setting.name, help=summary(setting), **shape)
+
+
+def summary(setting: Setting) -> str:
+    """Return the first sentence of a setting's help, as a phrase."""
+    sentence = re.split(r"[.;] ", setting.help, maxsplit=1)[0].rstrip(".")
+    # argparse expands a single %.
+    phrase = sentence if sentence[:2].isupper() else sentence[0].lower() + sentence[1:]
+    return phrase.replace("%", "%%")
 
 
 def run(options: Namespace) -> int:
-    """Become the program, unless a setting is wrong or it cannot be started."""
+    """Replace this process with the program, unless a setting or the command is invalid."""
     from otel_limits.settings.policy.file import policy_mistakes
 
-    # argparse leaves the `--` in what it gives as the rest.
+    # argparse leaves the `--` in the remaining arguments.
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     inherited = environment()
     given = given_options(options)
     variables = {setting.variable: text for setting, text in given}
-    # What the program will read, so that a mistake stops it here and not in the middle of its work.
+    # As the program will read them, so mistakes are found before it starts.
     reading = config.read(inherited | variables)
     mistakes = [
         *setting_mistakes(inherited, given),
@@ -75,19 +96,18 @@ def run(options: Namespace) -> int:
     if mistakes:
         return refuse(mistakes)
     if not inherited.get(LEDGER, "").strip():
-        # Who runs a program from a shell can ask afterwards what it cost, without any setting.
-        with contextlib.suppress(ValueError):  # a user without a home directory has none
+        # So the cost of a program can be queried afterwards without configuring anything.
+        with contextlib.suppress(ValueError):  # the user has no home directory
             variables.setdefault(LEDGER, default_ledger())
-    # Does not return where the program starts: this process is the program from then on.
+    # Returns only if the program cannot be started.
     status, sentence = replace_process(command, environment_for(inherited, variables))
     return refuse([sentence], status)
 
 
 def given_options(options: Namespace) -> list[tuple[Setting, str]]:
-    """Collect the settings that are given as options, with the text of their variables."""
+    """Return the settings given as options, with their values as in the environment."""
     values = [(setting, getattr(options, setting.name)) for setting in OPTIONS]
     return [
-        # As text, since the only way into the program is its environment, where true is a word.
         (setting, str(value).lower() if isinstance(value, bool) else value)
         for setting, value in values
         if value is not None
@@ -97,25 +117,21 @@ def given_options(options: Namespace) -> list[tuple[Setting, str]]:
 def setting_mistakes(
     inherited: Mapping[str, str], given: Sequence[tuple[Setting, str]]
 ) -> list[str]:
-    """Say what is wrong with the options, by the names that were typed, and with the rest.
-
-    A variable whose setting is given as an option is not looked at.
-    """
+    """Validate options, by the names as typed, and the variables they don't override."""
     mistakes = []
     for setting, text in given:
         try:
             setting.kind.of_text(setting.flag, text)
         except ValueError as error:  # noqa: PERF203  every mistake is named, not only the first
             mistakes.append(str(error))
-    replaced = {setting.variable for setting, _ in given}
-    # An option replaces a variable that is wrong, which is then nobody's mistake any more.
-    rest = {name: text for name, text in inherited.items() if name not in replaced}
+    overridden = {setting.variable for setting, _ in given}
+    rest = {name: text for name, text in inherited.items() if name not in overridden}
     return [*mistakes, *config.read(rest).mistakes]
 
 
 def program_mistakes(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Say what is wrong with the program to run, as far as that can be known beforehand."""
+    """Return why the program cannot run with limits, as far as can be known beforehand."""
     if not command:
-        return ["There is no program to run. Try: otel-limits run -- python app.py"]
+        return ["No program given. Try: otel-limits run -- python app.py"]
     isolation = isolation_of(command, environ)
     return [] if isolation is None else [isolation]

@@ -356,7 +356,7 @@ def test_a_directory_that_cannot_be_written_is_told(
     assert main(["dashboards", *command, str(taken)]) in (1, 2)
 
     said = capsys.readouterr().err
-    assert said.startswith(f"otel-limits: {taken} cannot be written: ")
+    assert said.startswith(f"otel-limits: Cannot write to {taken}: ")
     assert said.endswith(". Name another directory.\n")
 
 

@@ -16,20 +16,19 @@ if TYPE_CHECKING:
     from otel_limits.cli.doctor.finding import Finding
 
 HELP: Final = """\
-Prove that limits hold: start a runaway agent instead of an application.
+Verify enforcement with a built-in runaway agent.
 
-LAUNCHER is what stands before your program, such as
+LAUNCHER is the command you start your program with (default: python):
 
   otel-limits doctor -- otel-limits run -- python
   otel-limits doctor -- opentelemetry-instrument python
   otel-limits doctor -- ddtrace-run python
 
-and plain python if there is none. The runaway is a real Strands agent with a scripted model and
-max_turns=3. Nothing that it does reaches your ledger, quotas, collectors or alerts. Then the
-settings of the environment are tested, with the servers that they name.
+Starts a Strands agent with a scripted model and max_turns=3, isolated from your ledger, quotas,
+collectors and alerts. Then checks your settings and the servers they refer to.
 
-One line each: ok, FAIL, or - for what is not configured. Exit status 0 only if the runaway was
-halted and nothing is FAIL.
+Each check prints ok, FAIL, or - if not configured. The exit status is 0 only if the agent was
+halted and no check failed.
 """
 
 INDENT: Final = " " * 6
@@ -39,10 +38,13 @@ def add(commands: Any) -> None:
     """Add `doctor`."""
     command = add_command(commands, "doctor", HELP, examine)
     command.usage = "otel-limits doctor [options] [-- LAUNCHER ...]"
-    command.add_argument("--model", metavar="NAME", help="a model whose price is to be known")
-    command.add_argument("--json", action="store_true", help="print the same as JSON")
+    command.add_argument("--model", metavar="NAME", help="check that this model has a price")
+    command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument(
-        "launcher", nargs=REMAINDER, metavar="LAUNCHER", help="what stands before your program"
+        "launcher",
+        nargs=REMAINDER,
+        metavar="LAUNCHER",
+        help="the command you start your program with",
     )
 
 
