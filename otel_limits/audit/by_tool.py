@@ -32,7 +32,7 @@ NOTE: Final = (
     "Beside a tool stands what model calls cost that got its results; one that got those of "
     f"several tools is shared among them by how often each was called. {NO_TOOL} is the first "
     f"call of an invocation, and each that the agent's loop did not make; {NOT_RECORDED} is what "
-    "was imported, or recorded by an earlier version."
+    "was imported."
 )
 
 
@@ -66,7 +66,7 @@ def shared(rows: SummedCalls) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]
         # With how often each was called, which is what the sums are shared by.
         tools = tools_in(text or "")
         if not tools:
-            # Empty is known to be none; nothing at all is what an earlier version left there.
+            # Empty means none; null means unknown, as in imported calls.
             yield {**keys, TOOL: NOT_RECORDED if text is None else NO_TOOL}, sums
             continue
         parts = zip(*(shares(each, list(tools.values())) for each in sums), strict=True)

@@ -179,7 +179,7 @@ def summary(branches: Sequence[Branch], tools: Tools) -> str:
 
 
 def _sentence(row: Any) -> str:
-    """Say it of a row that has no sentence: an earlier version wrote it, or it was imported."""
+    """Compose the sentence that an imported row lacks."""
     breach = None
     if row.breach_limit is not None:
         # An imported limit may be one that this version does not know.

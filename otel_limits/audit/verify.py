@@ -239,8 +239,7 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
     is_stale = any(each.written * MICROSECONDS < oldest for each in left)
     state = FAILED if is_stale else WAITING if left else OK
     why = "; ".join(
-        f"{each.path} of {each.owner or 'an earlier version'}: "
-        f"otel-limits ledger adopt {each.path} --into LEDGER"
+        f"{each.path} of {each.owner}: otel-limits ledger adopt {each.path} --into LEDGER"
         for each in left[:FACES]
     )
     yield ("Spill files whose ledger is not there", len(left), state, why)

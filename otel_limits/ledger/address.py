@@ -37,8 +37,6 @@ class Address:
     """The whole address without a password: what its spill files say they belong to."""
     spills: tuple[Path, ...]
     """Beginnings of the paths of its spill files, in the order in which they are tried."""
-    former_spills: tuple[Path, ...] = ()
-    """The same as earlier versions named them, where the name was no other ledger's."""
     group: int | None = None
     """Of those who may read its files besides their owner."""
 
@@ -86,9 +84,6 @@ def parse(name: str, text: str, data_directory: Path | None) -> Address:
         file=None,
         name=full,
         spills=_places(full, data_directory),
-        former_spills=()
-        if data_directory is None
-        else (data_directory / f"ledger-{_digest(url)}",),
     )
 
 

@@ -24,7 +24,13 @@ TEXT: Final = sa.Text()
 
 DAY_MICROSECONDS: Final = 24 * 60 * 60 * 1_000_000
 
-VERSIONS: Final = sa.Table("otel_limits_schema", METADATA, sa.Column("version", BIG))
+VERSIONS: Final = sa.Table(
+    "otel_limits_schema",
+    METADATA,
+    sa.Column("version", BIG, nullable=False),
+    # The otel-limits that created the tables or upgraded them last.
+    sa.Column("written_by", TEXT, nullable=False),
+)
 
 # Without foreign keys: rows of several processes arrive in any order, and retention takes the old
 # ones away portion by portion.
@@ -108,9 +114,9 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("former_price_version", TEXT),
     sa.UniqueConstraint("invocation_id", "number"),
 )
-"""A call is told from every other by its invocation and its number in it. `root_id` is empty where
-the invocation is the root itself, `number` in what was imported. `after_tools` has the tools whose
-results were new in its request, and nobody knows them of what was recorded before version 4."""
+"""A call is identified by its invocation and its number in it. `root_id` is null if the invocation
+is the root itself, `number` if the call was imported. `after_tools` names the tools whose results
+were new in the request; it is null for imported calls."""
 
 SPEND_INDEX: Final = sa.Index(
     "ix_otel_limits_model_calls_sums",

@@ -187,7 +187,7 @@ WOULD_BE: Final = sa.case((IS_OBSERVED, REASON_COUNTED), else_=_inlined("")).lab
 
 
 IS_SIDE: Final[sa.ColumnElement[Any]] = sa.case((CALLS.side, "yes"), (~CALLS.side, "no"))
-"""As text, as an auditor writes it; nobody knows it of calls of before version 4."""
+"""As text, as an auditor writes it; null for imported calls."""
 
 
 def matches(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[bool]:

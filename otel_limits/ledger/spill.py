@@ -237,7 +237,7 @@ def candidates(address: Address) -> list[Path]:
     """Files that have the name of a spill file of this ledger, at every place for them."""
     return sorted(
         path
-        for place in (*address.spills, *address.former_spills)
+        for place in address.spills
         if is_trusted(place.parent)
         for path in place.parent.glob(f"{glob.escape(place.name)}{MARK}*{SUFFIX}")
     )
@@ -249,7 +249,7 @@ def is_trusted(directory: Path) -> bool:
 
 
 def belongs(path: Path, address: Address) -> bool:
-    """Tell whether a spill file is of this ledger, by its first line; earlier ones have none."""
+    """Return whether a spill file is of this ledger, by its first line unless that is damaged."""
     named = owner_of(path)
     return named is None or named == address.name
 
@@ -282,8 +282,8 @@ class Orphan:
     """A spill file of which nobody takes the rows back by itself."""
 
     path: Path
-    owner: str | None
-    """The address of its ledger; `None` where an earlier version wrote it without."""
+    owner: str
+    """The address of its ledger."""
     written: float
     """When it was last written to, in seconds since the epoch."""
 
@@ -293,25 +293,20 @@ def orphans(address: Address) -> list[Orphan]:
 
     Whose rows they are a person has to say: `otel-limits ledger adopt`.
     """
-    own = set(candidates(address))
     places = dict.fromkeys(place.parent for place in address.spills)
     found = []
     for directory in filter(is_trusted, places):
         for path in sorted(directory.glob(f"*{MARK}*{SUFFIX}")):
             owner = owner_of(path)
-            if _is_orphan(path, owner, address, is_candidate=path in own):
+            if owner is not None and _is_orphan(owner, address):
                 with contextlib.suppress(OSError):
                     found.append(Orphan(path, owner, path.stat().st_mtime))
     return found
 
 
-def _is_orphan(path: Path, owner: str | None, address: Address, *, is_candidate: bool) -> bool:
+def _is_orphan(owner: str, address: Address) -> bool:
     if owner == address.name:
         return False
-    if owner is None:
-        # Earlier versions named what waits in the data directory after the file alone.
-        is_ambiguous = address.file is not None and path.name.startswith(address.file.name + MARK)
-        return is_ambiguous and not is_candidate
     if owner.startswith("postgresql:"):
         return address.file is None and database_of(owner) == database_of(address.name)
     return not Path(owner).exists()

@@ -575,7 +575,7 @@ def test_a_ledger_in_whose_place_is_a_link_takes_later_rows(
 
 READ_ONLY = """
 from pathlib import Path
-from otel_limits.core.internal_errors import FAULTS
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.runtime.runtime import RUNTIME
 beside = Path(os.environ["OTEL_LIMITS_LEDGER"]).parent
 run()
@@ -587,7 +587,7 @@ for path in beside.glob("ledger.db*"):
 os.setgid(65534)
 os.setuid(65534)
 run()
-while "ledger" not in FAULTS._logged:
+while "ledger" not in INTERNAL_ERRORS._logged:
     time.sleep(0.01)
 """
 

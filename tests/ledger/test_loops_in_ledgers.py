@@ -100,8 +100,8 @@ def test_calls_that_nobody_told_apart_repeat_nothing(ledger: LedgerFile, capsys:
     assert (answer["loops"], answer["worst"]) == ([], [])
 
 
-def test_repetitions_of_before_have_no_cost(ledger: LedgerFile, capsys: Output) -> None:
-    """An earlier version did not record turns: how often is known, what it cost is not."""
+def test_loops_of_calls_without_turns_have_no_cost(ledger: LedgerFile, capsys: Output) -> None:
+    """Without turns the repeats can be counted, but not what they cost."""
     write(ledger.address, RUNAWAY)
     connection = sqlite3.connect(ledger.path)
     with connection:

@@ -27,13 +27,14 @@ from otel_limits.ledger.database import Database
 from otel_limits.ledger.proof import balance
 from otel_limits.ledger.reading import asking
 from otel_limits.ledger.spill import SpillFiles, taking_back
-from otel_limits.ledger.upgrades import CURRENT
+from otel_limits.ledger.upgrades import CURRENT, UNRELEASED
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.conftest import eventually
 from tests.ledger.test_durability import record_from_processes, rows_of
+from tests.ledger.test_upgrade import open_as_later_version
 from tests.processes import free_port
 
 if TYPE_CHECKING:
@@ -510,72 +511,27 @@ def test_rows_wait_for_a_server_that_is_down(
     assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
 
 
-BACK = {
-    4: "ALTER TABLE otel_limits_invocations DROP COLUMN halt;",
-    3: """
-        DROP INDEX ix_otel_limits_model_calls_sums;
-        DROP INDEX ix_otel_limits_model_calls_proof;
-        DROP INDEX ix_otel_limits_model_calls_imported;
-        DROP INDEX ix_otel_limits_tool_calls_imported;
-        DROP INDEX ix_otel_limits_invocations_open;
-        UPDATE otel_limits_model_calls SET root_id = invocation_id WHERE root_id IS NULL;
-        ALTER TABLE otel_limits_model_calls
-            DROP COLUMN side, DROP COLUMN tier, DROP COLUMN cache_write_1h_tokens,
-            DROP COLUMN after_tools, DROP COLUMN cache_saved_pico, DROP COLUMN price_basis,
-            DROP COLUMN former_price_pico, DROP COLUMN former_price_source,
-            DROP COLUMN former_price_version, ALTER COLUMN root_id SET NOT NULL,
-            ADD UNIQUE (trace_id, span_id);
-        UPDATE otel_limits_tool_calls SET root_id = invocation_id WHERE root_id IS NULL;
-        ALTER TABLE otel_limits_tool_calls
-            DROP COLUMN turn, ALTER COLUMN root_id SET NOT NULL, ADD UNIQUE (trace_id, span_id);
-        ALTER TABLE otel_limits_quota_changes DROP COLUMN reason;
-        CREATE INDEX ix_otel_limits_model_calls_sums ON otel_limits_model_calls
-            (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico);
-    """,
-    2: """
-        ALTER TABLE otel_limits_model_calls DROP COLUMN quota_operation, DROP COLUMN quota_charges;
-    """,
-    1: """
-        DROP INDEX ix_otel_limits_model_calls_sums;
-        DROP INDEX ix_otel_limits_model_calls_unknown_size;
-        CREATE INDEX ix_otel_limits_model_calls_spend ON otel_limits_model_calls
-            (day, agent, model, at_us, input_tokens, output_tokens, cache_read_tokens, price_pico,
-             state);
-    """,
-}
-"""What leads back to each version from the one after it."""
-
-CONSTRAINTS = "SELECT conname FROM pg_constraint WHERE conname LIKE '%_id_key' ORDER BY 1"
-INDEXES = "SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'ix%' ORDER BY 1"
-
-
-@pytest.mark.parametrize("version", BACK)
-def test_an_old_ledger_is_upgraded(
-    server: Server,
-    database: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    version: int,
+def test_a_ledger_is_upgraded_in_place(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is brought up to date in place, and has the answer that it had before."""
+    """By the first program of the later version that records; its answer is the same as before."""
     address = parse("test", server.url(database), tmp_path / "data")
-    calls = [Call(price="0.01"), Call(kind="unmeasured", estimated=True), Call(model="other")]
-    write(address, *(Entry(agent=f"a{n % 3}", calls=calls, at=NINE + n * DAY) for n in range(9)))
-    spend = ("audit", "spend", "--by", "agent,model,day", "--format", "json")
-    new, told = server.ask(database, INDEXES), answer(capsys, server.url(database), *spend)
-    constraints = server.ask(database, CONSTRAINTS)
-    back = "".join(text for each, text in BACK.items() if each >= version)
-    for statement in back.strip().split(";")[:-1]:
-        server.ask(database, statement)
-    server.ask(database, f"UPDATE otel_limits_schema SET version = {version}")  # noqa: S608
-    assert (server.ask(database, INDEXES) != new) is (version < 4)  # which has today's indexes
-    opened = Database(address)
-    opened.engine()
-    opened.close()
-    assert answer(capsys, server.url(database), *spend) == told
-    assert server.ask(database, INDEXES) == new
-    assert server.ask(database, CONSTRAINTS) == constraints
-    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(CURRENT,)]
+    write(address, *(Entry(agent=f"a{n % 3}", at=NINE + n * DAY) for n in range(9)))
+    open_as_later_version(address)
+    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(CURRENT + 1,)]
+    assert server.ask(database, "SELECT count(note) FROM otel_limits_invocations") == [(0,)]
+
+
+def test_an_unreleased_ledger_is_refused(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its schema version is one that no release ever wrote."""
+    write(parse("test", server.url(database), tmp_path / "data"), Entry())
+    server.ask(database, "ALTER TABLE otel_limits_schema DROP COLUMN written_by")
+    assert main(["audit", "spend"]) == 2
+    assert UNRELEASED in capsys.readouterr().err
+    with pytest.raises(LedgerError):
+        Database(parse("test", server.url(database), tmp_path)).engine()
 
 
 def test_a_newer_ledger_is_refused(

@@ -507,24 +507,6 @@ def test_a_file_that_is_no_database_is_refused(
     assert path.read_bytes() == content
 
 
-def test_an_old_ledger_is_not_upgraded_by_a_question(
-    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It names the command that does it, which works."""
-    write(ledger.address, entry())
-    from tests.ledger.test_upgrade import VERSION_1
-
-    ledger.path = ledger.path.with_name("old.db")
-    with closing(sqlite3.connect(ledger.path)) as connection:
-        connection.executescript(VERSION_1.read_text(encoding="utf-8"))
-    before = ledger.path.read_bytes()
-    assert main(["audit", "spend", "--ledger", str(ledger.path)]) == 2
-    assert f"otel-limits ledger upgrade --ledger {ledger.path}" in capsys.readouterr().err
-    assert ledger.path.read_bytes() == before
-    assert main(["ledger", "upgrade", "--ledger", str(ledger.path)]) == 0
-    assert main(["audit", "spend", "--ledger", str(ledger.path)]) == 0
-
-
 def test_a_question_works_while_somebody_records(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -603,7 +585,7 @@ def test_a_path_can_hold_anything(ledger: LedgerFile, tmp_path: Path) -> None:
 def test_sums_beyond_64_bits_are_exact(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows of an earlier version can hold absurd figures: the ledger answers, to the last digit."""
+    """A ledger answers absurd figures to the last digit, too."""
     write(ledger.address, entry(), entry())
     most = "input_tokens = 9223372036854775807, price_pico = 4611686018427387904"
     change(ledger, f"UPDATE otel_limits_model_calls SET {most}")  # noqa: S608

@@ -1,4 +1,4 @@
-"""Ledgers that an earlier version wrote: opened, brought up to date in place, nothing lost."""
+"""Ledgers of another schema version: upgraded in place, or refused and left as they are."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from otel_limits.cli import main
 from otel_limits.ledger import database as database_module
+from otel_limits.ledger import reading
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.upgrades import UPGRADES
+from otel_limits.ledger.upgrades import CURRENT, UNRELEASED, UPGRADES
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+    from sqlalchemy import Connection, Engine
 
     from otel_limits.ledger.address import Address
+    from otel_limits.ledger.upgrades import Upgrade
     from tests.ledger.conftest import LedgerFile
-
-CURRENT = len(UPGRADES) + 1
-VERSION_1 = Path(__file__).with_name("version_1.sql")
 
 TABLES = ("invocations", "attributes", "model_calls", "tool_calls", "quota_changes")
 
@@ -50,149 +48,117 @@ ENTRIES = [
 ]
 
 
-def answer(capsys: pytest.CaptureFixture[str], *question: str) -> Any:
-    """Ask, and read the answer."""
+def add_note(connection: Connection) -> None:
+    """Upgrade to a version that only these tests have: an invocation has a note."""
+    connection.exec_driver_sql("ALTER TABLE otel_limits_invocations ADD COLUMN note TEXT")
+
+
+def open_as_later_version(address: Address, upgrade: Upgrade = add_note) -> None:
+    """Open a ledger as the version after this one does that records."""
+    database = Database(address, [*UPGRADES, upgrade])
+    database.engine()
+    database.close()
+
+
+def answer(capsys: pytest.CaptureFixture[str], *query: str) -> Any:
+    """Run a query and parse its answer."""
     capsys.readouterr()
-    assert main(["audit", *question, "--format", "json"]) == 0, capsys.readouterr().err
+    assert main(["audit", *query, "--format", "json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture
 def truth(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What `audit spend` says of the entries in a ledger that this version made."""
+    """The answer of `audit spend` for the entries in a ledger of this version."""
     write(ledger.address, *ENTRIES)
     return answer(capsys, *SPEND)
 
 
-@pytest.fixture(params=range(1, CURRENT))
-def old(ledger: LedgerFile, truth: Any, request: pytest.FixtureRequest) -> LedgerFile:
-    """A ledger with the same rows, whose tables an earlier version made: every one of them."""
-    current = ledger.path.rename(ledger.path.with_name("current.db"))
-    with closing(sqlite3.connect(ledger.path)) as connection:
-        connection.executescript(VERSION_1.read_text(encoding="utf-8"))
-    bring_to(ledger.address, request.param)
-    with closing(sqlite3.connect(ledger.path)) as connection:
-        connection.execute("ATTACH ? AS current", (str(current),))
-        for table in TABLES:
-            copy(connection, f"otel_limits_{table}")
-        connection.commit()
-    return ledger
-
-
-def bring_to(address: Address, wanted: int) -> None:
-    """Upgrade a ledger to a version before this one, by what leads there."""
-    database = Database(address, UPGRADES[: wanted - 1])
-    database.engine()
-    database.close()
-
-
-def copy(connection: sqlite3.Connection, table: str) -> None:
-    """Copy the rows of a table as earlier versions had them, but for what the database fills in."""
-    found = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
-    names = ", ".join(f'"{name}"' for name in found)
-    values = names
-    if table.endswith("_calls"):
-        trace = "(SELECT trace_id FROM current.otel_limits_invocations WHERE id = invocation_id)"
-        values = values.replace('"root_id"', "coalesce(root_id, invocation_id)")
-        values = values.replace('"trace_id"', trace)
-    connection.execute(f"INSERT INTO main.{table} ({names}) SELECT {values} FROM current.{table}")  # noqa: S608
-
-
 def schema(ledger: LedgerFile) -> dict[str, str]:
-    """The statements by which tables and indexes would be made, without their white space."""
+    """The statements that create the tables and indexes, without white space."""
     with closing(sqlite3.connect(ledger.path)) as connection:
         found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
         return {name: "".join(sql.split()) for name, sql in found}
 
 
-def version(ledger: LedgerFile) -> list[tuple[int]]:
-    """What the ledger says its version is."""
+def version(ledger: LedgerFile) -> int:
+    """The schema version of a ledger."""
     with closing(sqlite3.connect(ledger.path)) as connection:
-        return connection.execute("SELECT version FROM otel_limits_schema").fetchall()
+        ((found,),) = connection.execute("SELECT version FROM otel_limits_schema").fetchall()
+        return int(found)
 
 
 def contents(ledger: LedgerFile) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table, without the columns that are empty in all of them."""
-    return {table: [filled(row) for row in ledger.rows(table)] for table in TABLES}
+    """Every row of every table, without null columns."""
+    return {
+        table: [
+            {name: value for name, value in row.items() if value is not None}
+            for row in ledger.rows(table)
+        ]
+        for table in TABLES
+    }
 
 
-def filled(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row says."""
-    kept = {name: value for name, value in row.items() if value is not None}
-    if kept.get("root_id") == kept.get("invocation_id"):
-        kept.pop("root_id", None)  # since version 4 it is left out where it says nothing
-    return kept
-
-
-def test_an_old_ledger_answers_as_before(
-    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
+def test_upgraded_ledger_answers_as_before(
+    ledger: LedgerFile,
+    truth: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once upgraded it has every row, and gives the same answer to the last digit."""
-    before = contents(old)
+    """An upgrade keeps every row, and every figure to the last digit."""
+    before = contents(ledger)
     assert len(before["model_calls"]) == 3 * len(ENTRIES)
-    upgrade(old)
+    open_as_later_version(ledger.address)
+    monkeypatch.setattr(reading, "CURRENT", CURRENT + 1)
     assert answer(capsys, *SPEND) == truth
-    assert (contents(old), version(old)) == (before, [(CURRENT,)])
+    assert (contents(ledger), version(ledger)) == (before, CURRENT + 1)
+    assert "noteTEXT" in schema(ledger)["otel_limits_invocations"]
 
 
-def upgrade(ledger: LedgerFile) -> None:
-    """Open it as a program does that records."""
-    bring_to(ledger.address, CURRENT)
-
-
-def test_an_upgraded_ledger_is_like_a_new_one(old: LedgerFile, tmp_path: Path) -> None:
-    """Its tables and indexes are those that this version makes, so that it is as fast."""
-    write(old.address, Entry(), first=100)
-    path, old.path = old.path, old.path.with_name("new.db")
-    write(old.address, Entry())
-    new = schema(old)
-    old.path = path
-    assert schema(old) == new
-
-
-def test_recording_goes_on_in_an_old_ledger(
-    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
+def test_query_of_an_earlier_version_names_the_upgrade_command(
+    ledger: LedgerFile,
+    truth: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A program that records brings it up to date, and its rows join those that were there."""
-    write(old.address, Entry(), first=100)
-    assert version(old) == [(CURRENT,)]
-    assert len(old.invocations()) == len(ENTRIES) + 1
-    totals = answer(capsys, *SPEND)["totals"]["spend"]
-    assert totals["tokens"] == truth["totals"]["spend"]["tokens"] + 120
+    """A query never writes to a ledger, so it cannot upgrade it."""
+    before = ledger.path.read_bytes()
+    monkeypatch.setattr(reading, "CURRENT", CURRENT + 1)
+    assert main(["audit", *SPEND]) == 2
+    assert f"otel-limits ledger upgrade --ledger {ledger.path}" in capsys.readouterr().err
+    assert ledger.path.read_bytes() == before
+    assert main(["ledger", "upgrade", "--ledger", str(ledger.path)]) == 0
 
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.upgrades import UPGRADES
 from otel_limits.ledger.database import Database
+from tests.ledger.test_upgrade import add_note
 
 def die(connection):
-    UPGRADES[-1](connection)
+    add_note(connection)
     os.kill(os.getpid(), signal.SIGKILL)
 
-Database(parse("test", sys.argv[1], Path("/nowhere")), [*UPGRADES[:-1], die]).engine()
+Database(parse("test", sys.argv[1], Path("/nowhere")), [die]).engine()
 """
 
 
-def test_a_killed_upgrade_has_changed_nothing(
-    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """After SIGKILL between its statements the ledger is as it was, and the next one upgrades."""
-    before = schema(old)
-    killed = subprocess.run([sys.executable, "-c", DIES, str(old.path)], check=False)
+def test_killed_upgrade_changes_nothing(ledger: LedgerFile, truth: Any) -> None:
+    """After SIGKILL between its statements the ledger is unchanged, and the next one upgrades."""
+    before = schema(ledger)
+    killed = subprocess.run([sys.executable, "-c", DIES, str(ledger.path)], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert schema(old) == before
-    assert version(old) != [(CURRENT,)]
-    upgrade(old)
-    assert answer(capsys, *SPEND) == truth
+    assert (schema(ledger), version(ledger)) == (before, CURRENT)
+    open_as_later_version(ledger.address)
+    assert version(ledger) == CURRENT + 1
 
 
-def test_two_that_open_it_at_once_upgrade_it_once(
-    old: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_concurrent_openers_upgrade_once(
+    ledger: LedgerFile, truth: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have seen the old version before either begins; the second finds the work done."""
+    """Both read the earlier version before either upgrades; the second finds the work done."""
     both_have_looked = threading.Barrier(2)
     writing = database_module.writing
     done: list[str] = []
@@ -203,34 +169,29 @@ def test_two_that_open_it_at_once_upgrade_it_once(
         with writing(engine) as connection:
             yield connection
 
-    def last(connection: Any) -> None:
-        done.append("once")
-        UPGRADES[-1](connection)
+    def upgrade(connection: Connection) -> None:
+        done.append("upgraded")
+        add_note(connection)
 
     def open_it() -> None:
-        database = Database(old.address, [*UPGRADES[:-1], last])
-        database.engine()
-        database.close()
+        open_as_later_version(ledger.address, upgrade)
         done.append("opened")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(database_module, "writing", together)
-        threads = [threading.Thread(target=open_it) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(done) == ["once", "opened", "opened"]
-    assert (version(old), answer(capsys, *SPEND)) == ([(CURRENT,)], truth)
+    monkeypatch.setattr(database_module, "writing", together)
+    threads = [threading.Thread(target=open_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == ["opened", "opened", "upgraded"]
+    assert version(ledger) == CURRENT + 1
 
 
-def test_a_newer_ledger_is_refused_and_left_as_it_is(
+def test_newer_ledger_is_refused_and_left_unchanged(
     ledger: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sentence says which versions are known, and what to install."""
-    with closing(sqlite3.connect(ledger.path)) as connection:
-        connection.execute("UPDATE otel_limits_schema SET version = version + 1")
-        connection.commit()
+    """The message names both versions and what to install."""
+    open_as_later_version(ledger.address)
     before = schema(ledger), contents(ledger)
     assert main(["audit", *SPEND]) == 2
     assert capsys.readouterr().err == (
@@ -240,8 +201,44 @@ def test_a_newer_ledger_is_refused_and_left_as_it_is(
     assert (schema(ledger), contents(ledger)) == before
 
 
-def test_each_index_answers_its_part_of_spend(ledger: LedgerFile, truth: Any) -> None:
-    """SQLite reads the sums from one index, and the calls of unknown size from the other."""
+@pytest.fixture(params=range(1, 6))
+def unreleased(ledger: LedgerFile, truth: Any, request: pytest.FixtureRequest) -> LedgerFile:
+    """A ledger of one of the five schemas that no release ever wrote."""
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("ALTER TABLE otel_limits_schema DROP COLUMN written_by")
+        connection.execute("UPDATE otel_limits_schema SET version = ?", (request.param,))
+    return ledger
+
+
+def test_unreleased_ledger_is_refused_and_left_unchanged(
+    unreleased: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its numbers are the same as those of releases to come, and mean something else."""
+    before = schema(unreleased), contents(unreleased)
+    for command in (["audit", *SPEND], ["ledger", "upgrade"], ["ledger", "reprice"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err == f"otel-limits: {UNRELEASED}\n"
+    assert (schema(unreleased), contents(unreleased)) == before
+
+
+def test_rows_recorded_beside_an_unreleased_ledger_reach_the_new_one(
+    faulty: None, unreleased: LedgerFile
+) -> None:
+    """Following the message loses nothing: new rows wait in a spill file, salvage copies the rest."""
+    write(unreleased.address, Entry(), first=100)
+    assert unreleased.spills()
+    assert version(unreleased) in range(1, 6)
+    old = unreleased.path.rename(unreleased.path.with_name("old.db"))
+    write(unreleased.address, Entry(), first=200)
+    assert len(unreleased.invocations()) == 2
+    copy = unreleased.path.with_name("copy.db")
+    assert main(["ledger", "salvage", str(old), "--output", str(copy)]) == 0
+    unreleased.path = copy
+    assert len(unreleased.invocations()) == len(ENTRIES)
+
+
+def test_spend_is_answered_from_indexes(ledger: LedgerFile, truth: Any) -> None:
+    """SQLite reads the sums from one index, and the calls of unknown size from another."""
     from otel_limits.ledger.selection import Selection
     from otel_limits.ledger.spending import BY_INDEX, from_indexes
 
