@@ -294,26 +294,27 @@ def test_a_group_without_a_command_shows_its_help(
 # --- docs -----------------------------------------------------------------------------------------
 
 
-def test_docs_lists_every_topic_with_its_title(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line each: its name, and the heading of its page."""
+def test_docs_lists_every_page_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader finds the page that answers a question, and a new page is not forgotten."""
     assert main(["docs"]) == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert [tuple(line) for line in lines] == [
-        (topic, docs.page(topic).splitlines()[0].lstrip("# ")) for topic in docs.topics()
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line[0] != " "] == [f"{group}:" for group in docs.PAGES]
+    listed = [line.split()[0] for line in lines if line[0] == " "]
+    folder = Path(str(docs.__file__)).parent
+    assert sorted(listed) == sorted(path.stem for path in folder.glob("*.md"))
 
 
 @pytest.mark.parametrize("topic", docs.topics())
-def test_docs_writes_a_page_as_it_is_where_there_is_no_terminal(
+def test_docs_without_terminal_prints_markdown(
     topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Markdown, to read on with whatever the user likes."""
+    """Users can pipe a page to their own renderer."""
     assert main(["docs", topic]) == 0
     assert capsys.readouterr().out == docs.page(topic)
 
 
-def test_docs_lays_a_page_out_on_a_terminal() -> None:
-    """With colours, and without the marks of Markdown."""
+def test_docs_on_terminal_renders_markdown() -> None:
+    """Readers see colors instead of markup."""
     topic = docs.topics()[0]
     shown = on_terminal(COMMAND, "docs", topic)
     heading = docs.page(topic).splitlines()[0]
@@ -326,15 +327,15 @@ def test_docs_lays_a_page_out_on_a_terminal() -> None:
     ("asked", "hint"),
     [
         (f"{docs.topics()[0]}x", f"Did you mean {docs.topics()[0]}?"),
-        ("0000", f"There are: {', '.join(docs.topics())}."),
+        ("0000", f"Pages: {', '.join(docs.topics())}."),
     ],
 )
-def test_docs_says_which_pages_there_are_instead(
+def test_docs_unknown_page_suggests_existing_ones(
     asked: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one that may have been meant, or all; with the status of a mistake."""
+    """The closest match, or all of them."""
     assert main(["docs", asked]) == 2
-    assert capsys.readouterr().err == f"otel-limits: There is no page about {asked!r}. {hint}\n"
+    assert capsys.readouterr().err == f"otel-limits: No page named {asked!r}. {hint}\n"
 
 
 # --- starting a program ---------------------------------------------------------------------------

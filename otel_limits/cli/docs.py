@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from otel_limits import docs as pages
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.cli.terminal import console, in_columns
+from otel_limits.cli.terminal import console
 from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_url
 
@@ -28,19 +28,20 @@ def add(commands: Any) -> None:
 
 
 def docs(options: Namespace) -> int:
-    """Show a page, or the list of pages."""
+    """Show a page or list all pages."""
     topics = pages.topics()
     if options.topic is None:
-        # The first line of a page is its title, so that a list of pages cannot be out of date.
-        headings = [pages.page(topic).partition("\n")[0].lstrip("# ") for topic in topics]
-        sys.stdout.write(in_columns(list(zip(topics, headings, strict=True))))
+        width = max(map(len, topics))
+        for group, listed in pages.PAGES.items():
+            sys.stdout.write(f"{group}:\n")
+            for topic, line in listed.items():
+                sys.stdout.write(f"  {topic:<{width}}  {line}\n")
         return 0
     if options.topic not in topics:
         near = closest_match(options.topic, topics)
-        hint = f"Did you mean {near}?" if near else f"There are: {', '.join(topics)}."
-        return refuse([f"There is no page about {redact_url(options.topic)!r}. {hint}"])
+        hint = f"Did you mean {near}?" if near else f"Pages: {', '.join(topics)}."
+        return refuse([f"No page named {redact_url(options.topic)!r}. {hint}"])
     markdown = pages.page(options.topic)
-    # Anything else gets Markdown, which another program can lay out better.
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 

@@ -1,21 +1,57 @@
-"""The reference pages, as Markdown: what `otel-limits docs [TOPIC]` shows."""
+"""The documentation pages, in Markdown, that `otel-limits docs` shows."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Final
 
-SUFFIX: Final = ".md"
+PAGES: Final[Mapping[str, Mapping[str, str]]] = {
+    "start": {
+        "recipe": "Choose limits step by step: observe, suggest, backtest, halt",
+        "limits": "Limits, actions and stop reasons",
+        "launchers": "How each launcher is covered",
+    },
+    "reference": {
+        "settings": "Environment variables and options",
+        "policy": "The policy file: limits by agent, prices by model, exempt tools",
+        "trees": "One budget for an agent and its sub-agents",
+        "quotas": "Limits per time window, shared by a fleet",
+        "prices": "What a model call costs, and calls without a known price",
+        "metrics": "Prometheus and OTLP metrics, your own observer",
+        "ledger": "The record of every model call and its durability",
+        "audit": "Spend, stop reasons, backtests and suggestions from the ledger",
+        "top": "Live activity, spend and limits in the terminal",
+        "api": "Public names",
+    },
+    "operations": {
+        "production": "Stores, ledgers and scraping for a fleet",
+        "failures": "Behavior during errors and outages",
+        "cost": "Overhead in CPU and wall time",
+        "container": "Container images",
+        "kubernetes": "Kubernetes",
+        "lambda": "AWS Lambda",
+        "agentcore": "Amazon Bedrock AgentCore",
+        "fastapi": "FastAPI with several workers",
+        "celery": "Celery",
+        "batch": "Batch jobs",
+        "jupyter": "Jupyter notebooks",
+    },
+    "internals": {
+        "how-it-works": "From an agent's spans to a halt",
+        "vendors": "Billed and counted tokens, vendor by vendor",
+    },
+}
+"""Each group's pages, with a line about each."""
 
 GENERATED: Final = re.compile(r"<!--.*?-->\n?", re.DOTALL)
-"""Says what generates a table, which means nothing to a reader."""
+"""A marker around generated text."""
 
 
 def topics() -> tuple[str, ...]:
-    """Return the name of every page, sorted."""
-    names = (entry.name for entry in files(__name__).iterdir())
-    return tuple(sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)))
+    """Return the names of all pages."""
+    return tuple(topic for group in PAGES.values() for topic in group)
 
 
 def page(topic: str) -> str:
@@ -24,8 +60,7 @@ def page(topic: str) -> str:
     Raises:
         KeyError: There is no page of this name.
     """
-    # Compared with the names that exist: a topic is user input, and `../x` must not be opened.
+    # A topic is user input; `../x` must not be opened.
     if topic not in topics():
         raise KeyError(topic)
-    text = files(__name__).joinpath(topic + SUFFIX).read_text(encoding="utf-8")
-    return GENERATED.sub("", text)
+    return GENERATED.sub("", files(__name__).joinpath(f"{topic}.md").read_text(encoding="utf-8"))
