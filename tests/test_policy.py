@@ -249,8 +249,7 @@ def test_caps_of_the_tree_are_merged_as_well() -> None:
 
 def test_every_setting_of_an_agent_can_be_written() -> None:
     """Nothing that a policy holds is missing in the file."""
-    written = {"nudge_disabled": "nudge"}
-    here = {written.get(key, key) for key in SECTION_KEYS} | {"exempt_tools", "watched_tools"}
+    here = {*SECTION_KEYS, "exempt_tools", "watched_tools"}
     # Where a cap is set is not a setting.
     assert here == set(Policy.__dataclass_fields__) - {"origins"}
 
@@ -270,7 +269,7 @@ def test_every_setting_arrives() -> None:
         action="ask",
         warn_at=(0.5, 0.9, 1.0),
         budget_hints=True,
-        nudge=False,
+        nudge_disabled=True,
         unmeasured="halt",
         unpriced="halt",
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import otel_limits
 from otel_limits import ConfigurationError, enable
 from otel_limits.cli import main
 from otel_limits.core.values import CheckedKind
 from otel_limits.settings import environment as config
-from otel_limits.settings.table import SETTINGS, Setting
+from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, says, uses
 
 if TYPE_CHECKING:
@@ -106,14 +109,81 @@ def test_an_error_that_nobody_foresaw_is_one_mistake(
     def fail(_text: object) -> Any:
         raise error("hunter2")
 
-    broken = Setting(name="preset", kind=CheckedKind(phrase="x", check=fail, parse=fail), help="")
-    changed = tuple(broken if each.name == "preset" else each for each in SETTINGS)
+    broken = CheckedKind(phrase="x", check=fail, parse=fail)
+    changed = tuple(
+        dataclasses.replace(each, kind=broken) if each.name == "preset" else each
+        for each in SETTINGS
+    )
     monkeypatch.setattr(config, "SETTINGS", changed)
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "hunter2")
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
     reading = config.read()
     assert reading.mistakes == (f"OTEL_LIMITS_PRESET cannot be read ({error.__name__}).",)
     assert reading.settings.policy.limits.max_turns == 3
+
+
+# --- one declaration ------------------------------------------------------------------------------
+
+NEW_SETTING = """    {name}: int = field(
+        default=1, metadata={{"kind": WHOLE_NUMBER, "help": "A setting that a test adds."}}
+    )
+"""
+SHOW_NEW_SETTINGS = """
+from otel_limits.settings import environment
+from otel_limits.settings.policy import PolicyFile
+settings = environment.read().settings
+policy = PolicyFile(settings.policy_path).document.effective("any", settings.policy)
+print(settings.process_number, settings.policy.agent_number, policy.agent_number)
+"""
+
+
+@pytest.fixture
+def extended_package(tmp_path: Path) -> Path:
+    """A copy of the package with a new field of `Settings` and one of `Policy`."""
+    root = Path(otel_limits.__file__).parent
+    copied = shutil.ignore_patterns("__pycache__", "docs", "dashboards")
+    package = Path(shutil.copytree(root, tmp_path / "otel_limits", ignore=copied))
+    for file, before, name in (
+        ("settings/table.py", "    quiet: bool = field(", "process_number"),
+        ("core/policy.py", "    watched_tools: frozenset", "agent_number"),
+    ):
+        text = (package / file).read_text()
+        text = text.replace(before, NEW_SETTING.format(name=name) + before)
+        text = text.replace(
+            "import BOOLEAN, FRACTIONS,", "import BOOLEAN, WHOLE_NUMBER, FRACTIONS,"
+        )
+        (package / file).write_text(text)
+    return tmp_path
+
+
+def test_new_setting_is_declared_once(extended_package: Path) -> None:
+    """One field is enough for variable, option, help, `check` and policy file: none is dropped."""
+    policy = extended_package / "limits.yaml"
+    policy.write_text("defaults: {agent_number: 4}")
+    variables = {
+        "PYTHONPATH": str(extended_package),
+        "OTEL_LIMITS_PROCESS_NUMBER": "2",
+        "OTEL_LIMITS_AGENT_NUMBER": "3",
+        "OTEL_LIMITS_POLICY": str(policy),
+    }
+
+    def output(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, **variables},
+            cwd=extended_package,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+
+    assert output("-c", SHOW_NEW_SETTINGS) == "2 3 4\n"
+    check = [line.split() for line in output("-m", "otel_limits.cli", "check").splitlines()]
+    assert ["OTEL_LIMITS_PROCESS_NUMBER", "2", "environment"] in check
+    help_text = output("-m", "otel_limits.cli", "run", "--help")
+    assert "--process-number" in help_text
+    assert "--agent-number" in help_text
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -62,6 +62,12 @@ class Limit:
     binds_side_calls: bool = False
     """True when a model call can pass it that is not a turn."""
 
+    @property
+    def tree_help(self) -> str:
+        """`help` for the limit of a budget tree."""
+        help_text = self.help.replace(", across all legs", "")
+        return help_text.replace("per invocation", "across the whole budget tree")
+
 
 def _whole_milliseconds(tally: Tally) -> float:
     # upwards, or whoever looks when the time is up, and looks once, may find some left
@@ -78,7 +84,7 @@ def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  as the
         name=name,
         reason=LOOP_DETECTED_STOP_REASON,
         unit=unit,
-        help=f"{help}; 0 switches it off.",
+        help=f"{help}; 0 turns it off.",
         observed=attrgetter(name.removeprefix("max_")),
         kind=SWITCHABLE_CAP,
         # Two agents that make the same call do not go round in a circle.
@@ -93,8 +99,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_iterations",
             reason=MAX_ITERATIONS_STOP_REASON,
             unit="turns",
-            help="Turns per leg of an invocation; starts again at every resume leg and after a "
-            "context overflow.",
+            help="Turns per leg (between resumes or context overflows).",
             observed=attrgetter("iterations"),
             # A response that ended the leg may still be followed by the one call that forces its
             # output.
@@ -105,15 +110,15 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_turns",
             reason=MAX_TURNS_STOP_REASON,
             unit="turns",
-            help="Turns (model responses with their tools) per invocation, over all legs.",
+            help="Turns per invocation, across all legs.",
             observed=attrgetter("turns"),
         ),
         Limit(
             name="max_model_calls",
             reason=MAX_MODEL_CALLS_STOP_REASON,
             unit="model calls",
-            help="Requests to a provider per invocation: retries, failures, structured output and "
-            "summaries included.",
+            help="Model calls per invocation, including retries, failures, structured output and "
+            "summaries.",
             observed=attrgetter("model_calls"),
             # A last answer would be one more of them.
             leaves_room=False,
@@ -123,7 +128,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_token_budget",
             reason=MAX_TOKEN_BUDGET_STOP_REASON,
             unit="tokens",
-            help="Input and output tokens per invocation, every retry included.",
+            help="Input and output tokens per invocation, including retries.",
             observed=attrgetter("tokens"),
             binds_side_calls=True,
         ),
@@ -131,7 +136,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_input_tokens",
             reason=MAX_INPUT_TOKENS_STOP_REASON,
             unit="input tokens",
-            help="Input tokens per invocation, cached ones included.",
+            help="Input tokens per invocation, including cached ones.",
             observed=attrgetter("input"),
             binds_side_calls=True,
         ),
@@ -147,8 +152,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_tool_calls",
             reason=MAX_TOOL_CALLS_STOP_REASON,
             unit="calls",
-            help="Tool calls per invocation; a call beyond them is refused, then the agent is "
-            "halted.",
+            help="Tool calls per invocation. Further calls are refused, then the agent halts.",
             observed=attrgetter("tool_calls"),
             is_refusal=True,
         ),
@@ -156,8 +160,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_calls_per_tool",
             reason=MAX_TOOL_CALLS_STOP_REASON,
             unit="calls",
-            help="Calls of single tools per invocation, as search=20,fetch=5 (in a file {search: "
-            "20}).",
+            help="Calls per tool and invocation, e.g. search=20,fetch=5 (in a file {search: 20}).",
             observed=_in_no_tally,
             kind=CALLS_PER_TOOL,
             is_refusal=True,
@@ -167,7 +170,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_cost_usd",
             reason=MAX_COST_STOP_REASON,
             unit="USD",
-            help="USD per invocation, by the price of each model call.",
+            help="Cost per invocation, in USD.",
             observed=attrgetter("cost"),
             kind=MONEY,
             binds_side_calls=True,
@@ -176,7 +179,8 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_duration_seconds",
             reason=MAX_DURATION_STOP_REASON,
             unit="seconds",
-            help="Seconds per invocation; a response under way is cancelled, a tool is waited for.",
+            help="Duration per invocation, in seconds. In-flight model calls are canceled; running "
+            "tools finish.",
             observed=_whole_milliseconds,
             kind=SECONDS,
             # There is no time in which a last answer could be written.
@@ -184,12 +188,12 @@ LIMITS: Final[Mapping[str, Limit]] = {
             binds_side_calls=True,
         ),
         _loop_limit(
-            "max_consecutive_same_tool", "calls in a row", "Calls of one tool in a row, per leg"
+            "max_consecutive_same_tool", "calls in a row", "Consecutive calls of one tool, per leg"
         ),
         _loop_limit(
             "max_identical_tool_calls",
             "identical calls",
-            "Calls with equal tool, arguments and result within the last 20",
+            "Calls with the same tool, arguments and result within the last 20",
         ),
         _loop_limit(
             "max_repeated_tool_cycles",
@@ -199,7 +203,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
         _loop_limit(
             "max_no_progress_turns",
             "turns without progress",
-            "Turns in a row that added no new tool result and no new text",
+            "Consecutive turns without a new tool result or new text",
         ),
     )
 }

@@ -17,7 +17,7 @@ from otel_limits.core.limits import (
     Limits,
 )
 from otel_limits.core.origins import origins_of
-from otel_limits.core.values import choice
+from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,22 +65,65 @@ KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What applies to one agent: its limits, and what is done when one is reached."""
+    """What applies to one agent: its limits, and what is done when one is reached.
+
+    A field with metadata is a setting (see `otel_limits.settings.table`).
+    """
 
     limits: Limits = NO_LIMITS
     tree: Limits = NO_LIMITS
     """Caps for an invocation and everything that it starts, held by the outermost one."""
-    action: Action = "halt"
-    unmeasured: Unmeasured = "estimate"
-    unpriced: Unpriced = "warn"
-    warn_at: tuple[float, ...] = ()
-    """Soft thresholds, as fractions of a cap."""
-    budget_hints: bool = False
-    """Tell the model with each call what is left."""
-    nudge: bool = True
-    """Tell the model once, one repetition before a loop limit, that it is repeating itself."""
-    exempt_tools: frozenset[str] = frozenset()
-    """Tools that loop limits don't look at: names or globs."""
+    action: Action = field(
+        default="halt",
+        metadata={
+            "kind": ACTION,
+            "help": "Action at a limit: observe (log only), halt, wrap_up (final answer without "
+            "tools), raise or ask (interrupt).",
+        },
+    )
+    warn_at: tuple[float, ...] = field(
+        default=(),
+        metadata={
+            "kind": FRACTIONS,
+            "help": "Fractions of a limit that log a warning, e.g. 0.5,0.8 (in a file [0.5, 0.8]).",
+        },
+    )
+    budget_hints: bool = field(
+        default=False,
+        metadata={
+            "kind": BOOLEAN,
+            "help": "Include remaining budget in each model call (not stored in the conversation).",
+        },
+    )
+    nudge_disabled: bool = field(
+        default=False,
+        metadata={
+            "kind": BOOLEAN,
+            "help": "Don't warn the model one repetition before a loop limit.",
+        },
+    )
+    exempt_tools: frozenset[str] = field(
+        default=frozenset(),
+        metadata={
+            "kind": NAMES,
+            "help": "Tools excluded from loop limits, e.g. poll_status,wait.",
+        },
+    )
+    """Names or globs."""
+    unpriced: Unpriced = field(
+        default="warn",
+        metadata={
+            "kind": UNPRICED_CALLS,
+            "help": "Behavior for calls without a price: warn or halt.",
+        },
+    )
+    unmeasured: Unmeasured = field(
+        default="estimate",
+        metadata={
+            "kind": UNMEASURED_CALLS,
+            "help": "Behavior for calls without usage: estimate, ignore or halt.",
+        },
+    )
     watched_tools: frozenset[str] = frozenset()
     """Names or globs of tools that loop limits look at where a wider glob exempts them."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)

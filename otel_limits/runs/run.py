@@ -209,7 +209,7 @@ class Run:
 
         It is its position among the calls that `repeat` was told of.
         """
-        if self._nudged or self.loops is None or not self.policy.nudge:
+        if self._nudged or self.loops is None or self.policy.nudge_disabled:
             return None
         for kind, cap in self.policy.limits.active:
             if kind.name not in LOOP_LIMITS or cap - 1 < FIRST_REPETITION[kind.name]:

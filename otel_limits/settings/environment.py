@@ -8,7 +8,6 @@ Names that are almost ours are told: whoever misspells one believes to have set 
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
@@ -18,7 +17,15 @@ from typing import Any, Final
 from otel_limits.core.hints import closest_match
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
-from otel_limits.settings.table import METRICS, PREFIX, PRESETS, SETTINGS, Settings, policy_fields
+from otel_limits.settings.table import (
+    METRICS,
+    POLICY_FIELDS,
+    PREFIX,
+    PRESETS,
+    PROCESS_FIELDS,
+    SETTINGS,
+    Settings,
+)
 from otel_limits.settings.variables import environment, otlp_protocol
 
 VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
@@ -184,11 +191,9 @@ def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str,
 def _settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
     policy = Policy(
         origins=_origins(values, sources),
-        **policy_fields(values),
+        **{name: values[name] for name in POLICY_FIELDS},
         limits=Limits(**{name: values[name] for name in LIMIT_NAMES}),
         tree=Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS}),
     )
-    # a field is named as its setting, except for the path of the policy file
-    fields = {field.name for field in dataclasses.fields(Settings)}
-    named = {name: value for name, value in values.items() if name in fields}
-    return Settings(**named | {"policy": policy, "policy_path": values["policy"]})
+    named = {name: values[setting.name] for name, setting in PROCESS_FIELDS.items()}
+    return Settings(policy=policy, **named)

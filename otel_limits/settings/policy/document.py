@@ -17,17 +17,17 @@ from otel_limits.core.globs import matching, specificity
 from otel_limits.core.labels import Names
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
 from otel_limits.core.origins import file_name
-from otel_limits.settings.table import SETTINGS, Setting, policy_fields
+from otel_limits.settings.table import POLICY_FIELDS, Setting
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Policy
     from otel_limits.core.pricing import PriceOverride
 
 AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
-    setting.name: setting
-    for setting in SETTINGS
-    if setting.name
-    in ("action", "warn_at", "budget_hints", "nudge_disabled", "unmeasured", "unpriced")
+    # Tools are exempted by name, under `tools`.
+    name: setting
+    for name, setting in POLICY_FIELDS.items()
+    if name != "exempt_tools"
 }
 """What can be set for an agent besides its caps; each is named as in the environment."""
 
@@ -149,7 +149,7 @@ class Document:
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
             origins={**base.origins, **lines},
-            **policy_fields(values),
+            **{name: value for name, value in values.items() if name in AGENT_SETTINGS},
         )
 
     def price_list(self) -> dict[str, PriceOverride]:
