@@ -71,7 +71,7 @@ def add(commands: Any) -> None:
 
 def summary(setting: Setting) -> str:
     """Return the first sentence of a setting's help, as a phrase."""
-    sentence = re.split(r"[.;] ", setting.help, maxsplit=1)[0].rstrip(".")
+    sentence = re.split(r"(?<!e\.g)[.;] ", setting.help, maxsplit=1)[0].rstrip(".")
     # argparse expands a single %.
     phrase = sentence if sentence[:2].isupper() else sentence[0].lower() + sentence[1:]
     return phrase.replace("%", "%%")
