@@ -246,11 +246,8 @@ class StoreClient:
         Raises:
             StoreError: There was none in time.
         """
-        reply = await self._carrier.ask(operation, max(0.0, deadline - time.monotonic()))
-        if reply is not None:
-            return self._hear(reply)
         future = self._carrier.send(operation)
-        # Where the store is lost, it was refused at once.
+        # In memory it is done by now, and where the store is lost, it was refused.
         if not future.done():
             await _wait(future, max(0.0, deadline - time.monotonic()))
         if not future.done():

@@ -1,7 +1,5 @@
 """Carries operations to a store: directly in memory, by a background thread over a network.
 
-A call that finds nothing to be carried asks by itself, on the fast path, and wakes no thread.
-
 The thread sends all that waits as one batch. When the store does not answer, it refuses everything
 at once, keeps the settlements, and checks once a second whether the store is back: an outage costs
 those who wait one timeout, and everybody after them nothing.
@@ -9,7 +7,6 @@ those who wait one timeout, and everybody after them nothing.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
 import threading
@@ -30,13 +27,11 @@ from otel_limits.quotas.store import (
     Reply,
     Reserve,
     Settle,
-    SilentError,
     StoreError,
     StoreLostError,
 )
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.fast_path import FastPath
     from otel_limits.quotas.lines import Line
 
 logger = logging.getLogger("otel_limits")
@@ -80,10 +75,6 @@ class Direct:
     def start(self, tick: Tick) -> None:
         """Nothing has to be connected, and nothing is ever lost."""
 
-    async def ask(self, operation: Operation, _seconds: float) -> Reply | None:
-        """Do it here and now."""
-        return self._do(operation)
-
     def send(self, operation: Operation) -> Future[Reply]:
         """Do it here and now."""
         future: Future[Reply] = Future()
@@ -110,15 +101,13 @@ class Courier:
 
     Args:
         store: Where they go.
-        fast: Where a call asks by itself while nothing is to be carried.
     """
 
     is_shared = True
 
-    def __init__(self, store: QuotaStore, fast: FastPath) -> None:
+    def __init__(self, store: QuotaStore) -> None:
         """Start no thread yet."""
         self._store = store
-        self._fast = fast
         self._tick: Tick = lambda: None
         self._start_afresh()
         # A daemon thread is cut off when the interpreter ends, with whatever it still had to send.
@@ -134,7 +123,6 @@ class Courier:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_down = False
-        self._is_carrying = False
 
     def start(self, tick: Tick) -> None:
         """Connect in the background, or the first call would wait for several round trips.
@@ -146,29 +134,6 @@ class Courier:
         self._tick = tick
         with self._wake:
             self._has_thread()
-
-    async def ask(self, operation: Operation, seconds: float) -> Reply | None:
-        """Do an operation without the thread; `None` where it has to be sent.
-
-        Raises:
-            StoreError: There was no answer in time. What must not be lost is sent again.
-        """
-        # In order: what was sent before may free what this one needs. And whoever may have to wait
-        # in line is carried, as nothing overtakes there.
-        with self._wake:
-            is_busy = self._waiting or self._is_carrying
-            if is_busy or self._is_down or self._closing.is_set() or waits(operation):
-                return None
-        try:
-            return await self._fast.ask(operation, seconds)
-        except SilentError as error:
-            self._lose([(operation, Future())], error)
-            raise StoreError(str(error)) from error
-        except asyncio.CancelledError:
-            # Nobody knows whether it has arrived, and what was used has to be counted.
-            if isinstance(operation, Settle):
-                self.send(operation)
-            raise
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Queue it, or refuse it at once while the store is lost.
@@ -203,7 +168,6 @@ class Courier:
     def after_fork(self) -> None:
         """Start afresh in a child: what the parent has to send, the parent sends."""
         self._store.after_fork()
-        self._fast.after_fork()
         self._start_afresh()
         self.start(self._tick)
 
@@ -212,7 +176,6 @@ class Courier:
         # Or a process that switches quotas on and off would keep every courier until its end.
         atexit.unregister(self.close)
         self._closing.set()
-        self._fast.close()
         with self._wake:
             self._wake.notify()
             thread = self._thread
@@ -239,7 +202,6 @@ class Courier:
                 self._carry(batch)
             if self._is_down:
                 self._wait_for_store()
-            self._fast.open_soon()
             if time.monotonic() >= self._next_tick and not self._closing.is_set():
                 self._next_tick = time.monotonic() + (self._tick() or TICK_SECONDS)
         while batch := self._take():
@@ -259,11 +221,9 @@ class Courier:
     def _take(self) -> list[tuple[Operation, Future[Reply]]]:
         """Wait for something to carry; nothing when it is time for a tick, and at the end."""
         with self._wake:
-            self._is_carrying = False
             left = self._next_tick - time.monotonic()
             if not self._waiting and not self._closing.is_set() and left > 0:
                 self._wake.wait(left)
-            self._is_carrying = bool(self._waiting)
             return [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
 
     def _carry(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
@@ -290,7 +250,6 @@ class Courier:
             self._is_down = True
             late = [each for each in self._waiting if each[1].set_running_or_notify_cancel()]
             self._waiting.clear()
-            self._wake.notify()  # who comes here from a fast path is not the thread
             for operation, _ in (*batch, *late):
                 self._keep(operation)
         # Counted without a second line in the log: the one below says more.
@@ -355,11 +314,6 @@ class Courier:
                 for each in batch:
                     if self._kept.get(each.id) is each:
                         del self._kept[each.id]
-
-
-def waits(operation: Operation) -> bool:
-    """Tell whether a call may have to wait in line."""
-    return isinstance(operation, Reserve) and any(each.waits for each in operation.demands)
 
 
 def set_aside(operation: Operation, reply: Reply) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import importlib.resources
 import math
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
@@ -56,20 +55,6 @@ class ScriptCall(NamedTuple):
         """What is sent for it."""
         name = sha_of(self.script)
         return ["EVALSHA", name, str(len(self.keys)), *self.keys, *self.arguments]
-
-
-def packed(commands: Iterable[Sequence[str]]) -> bytes:
-    """Write commands as they are sent: arrays of bulk strings.
-
-    https://redis.io/docs/latest/develop/reference/protocol-spec/#sending-commands-to-a-redis-server
-    """
-    # The client of Redis takes five times as long, as it has to look what each argument is.
-    pieces: list[bytes] = []
-    for command in commands:
-        words = [word.encode() for word in command]
-        pieces.append(b"*%d\r\n" % len(words))
-        pieces += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
-    return b"".join(pieces)
 
 
 @functools.cache

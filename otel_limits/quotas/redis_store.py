@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_asker import Link, RedisAsker, never_free
-from otel_limits.quotas.redis_connection import RedisConnection
+from otel_limits.quotas.redis_asker import Link, RedisAsker
 from otel_limits.quotas.redis_listening import messages
 from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
@@ -54,7 +53,6 @@ class RedisStore:
         """Connect on first use."""
         self._server = RedisAsker(connect)
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
-        self._opened: RedisConnection | None = None
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Do `operations` in order, in one round trip.
@@ -86,18 +84,6 @@ class RedisStore:
         """
         # A write, as a replica, or a server whose disk is full, still answers to PING.
         self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
-
-    def connect(self) -> RedisConnection:
-        """Open a connection on which nobody waits.
-
-        Raises:
-            StoreError: The server does not answer.
-        """
-        link = self._server.link
-        # The last one may have been lost because our keys are elsewhere by now.
-        link.learn()
-        self._opened = RedisConnection(link, self._names)
-        return self._opened
 
     def missing_rights(self) -> list[str]:
         """Return the rules of the server's ACL that this user lacks.
@@ -269,7 +255,6 @@ class RedisStore:
     def after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever."""
         self._server.after_fork()
-        never_free(self._opened)
 
     def close(self) -> None:
         """Close every connection."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.killing import KillListener
 from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.recovery import FindSettlements, Recovery
@@ -45,7 +44,7 @@ class Quotas:
         lines = Lines(runs.deadlines)
         if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
-            carrier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
+            carrier = Courier(open_shared_store(place))
             listener = KillListener(
                 open_shared_store(place),
                 lambda agent, before: runs.kill(agent=agent, before=before),

@@ -68,10 +68,6 @@ class StoreLostError(StoreError):
     """The store is known not to answer, so that nothing was sent."""
 
 
-class SilentError(Exception):
-    """The store did not answer in time."""
-
-
 class ImpossibleError(StoreError):
     """The store answers, and can never do what it was asked, because of what stands there."""
 
@@ -296,39 +292,8 @@ class QuotaStore(Protocol):
         """Let go of connections."""
 
 
-class Connection(Protocol):
-    """Asks a store one thing at a time, and never waits."""
-
-    def fileno(self) -> int:
-        """Return the number by which an event loop can watch it."""
-
-    def send(self, operation: Operation) -> None:
-        """Send an operation.
-
-        Raises:
-            StoreError: It could not be sent at once.
-        """
-
-    def receive(self) -> Reply | None:
-        """Return the reply; `None` while it is not all there.
-
-        Raises:
-            StoreError: It will not come, or there was another answer than to what has been done.
-        """
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class SharedStore(QuotaStore, Protocol):
     """A place where a whole fleet counts, which can outlive whoever reserved there."""
-
-    def connect(self) -> Connection:
-        """Open a connection of its own.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
 
     def missing_rights(self) -> list[str]:
         """Return what its access rules do not permit this process, as rules to be added.

@@ -26,7 +26,6 @@ from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
@@ -119,7 +118,7 @@ class Process:
 def courier(server: Server) -> Courier:
     """Carries what is asked to the server."""
     place = StorePlace(server.url, TIMEOUT)
-    return Courier(open_shared_store(place), FastPath(open_shared_store(place)))
+    return Courier(open_shared_store(place))
 
 
 # --- on a server ----------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ def measure() -> list[tuple[str, float, str, float | None]]:
     finally:
         server.stop()
     return [
-        ("one admission alone, over one bare `EVALSHA`", admission, ".1f", 2.5),
+        ("one admission alone, over one bare `EVALSHA`", admission, ".1f", 3),
         (f"{AGENTS} agents at once in one process, ten times: refused", refused, "d", 0),
         ("the slowest of them, in seconds", slowest, ".3f", TIMEOUT),
         ("CPU of the server for a call with 1 quota, in µs", 1e6 * one, ".0f", None),

@@ -13,7 +13,6 @@ from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.courier import Courier
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.quota import Quota
@@ -40,14 +39,14 @@ class Worker:
     """What a process of a fleet has, with a connection of its own."""
 
     def __init__(self, url: str, held: Quota) -> None:
-        self.facts: list[Event] = []
+        self.events: list[Event] = []
         place = StorePlace(url, 2.0)
-        courier = Courier(open_shared_store(place), FastPath(open_shared_store(place)))
+        courier = Courier(open_shared_store(place))
         self.lines = Lines(Deadlines())
         self.engine = Engine(
             lambda: [held],
             StoreClient(courier, 2.0),
-            publish=self.facts.append,
+            publish=self.events.append,
             price=lambda *_: Decimal(1),
             lines=self.lines,
             deadlines=Deadlines(),
@@ -101,7 +100,7 @@ class Worker:
 
     def decisions(self) -> list[str]:
         """What was decided."""
-        return [each.decision for each in self.facts if isinstance(each, QuotaDecision)]
+        return [each.decision for each in self.events if isinstance(each, QuotaDecision)]
 
 
 class Fleet:

@@ -47,14 +47,14 @@ def capped(script: Any, cap: int = 5) -> ScriptedModel:
     return model
 
 
-def decisions(facts: list[Event]) -> list[str]:
+def decisions(events: list[Event]) -> list[str]:
     """What quotas decided, in order."""
-    return [fact.decision for fact in facts if isinstance(fact, QuotaDecision)]
+    return [fact.decision for fact in events if isinstance(fact, QuotaDecision)]
 
 
-def last_use(facts: list[Event], quota: str) -> tuple[Any, Any]:
+def last_use(events: list[Event], quota: str) -> tuple[Any, Any]:
     """What is used and reserved of a quota by the last fact about it."""
-    fact = [each for each in facts if isinstance(each, QuotaUse) and each.quota == quota][-1]
+    fact = [each for each in events if isinstance(each, QuotaUse) and each.quota == quota][-1]
     return fact.used, fact.reserved
 
 
@@ -141,13 +141,13 @@ def test_the_next_invocation_after_a_refusal_works(hold: Hold, make_agent: MakeA
 
 
 def test_without_a_quota_that_applies_nothing_is_asked(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """No fact about quotas is told."""
     quota = {"model_calls": 1, "window": "day", "where": {"agent": "nightly-*"}}
-    hold({"nightly": quota}, observers=[facts.append])
+    hold({"nightly": quota}, observers=[events.append])
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
-    assert not [fact for fact in facts if isinstance(fact, (QuotaDecision, QuotaUse))]
+    assert not [fact for fact in events if isinstance(fact, (QuotaDecision, QuotaUse))]
 
 
 def test_without_quotas_there_is_no_gate() -> None:
@@ -228,13 +228,13 @@ def test_a_policy_file_that_changes_changes_quotas(
 
 
 def test_tokens_are_reserved_at_their_worst_case_and_settled_at_what_they_were(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Projected input and output cap before the call; what the provider reported after it."""
-    hold({"tokens": {"tokens": 100_000, "window": "day"}}, observers=[facts.append])
+    hold({"tokens": {"tokens": 100_000, "window": "day"}}, observers=[events.append])
     make_agent(capped([says("done")], cap=1000), tools=[])("go")
-    before, after = (fact for fact in facts if isinstance(fact, QuotaUse))
-    (decision,) = (fact for fact in facts if isinstance(fact, QuotaDecision))
+    before, after = (fact for fact in events if isinstance(fact, QuotaUse))
+    (decision,) = (fact for fact in events if isinstance(fact, QuotaDecision))
     assert before.used == 0
     assert before.reserved == decision.wanted
     assert 1000 < before.reserved < 1100
@@ -252,15 +252,15 @@ def test_a_call_whose_worst_case_does_not_fit_stays_where_it_is(
 
 
 def test_a_model_without_a_cap_is_estimated_by_what_it_did(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """4096 output tokens at first; after 20 calls the highest of them."""
-    hold({"tokens": {"tokens": 10**9, "window": "day"}}, observers=[facts.append])
+    hold({"tokens": {"tokens": 10**9, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))), tools=[])
     for _ in range(21):
         agent.messages.clear()
         agent("go")
-    wanted = [int(fact.wanted) for fact in facts if isinstance(fact, QuotaDecision)]
+    wanted = [int(fact.wanted) for fact in events if isinstance(fact, QuotaDecision)]
     assert 4096 < wanted[0] <= wanted[19]
     assert wanted[20] == wanted[19] - 4096 + 5
 
@@ -275,29 +275,29 @@ def test_a_model_without_a_cap_is_estimated_by_what_it_did(
     ],
 )
 def test_the_output_cap_is_found_where_providers_have_it(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event], config: dict[str, Any]
+    hold: Hold, make_agent: MakeAgent, events: list[Event], config: dict[str, Any]
 ) -> None:
     """Bedrock and Anthropic on top, OpenAI and Gemini among their parameters."""
-    hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[facts.append])
+    hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[events.append])
     model = ScriptedModel([says("done")])
     model.update_config(**config)
     make_agent(model, tools=[])("go")
-    (decision,) = (fact for fact in facts if isinstance(fact, QuotaDecision))
+    (decision,) = (fact for fact in events if isinstance(fact, QuotaDecision))
     assert 7 < int(decision.wanted) < 107
 
 
 def test_input_that_was_projected_too_low_is_projected_higher(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """By as many tokens as the worst of the last projections was short of."""
-    hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[facts.append])
+    hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[events.append])
     usage = {"inputTokens": 5000, "outputTokens": 5, "totalTokens": 5005}
     agent = make_agent(capped(endless(says("done", usage=usage))), tools=[])
     began = time.monotonic()
     for _ in range(2):
         agent.messages.clear()
         agent("go")
-    first, second = (int(fact.wanted) for fact in facts if isinstance(fact, QuotaDecision))
+    first, second = (int(fact.wanted) for fact in events if isinstance(fact, QuotaDecision))
     assert first < 1000
     # What was learned fades from then on: by 6 tokens in a second.
     left = 2 ** ((began - time.monotonic()) / HALF_LIFE_SECONDS)
@@ -305,18 +305,18 @@ def test_input_that_was_projected_too_low_is_projected_higher(
 
 
 def test_money_is_counted_by_the_price_of_each_call(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """To the last part of a cent."""
-    hold({"money": {"usd": 0.03, "window": "day"}}, observers=[facts.append], models=PRICES)
+    hold({"money": {"usd": 0.03, "window": "day"}}, observers=[events.append], models=PRICES)
     usage = {"inputTokens": 1, "outputTokens": 5, "totalTokens": 6}
     agent = make_agent(capped(endless(says("done", usage=usage))), tools=[])
     reasons = []
     for _ in range(3):
         agent.messages.clear()
         reasons.append(agent("hi").stop_reason)
-    spent = sum(fact.price or 0 for fact in facts if isinstance(fact, ModelCall))
-    assert last_use(facts, "money")[0] == spent
+    spent = sum(fact.price or 0 for fact in events if isinstance(fact, ModelCall))
+    assert last_use(events, "money")[0] == spent
     assert spent <= Decimal("0.03")
     assert reasons[-1] == "quota_exceeded"
 
@@ -327,7 +327,7 @@ def test_money_is_counted_by_the_price_of_each_call(
 def test_a_call_of_unknown_price_does_what_the_policy_says(
     hold: Hold,
     make_agent: MakeAgent,
-    facts: list[Event],
+    events: list[Event],
     unpriced: str,
     reason: str,
     calls: int,
@@ -335,24 +335,24 @@ def test_a_call_of_unknown_price_does_what_the_policy_says(
     """It is let go and said to be unpriced, or refused; it is never counted as free."""
     hold(
         {"money": {"usd": 5, "window": "day"}},
-        observers=[facts.append],
+        observers=[events.append],
         models={"known": PRICES["*"]},
         defaults={"unpriced": unpriced},
     )
     model = capped([says("done")])
     result = make_agent(model)("go")
     assert (result.stop_reason, model.calls) == (reason, calls)
-    assert decisions(facts) == ["unpriced"]
+    assert decisions(events) == ["unpriced"]
     stop = otel_limits.stop_of(result)
     told = None if stop is None or stop.quota is None else (stop.quota.quota, stop.quota.limit)
     assert told == (None if calls else ("money", 5))
 
 
 def test_an_invocation_is_counted_once_whatever_it_calls(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """With its first model call; one that asks no model is none."""
-    hold({"runs": {"invocations": 2, "window": "day"}}, observers=[facts.append])
+    hold({"runs": {"invocations": 2, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(uses("search"))))
     other = make_agent(ScriptedModel([uses("search"), says("a"), says("b"), says("never")]))
     agent.hooks.add_callback(
@@ -361,11 +361,11 @@ def test_an_invocation_is_counted_once_whatever_it_calls(
     agent("go")
     reasons = [other("go").stop_reason for _ in range(3)]
     assert reasons == ["end_turn", "end_turn", "quota_exceeded"]
-    assert last_use(facts, "runs") == (2, 0)
+    assert last_use(events, "runs") == (2, 0)
 
 
 def test_all_quotas_that_apply_must_have_enough(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """One that lacks keeps the others as they were."""
     hold(
@@ -374,14 +374,14 @@ def test_all_quotas_that_apply_must_have_enough(
             "few": {"model_calls": 1, "window": "hour", "key": "agent"},
             "tokens": {"tokens": 10**6, "window": "month"},
         },
-        observers=[facts.append],
+        observers=[events.append],
     )
     agent = make_agent(capped(endless(says("done"))))
     reasons = [agent("go").stop_reason for _ in range(3)]
     assert reasons == ["end_turn", "quota_exceeded", "quota_exceeded"]
-    assert last_use(facts, "many") == (1, 0)
-    assert last_use(facts, "tokens") == (15, 0)
-    assert decisions(facts) == ["admitted"] * 3 + ["refused"] * 2
+    assert last_use(events, "many") == (1, 0)
+    assert last_use(events, "tokens") == (15, 0)
+    assert decisions(events) == ["admitted"] * 3 + ["refused"] * 2
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -442,18 +442,18 @@ def test_models_and_agents_are_keys(hold: Hold, make_agent: MakeAgent) -> None:
 
 
 def test_no_secret_of_a_key_is_told(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event], caplog: pytest.LogCaptureFixture
+    hold: Hold, make_agent: MakeAgent, events: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What came from outside is in no fact, message or log."""
     hold(
         {"tenants": {"model_calls": 1, "window": "day", "key": "baggage.tenant.id"}},
-        observers=[facts.append],
+        observers=[events.append],
     )
     agent = make_agent(ScriptedModel(endless(says("done"))))
     with carrying(tenant__id="canary"):
         agent("go")
         agent("go")
-    assert "canary" not in f"{facts} {agent.messages} {caplog.text}"
+    assert "canary" not in f"{events} {agent.messages} {caplog.text}"
 
 
 # --- actions --------------------------------------------------------------------------------------
@@ -477,16 +477,16 @@ def test_raise_raises_the_quotas_own_error(
 
 
 def test_observe_lets_everything_go_and_says_what_would_have_been_refused(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """It is counted all the same."""
     quota = {"model_calls": 1, "window": "day", "action": "observe"}
-    hold({"calls": quota}, observers=[facts.append])
+    hold({"calls": quota}, observers=[events.append])
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
     assert agent("go").stop_reason == "end_turn"
-    assert decisions(facts) == ["admitted", "observed"]
-    assert last_use(facts, "calls") == (2, 0)
-    (stop,) = (fact for fact in facts if isinstance(fact, Stop))
+    assert decisions(events) == ["admitted", "observed"]
+    assert last_use(events, "calls") == (2, 0)
+    (stop,) = (fact for fact in events if isinstance(fact, Stop))
     assert (stop.action, stop.breach and stop.breach.limit) == ("observed", "calls")
 
 
@@ -506,18 +506,18 @@ def test_an_observed_quota_does_not_weaken_one_that_is_held(
 
 
 def test_wrap_up_lets_one_last_answer_go_and_counts_it(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """The model is told why, has no tools, and its words are the result."""
     quota = {"model_calls": 2, "window": "day", "action": "wrap_up"}
-    hold({"calls": quota}, observers=[facts.append])
+    hold({"calls": quota}, observers=[events.append])
     model = ScriptedModel([uses("search"), uses("search"), says("summary")])
     result = make_agent(model)("go")
     assert (result.stop_reason, str(result).split("\n")[0]) == ("quota_exceeded", "summary")
     assert not otel_limits.is_synthetic(result.message)
     assert model.tool_specs[-1] in ([], None)
     assert "permits 2 model calls" in str(model.requests[-1][-1])
-    assert last_use(facts, "calls") == (3, 0)
+    assert last_use(events, "calls") == (3, 0)
 
 
 def test_a_last_answer_to_a_limit_is_held_by_quotas(hold: Hold, make_agent: MakeAgent) -> None:
@@ -553,7 +553,7 @@ def test_nobody_is_asked_about_a_quota(hold: Hold, make_agent: MakeAgent) -> Non
 
 
 def test_a_failed_call_gives_back_what_was_reserved(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """It counts as a call, and its tokens as what the ledger says: none."""
     hold(
@@ -561,17 +561,17 @@ def test_a_failed_call_gives_back_what_was_reserved(
             "calls": {"model_calls": 10, "window": "day"},
             "tokens": {"tokens": 10**6, "window": "day"},
         },
-        observers=[facts.append],
+        observers=[events.append],
     )
     with pytest.raises(RuntimeError, match="no model today"):
         make_agent(capped([fails(RuntimeError("no model today"))]))("go")
-    assert last_use(facts, "calls") == (1, 0)
-    assert last_use(facts, "tokens") == (0, 0)
+    assert last_use(events, "calls") == (1, 0)
+    assert last_use(events, "tokens") == (0, 0)
 
 
-def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, facts: list[Event]) -> None:
+def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, events: list[Event]) -> None:
     """Each asks, and each is counted."""
-    hold({"calls": {"model_calls": 10, "window": "day"}}, observers=[facts.append])
+    hold({"calls": {"model_calls": 10, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     left = iter([True, True])
 
@@ -580,7 +580,7 @@ def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, facts: list[Ev
 
     agent.hooks.add_callback(AfterModelCallEvent, retry)
     agent("go")
-    assert last_use(facts, "calls") == (3, 0)
+    assert last_use(events, "calls") == (3, 0)
 
 
 @pytest.fixture
@@ -593,9 +593,9 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, facts: list[Event]) -> None:
+def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, events: list[Event]) -> None:
     """What a tool asks in threads of its own counts in full."""
-    hold({"calls": {"model_calls": 10_000, "window": "day"}}, observers=[facts.append])
+    hold({"calls": {"model_calls": 10_000, "window": "day"}}, observers=[events.append])
     helper = ScriptedModel(endless(says("hint")))
 
     async def ask() -> None:
@@ -614,7 +614,7 @@ def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, facts: list[Ev
 
     model = ScriptedModel([uses("think"), says("done")])
     Agent(model=model, tools=[think], callback_handler=None)("go")
-    assert last_use(facts, "calls") == (402, 0)
+    assert last_use(events, "calls") == (402, 0)
 
 
 def test_a_resumed_leg_asks_again(hold: Hold, make_agent: MakeAgent) -> None:
@@ -630,10 +630,10 @@ def test_a_resumed_leg_asks_again(hold: Hold, make_agent: MakeAgent) -> None:
 
 
 def test_a_stream_that_is_left_is_settled_at_its_input_at_least(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Leaving does not lead around a quota, and nothing stays reserved."""
-    hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[facts.append])
+    hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[events.append])
     agent = make_agent(capped([says("a long answer")], cap=1000))
 
     async def leave() -> None:
@@ -644,12 +644,12 @@ def test_a_stream_that_is_left_is_settled_at_its_input_at_least(
         await stream.aclose()
 
     asyncio.run(leave())
-    (model_call,) = (fact for fact in facts if isinstance(fact, ModelCall))
+    (model_call,) = (fact for fact in events if isinstance(fact, ModelCall))
     assert model_call.usage.input > 0
     make_agent(capped([says("done")]))("go")
-    used = [fact.used for fact in facts if isinstance(fact, QuotaUse)]
+    used = [fact.used for fact in events if isinstance(fact, QuotaUse)]
     assert used[-2] == model_call.usage.total
-    assert last_use(facts, "tokens") == (model_call.usage.total + 15, 0)
+    assert last_use(events, "tokens") == (model_call.usage.total + 15, 0)
 
 
 def test_opening_and_leaving_a_hundred_times_uses_a_quota_up(
@@ -678,10 +678,10 @@ def test_opening_and_leaving_a_hundred_times_uses_a_quota_up(
 
 
 def test_a_call_that_a_hook_answers_gives_back_everything(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """No model was called."""
-    hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[facts.append])
+    hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel([says("done")]))
     cancel = iter(["not today", False])
     agent.hooks.add_callback(
@@ -689,11 +689,11 @@ def test_a_call_that_a_hook_answers_gives_back_everything(
     )
     agent("go")
     assert agent("go").stop_reason == "end_turn"
-    assert last_use(facts, "calls") == (1, 0)
+    assert last_use(events, "calls") == (1, 0)
 
 
 def test_an_agent_as_a_tool_debits_each_call_once(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Parent and child are two invocations of one fleet."""
     hold(
@@ -702,7 +702,7 @@ def test_an_agent_as_a_tool_debits_each_call_once(
             "runs": {"invocations": 100, "window": "day"},
             "tokens": {"tokens": 10**6, "window": "day"},
         },
-        observers=[facts.append],
+        observers=[events.append],
     )
     child = make_agent(ScriptedModel([uses("search"), says("found")]), name="child")
 
@@ -715,9 +715,9 @@ def test_an_agent_as_a_tool_debits_each_call_once(
         ScriptedModel([uses("ask_child"), says("done")]), name="parent", tools=[ask_child]
     )
     parent("go")
-    assert last_use(facts, "calls") == (4, 0)
-    assert last_use(facts, "runs") == (2, 0)
-    assert last_use(facts, "tokens") == (60, 0)
+    assert last_use(events, "calls") == (4, 0)
+    assert last_use(events, "runs") == (2, 0)
+    assert last_use(events, "tokens") == (60, 0)
 
 
 class Reporting(ScriptedModel):
@@ -737,10 +737,10 @@ class Verdict(BaseModel):
 
 
 def test_a_direct_request_counts_though_it_cannot_ask(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """It passes no hook where it could wait, so that it is the next call that is refused."""
-    hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[facts.append])
+    hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[events.append])
     agent = make_agent(Reporting([says("fine"), says("never")]))
     with pytest.warns(DeprecationWarning, match="structured_output"):
         agent.structured_output(Verdict, "go")
@@ -748,16 +748,16 @@ def test_a_direct_request_counts_though_it_cannot_ask(
 
 
 def test_quotas_use_exactly_what_the_facts_say(
-    hold: Hold, make_agent: MakeAgent, source: str, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """The ledger is written from the same facts: the sums are equal."""
+    """The ledger is written from the same events: the sums are equal."""
     hold(
         {
             "calls": {"model_calls": 100, "window": "day"},
             "tokens": {"tokens": 10**6, "window": "day"},
             "money": {"usd": 100, "window": "day"},
         },
-        observers=[facts.append],
+        observers=[events.append],
         models=PRICES,
     )
     agent: Agent = make_agent(
@@ -773,7 +773,7 @@ def test_quotas_use_exactly_what_the_facts_say(
     with pytest.raises(Exception, match="once"):
         agent("go")
     agent("go on")
-    calls = [fact for fact in facts if isinstance(fact, ModelCall)]
-    assert last_use(facts, "calls") == (len(calls), 0)
-    assert last_use(facts, "tokens") == (sum(call.usage.total for call in calls), 0)
-    assert last_use(facts, "money") == (sum(call.price or 0 for call in calls), 0)
+    calls = [fact for fact in events if isinstance(fact, ModelCall)]
+    assert last_use(events, "calls") == (len(calls), 0)
+    assert last_use(events, "tokens") == (sum(call.usage.total for call in calls), 0)
+    assert last_use(events, "money") == (sum(call.price or 0 for call in calls), 0)

@@ -159,14 +159,14 @@ def test_a_quota_below_every_estimate_admits_no_second_call_beside_the_first(
 
 @pytest.mark.parametrize(("reserve", "admitted"), [("worst_case", 3), ("expected", 20)])
 def test_what_is_expected_admits_more_at_once(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event], reserve: str, admitted: int
+    hold: Hold, make_agent: MakeAgent, events: list[Event], reserve: str, admitted: int
 ) -> None:
     """20 agents that may answer 64,000 tokens each, on a quota of 200,000."""
     quota = {"tokens": 200_000, "window": "day", "reserve": reserve}
     decided = threading.Semaphore(0)
 
     def count(fact: Event) -> None:
-        facts.append(fact)
+        events.append(fact)
         if isinstance(fact, QuotaDecision):
             decided.release()
 
@@ -186,5 +186,5 @@ def test_what_is_expected_admits_more_at_once(
         return [(await call).stop_reason for call in calls]
 
     assert asyncio.run(ask_all()).count("end_turn") == admitted
-    (last,) = [fact for fact in facts if isinstance(fact, QuotaUse)][-1:]
+    (last,) = [fact for fact in events if isinstance(fact, QuotaUse)][-1:]
     assert (last.used, last.reserved) == (15 * admitted, 0)

@@ -232,16 +232,16 @@ def test_whoever_lives_settles_for_who_was_killed(
 
 
 def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
-    hold: Hold, make_agent: MakeAgent, facts: list[Event], server: Server, store: SharedStore
+    hold: Hold, make_agent: MakeAgent, events: list[Event], server: Server, store: SharedStore
 ) -> None:
     """Two calls go out on one permission, and its lease ends during the second."""
-    hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [facts.append])
+    hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [events.append])
     gate: Any = LIVE.observers.gate
     gate._client._lease = 0.1
 
     def settled_elsewhere() -> bool:
         standing(store, 100_000)
-        calls = [fact for fact in facts if isinstance(fact, ModelCall)]
+        calls = [fact for fact in events if isinstance(fact, ModelCall)]
         found = [(call.quota_operation or "", call.quota_charges or "") for call in calls]
         return settle_expired(store, lambda _: found) == 1
 

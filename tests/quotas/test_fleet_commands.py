@@ -50,9 +50,9 @@ Run = Any
 
 
 @pytest.fixture
-def used(hold: Hold, make_agent: MakeAgent, server: Server, facts: list[Event]) -> Any:
+def used(hold: Hold, make_agent: MakeAgent, server: Server, events: list[Event]) -> Any:
     """An agent that used its quotas twice, once for acme and once for nobody."""
-    hold(QUOTAS, server.url, [facts.append], models=MODELS)
+    hold(QUOTAS, server.url, [events.append], models=MODELS)
     model = ScriptedModel(endless(says("done")))
     model.update_config(max_tokens=5)
     agent = make_agent(model, name="writer", tools=[])
@@ -213,7 +213,7 @@ def test_namespaces_on_one_server_know_nothing_of_each_other(
 # --- reset and grant ------------------------------------------------------------------------------
 
 
-def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: list[Event]) -> None:
+def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, events: list[Event]) -> None:
     """It is told as a fact, with who did it."""
     assert used("go").stop_reason == "quota_exceeded"
     status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
@@ -222,7 +222,7 @@ def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: lis
         "Quota 'daily' permits (all) 1 model calls more until 2999-12-31T22:00:00Z.\n",
     )
     assert [used("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
-    (grant,) = (fact for fact in facts if isinstance(fact, QuotaGrant))
+    (grant,) = (fact for fact in events if isinstance(fact, QuotaGrant))
     assert (grant.quota, grant.change, grant.amount, grant.unit) == (
         "daily",
         "grant",
@@ -233,12 +233,12 @@ def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, facts: lis
     assert "@" in grant.by
 
 
-def test_a_reset_counts_from_0_again(used: Any, run: Run, facts: list[Event]) -> None:
+def test_a_reset_counts_from_0_again(used: Any, run: Run, events: list[Event]) -> None:
     """It is told, too, and every process goes on from there."""
     status, out, _ = run("quotas", "reset", "daily")
     assert (status, out) == (0, "Quota 'daily' counts (all) from 0 again.\n")
     assert [used("go").stop_reason for _ in range(3)] == ["end_turn", "end_turn", "quota_exceeded"]
-    (reset,) = (fact for fact in facts if isinstance(fact, QuotaGrant))
+    (reset,) = (fact for fact in events if isinstance(fact, QuotaGrant))
     assert (reset.change, reset.amount, reset.until) == ("reset", 0, None)
 
 
@@ -276,10 +276,10 @@ def test_a_ledger_that_cannot_be_is_told_before_anything_is_changed(
 
 @pytest.mark.parametrize("written", ["writer/acme", "as shown"])
 def test_a_key_is_written_as_it_is_or_as_it_is_shown(
-    used: Any, run: Run, facts: list[Event], written: str
+    used: Any, run: Run, events: list[Event], written: str
 ) -> None:
     """Only that one is changed."""
-    shown = next(fact.key for fact in facts if isinstance(fact, QuotaUse) and "#" in fact.key)
+    shown = next(fact.key for fact in events if isinstance(fact, QuotaUse) and "#" in fact.key)
     key = shown if written == "as shown" else written
     assert run("quotas", "reset", "tenants", key)[0] == 0
     levels = json.loads(run("quotas", "--format", "json")[1])
@@ -319,13 +319,13 @@ def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
     ],
 )
 def test_a_mistake_is_a_sentence_and_changes_nothing(
-    used: Any, run: Run, facts: list[Event], arguments: tuple[str, ...], sentence: str
+    used: Any, run: Run, events: list[Event], arguments: tuple[str, ...], sentence: str
 ) -> None:
     """The exit status is 2."""
     status, out, err = run("quotas", *arguments)
     assert (status, out) == (2, "")
     assert sentence in err
-    assert not [fact for fact in facts if isinstance(fact, QuotaGrant)]
+    assert not [fact for fact in events if isinstance(fact, QuotaGrant)]
 
 
 def test_without_a_policy_there_is_nothing_to_show(
@@ -485,10 +485,10 @@ def listening(server: Server, processes: int = 1) -> Callable[[], bool]:
 
 
 def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
-    hold: Hold, make_agent: MakeAgent, server: Server, run: Run, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run, events: list[Event]
 ) -> None:
     """A response that is being streamed is broken off; other agents go on."""
-    hold({}, server.url, [facts.append])
+    hold({}, server.url, [events.append])
     eventually(listening(server))
 
     async def invoke() -> list[str]:
@@ -504,7 +504,7 @@ def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
         return [result.stop_reason for result in results]
 
     assert asyncio.run(invoke()) == ["killed", "killed", "end_turn"]
-    assert [fact.reason for fact in facts if isinstance(fact, Stop)].count("killed") == 2
+    assert [fact.reason for fact in events if isinstance(fact, Stop)].count("killed") == 2
 
 
 def test_an_order_without_a_time_is_obeyed(

@@ -274,10 +274,10 @@ def test_without_grace_nothing_is_shared_and_nothing_looked_at(
 
 
 def test_an_agent_goes_on_in_an_outage(
-    hold: Hold, make_agent: MakeAgent, own_server: Server, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, own_server: Server, events: list[Event]
 ) -> None:
     """With everything as it ships: its store is gone, and it uses what was left."""
-    hold({"calls": {"model_calls": 5, "window": "month"}}, own_server.url, [facts.append])
+    hold({"calls": {"model_calls": 5, "window": "month"}}, own_server.url, [events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
     eventually(lambda: own_server.client.zcard("{otel_limits}:workers") == 1)

@@ -13,7 +13,7 @@ import pytest
 import otel_limits
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.quotas import client, courier, engine, fast_path
+from otel_limits.quotas import client, courier, engine
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import EVERY_CALL, KeyNames, sha_of
 from otel_limits.quotas.store import (
@@ -138,31 +138,31 @@ def lose(
     make_agent: MakeAgent,
     place: Place,
     fail: Callable[[], None],
-    facts: list[Event],
+    events: list[Event],
 ) -> Lose:
     """An agent, one call, and an outage."""
 
     def make(mode: str) -> Agent:
-        hold({"calls": CALLS}, place.url, [facts.append], timeout=TIMEOUT)
+        hold({"calls": CALLS}, place.url, [events.append], timeout=TIMEOUT)
         agent = make_agent(ScriptedModel(endless(says("done"))))
         eventually(lambda: agent("go").stop_reason == "end_turn")
-        facts.clear()
-        hold({"calls": CALLS | {"on_store_error": mode}}, place.url, [facts.append])
+        events.clear()
+        hold({"calls": CALLS | {"on_store_error": mode}}, place.url, [events.append])
         fail()
         return agent
 
     return make
 
 
-def decisions(facts: list[Event]) -> list[str]:
+def decisions(events: list[Event]) -> list[str]:
     """What was decided."""
-    return [event.decision for event in facts if isinstance(event, QuotaDecision)]
+    return [event.decision for event in events if isinstance(event, QuotaDecision)]
 
 
 # --- deny, allow, local ---------------------------------------------------------------------------
 
 
-def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Event]) -> None:
+def test_deny_refuses_what_nobody_can_check(lose: Lose, events: list[Event]) -> None:
     """No model is called, and the message says why."""
     agent = lose("deny")
     model: Any = agent.model
@@ -171,34 +171,34 @@ def test_deny_refuses_what_nobody_can_check(lose: Lose, facts: list[Event]) -> N
     said = str(result)
     assert "could not be checked, because its store does not answer; when it was last" in said
     assert re.search(r"used \d of 5 model calls, reserved \d, begins again at \S+;", said)
-    assert decisions(facts) == ["degraded_denied"]
+    assert decisions(events) == ["degraded_denied"]
 
 
 def test_allow_lets_everything_go_and_counts_it_afterwards(
-    lose: Lose, place: Place, facts: list[Event]
+    lose: Lose, place: Place, events: list[Event]
 ) -> None:
     """Once the store is back, all that was used is counted, more than the quota if need be."""
     agent = lose("allow")
     assert [agent("go").stop_reason for _ in range(7)] == ["end_turn"] * 7
-    assert decisions(facts) == ["degraded_allowed"] * 7
+    assert decisions(events) == ["degraded_allowed"] * 7
     place.recover()
     eventually(lambda: place.standing() == Standing(8, 0, AMOUNT))
 
 
 def test_local_lets_each_process_use_what_was_left(
-    lose: Lose, place: Place, facts: list[Event]
+    lose: Lose, place: Place, events: list[Event]
 ) -> None:
     """Four calls were left when the store was last heard; afterwards they are counted."""
     agent = lose("local")
     reasons = [agent("go").stop_reason for _ in range(6)]
     assert reasons == ["end_turn"] * 4 + ["quota_exceeded"] * 2
-    assert decisions(facts) == ["degraded_local_admitted"] * 4 + ["degraded_local_refused"] * 2
+    assert decisions(events) == ["degraded_local_admitted"] * 4 + ["degraded_local_refused"] * 2
     place.recover()
     eventually(lambda: place.standing() == Standing(5, 0, AMOUNT))
 
 
 def test_what_was_used_locally_counts_once_in_the_next_outage(
-    lose: Lose, place: Place, fail: Callable[[], None], facts: list[Event]
+    lose: Lose, place: Place, fail: Callable[[], None], events: list[Event]
 ) -> None:
     """The store knows of it by then, and what it says is where the process begins again."""
     agent = lose("local")
@@ -208,27 +208,29 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
     eventually(
         lambda: not gate._client._carrier._is_down
     )  # asking the agent would use up what was left
-    eventually(lambda: agent("go").stop_reason == "end_turn" and decisions(facts)[-1] == "admitted")
-    used = [event.used for event in facts if isinstance(event, QuotaUse)][-1]
-    facts.clear()
+    eventually(
+        lambda: agent("go").stop_reason == "end_turn" and decisions(events)[-1] == "admitted"
+    )
+    used = [event.used for event in events if isinstance(event, QuotaUse)][-1]
+    events.clear()
     fail()
     reasons = [agent("go").stop_reason for _ in range(6)]
     assert reasons.count("end_turn") == AMOUNT - int(used)
 
 
 def test_after_an_outage_the_store_decides_again(
-    lose: Lose, place: Place, facts: list[Event]
+    lose: Lose, place: Place, events: list[Event]
 ) -> None:
     """Nobody has to be restarted."""
     agent = lose("deny")
     agent("go")
     place.recover()
     eventually(lambda: agent("go").stop_reason == "end_turn")
-    assert decisions(facts)[-1] == "admitted"
+    assert decisions(events)[-1] == "admitted"
 
 
 def test_an_outage_costs_one_timeout_and_not_one_per_call(
-    lose: Lose, facts: list[Event], caplog: pytest.LogCaptureFixture
+    lose: Lose, events: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After it was noticed, nothing is sent before the store is back; it is told once."""
     agent = lose("allow")
@@ -243,12 +245,11 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "_wait", wait)
-        patch.setattr(fast_path, "_exchange", wait)
         for _ in range(30):
             agent("go")
     assert waits == []
     assert caplog.text.count("the quota store does not answer") == 1
-    assert len([event for event in facts if event == InternalError(component="quotas")]) == 1
+    assert len([event for event in events if event == InternalError(component="quotas")]) == 1
 
 
 def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
@@ -265,14 +266,13 @@ def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "_wait", noted(client._wait))
-        patch.setattr(fast_path, "_exchange", noted(fast_path._exchange))
         agent("go")
     assert waits
     assert max(waits) <= TIMEOUT
 
 
 def test_of_several_quotas_one_that_denies_is_enough(
-    hold: Hold, make_agent: MakeAgent, place: Place, facts: list[Event]
+    hold: Hold, make_agent: MakeAgent, place: Place, events: list[Event]
 ) -> None:
     """An observed one denies nothing, whatever it says."""
     place.refuse()
@@ -281,13 +281,13 @@ def test_of_several_quotas_one_that_denies_is_enough(
         "here": CALLS | {"on_store_error": "local"},
         "watched": CALLS | {"action": "observe"},
     }
-    hold(quotas, place.url, [facts.append], timeout=TIMEOUT)
+    hold(quotas, place.url, [events.append], timeout=TIMEOUT)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
-    hold(quotas | {"strict": CALLS}, place.url, [facts.append], timeout=TIMEOUT)
+    hold(quotas | {"strict": CALLS}, place.url, [events.append], timeout=TIMEOUT)
     other = make_agent(ScriptedModel(endless(says("done"))))
     assert other("go").stop_reason == "quota_unavailable"
-    decided = [event for event in facts if isinstance(event, QuotaDecision)]
+    decided = [event for event in events if isinstance(event, QuotaDecision)]
     assert [event.quota for event in decided if event.decision == "degraded_denied"] == ["strict"]
 
 
@@ -350,11 +350,11 @@ def test_a_reply_that_is_lost_moves_the_count_once(
     make_agent: MakeAgent,
     server: Server,
     wire: Wire,
-    facts: list[Event],
+    events: list[Event],
     cut: int,
 ) -> None:
     """The connection is cut after the server did what it was asked; it is asked again."""
-    hold({"calls": CALLS}, wire.url, [facts.append])
+    hold({"calls": CALLS}, wire.url, [events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
     wire.let_pass = cut
@@ -363,9 +363,9 @@ def test_a_reply_that_is_lost_moves_the_count_once(
     agent("go")
     assert wire.cuts == 0
     assert server.calls() == before + 3
-    uses = [event for event in facts if isinstance(event, QuotaUse)]
+    uses = [event for event in events if isinstance(event, QuotaUse)]
     assert (uses[-1].used, uses[-1].reserved) == (2, 0)
-    assert decisions(facts) == ["admitted"] * 2
+    assert decisions(events) == ["admitted"] * 2
 
 
 def test_a_settlement_that_is_lost_again_and_again_counts_once(

@@ -9,7 +9,6 @@ import pytest
 
 from otel_limits import enable
 from otel_limits.quotas.courier import Courier
-from otel_limits.quotas.fast_path import FastPath
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from otel_limits.quotas.store import Connection
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 
@@ -53,10 +51,6 @@ class LostStore(MemoryStore):
             raise StoreError("lost")
         self.is_lost = False
 
-    def connect(self) -> Connection:
-        """There is no other way to it."""
-        raise StoreError("lost")
-
     def expired(self, first: int, most: int) -> list[str]:
         """Note who asks for reservations that nobody settled."""
         assert first == 0
@@ -77,7 +71,7 @@ def store() -> LostStore:
 @pytest.fixture
 def courier(store: LostStore) -> Iterator[Courier]:
     """A courier that has noticed the loss."""
-    courier = Courier(store, FastPath(store))  # type: ignore[arg-type]
+    courier = Courier(store)
     courier.send(Settle("first", ())).exception()
     yield courier
     courier.close()
