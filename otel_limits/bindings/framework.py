@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.core.events import Stop
     from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Action, Policy
     from otel_limits.runs.registry import RunRegistry
@@ -129,14 +128,8 @@ class Framework(Protocol):
             True while such an agent has an invocation that is live.
         """
 
-    def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
-        """Write `stop` into the message that a halt left, where no model is ever sent it."""
-
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
-        """Return what `mark` wrote into a message, or into the last one of a result; else `None`.
+        """Return the stop that a halt left in a message or a result, else `None`.
 
-        It is the stop as JSON values, with `synthetic` beside them.
+        It consists of JSON values, plus `synthetic`.
         """
-
-    def put_stop(self, ending: Any, reason: str) -> None:
-        """Put a stop reason of ours in the place of the framework's in what ends an invocation."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span
 
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.limits import Limits
 from otel_limits.core.policy import Policy
 from otel_limits.otel import semconv

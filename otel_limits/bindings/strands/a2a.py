@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import wrapt
 
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.marks import marker_of
 from otel_limits.bindings.strands.spans import json_value
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.messages import MARKER
@@ -46,7 +46,7 @@ def tell_client(run: Run, result: object) -> None:
     # Agents that this one has called end within the same request.
     if stops is None or verdict is None or run.parent is not None or run.action == "observed":
         return
-    marker = STRANDS.marker_of(result)
+    marker = marker_of(result)
     breach = verdict.breach
     stops.append(
         {

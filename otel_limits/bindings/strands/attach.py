@@ -20,6 +20,7 @@ from strands.hooks import (
 from strands.middleware import ExecuteToolStage, InvokeModelStage
 
 from otel_limits.bindings.strands.activities import forget_request, tool_stage
+from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.legs import (
     after_leg,
     ask_gate,
@@ -28,6 +29,7 @@ from otel_limits.bindings.strands.legs import (
     message_added,
     tell_gate,
 )
+from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
 from otel_limits.bindings.strands.stages import agent_stage, model_stage
 from otel_limits.bindings.strands.tools import after_tool, after_tools, before_tool, before_tools
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import HookEvent
 
-    from otel_limits.core.policy import Policy
+    from otel_limits.core.limits import Limits
+    from otel_limits.core.policy import Action, Policy
 
 Hooks: TypeAlias = "tuple[tuple[Any, Callable[[Any], Any], float], ...]"
 """Types of events, what is called for each, and in which order."""
@@ -127,6 +130,23 @@ def anchor(agent: Agent) -> Attachment:
         attachment = Attachment(agent)
         agent.add_hook(attachment, BeforeInvocationEvent, order=FIRST)
     return attachment
+
+
+def adopt(agent: Agent, limits: Limits, action: Action | None, tree: Limits, origin: str) -> None:
+    """Give one agent limits of its own, set at `origin`. Copies of the agent keep them.
+
+    Raises:
+        ConfigurationError: A limit on cost is set but no price can be known.
+    """
+    assert HOST.host is not None  # set by importing `otel_limits.plugin`
+    own = HOST.host.own_policy(limits, action, tree, origin)
+    if own is None:
+        return
+    attachment = anchor(agent)
+    STATES.of(agent).own = own
+    if attachment.agent() is agent:  # limits given to a copy must not change the original
+        attachment.own = own
+    ALL_WITH_OWN.add(attachment)
 
 
 def attach(agent: Agent) -> Attachment:

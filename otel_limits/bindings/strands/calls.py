@@ -19,9 +19,9 @@ from otel_limits.bindings.gateways import (
     is_unsent,
 )
 from otel_limits.bindings.strands.attach import attach, is_staged
-from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import let_out
 from otel_limits.bindings.strands.invocations import Live
+from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.reading import (
     model_id,
     note_chunk,
@@ -124,7 +124,7 @@ def _as_function(method: Any) -> Callable[..., Any]:
 @suppress_errors("binding")
 def _run_of_task(model: Any) -> Run | None:
     """Return what a request of the present task counts for, if it is followed."""
-    scope, host = current_scope()[0], STRANDS.host
+    scope, host = current_scope()[0], HOST.host
     if isinstance(scope, Group):  # a node that is not an agent asks by itself
         if host is None or not host.is_on:
             return None

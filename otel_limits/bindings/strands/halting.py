@@ -9,7 +9,7 @@ from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.asking import can_be_extended, question
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.marks import mark
 from otel_limits.bindings.strands.spans import end_quietly, write_halt
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.limits import KILLED_STOP_REASON, MAX_DURATION_STOP_REASON
@@ -119,7 +119,7 @@ def perform(
     live.marked = message
     stop = live.run.stop(verdict.reason)
     synthetic = is_ours(message, verdict, live.run.invocation.agent)
-    STRANDS.mark(cast("Any", message), stop, synthetic=synthetic)
+    mark(cast("Any", message), stop, synthetic=synthetic)
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
 

@@ -12,7 +12,7 @@ from opentelemetry import trace
 
 from otel_limits.bindings.strands.a2a import tell_client
 from otel_limits.bindings.strands.asking import answer_of, declined_verdict, extend, take
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.reading import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
 from otel_limits.bindings.strands.waiting import Waits
@@ -251,8 +251,8 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
 
 
 def _host() -> Host:
-    assert STRANDS.host is not None  # it is what switched the patches on
-    return STRANDS.host
+    assert HOST.host is not None  # it is what switched the patches on
+    return HOST.host
 
 
 def _start(agent: Agent, span: trace.Span, policy: Policy, *, direct: bool = False) -> Run:

@@ -13,9 +13,9 @@ from otel_limits.bindings.strands.asking import (
     is_unanswered,
     take,
 )
-from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import perform, perform_if_due
 from otel_limits.bindings.strands.invocations import STATES, Live, is_direct, live_of
+from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.requests import request_of
 from otel_limits.bindings.strands.spans import write_warnings
 from otel_limits.core.errors import limit_reached
@@ -104,7 +104,7 @@ def _tell_kill(event: AfterInvocationEvent, live: Live) -> LimitReachedError | N
         return None
     action: ActionTaken = "raised" if run.policy.action == "raise" else "halted"
     perform(event.agent, live, result.message, KILLED, action)
-    STRANDS.put_stop(live.ending, KILLED.reason)
+    put_stop(live.ending, KILLED.reason)
     run.reason, result.stop_reason = KILLED.reason, cast("Any", KILLED.reason)
     return limit_reached(KILLED, run.stop(KILLED.reason)) if action == "raised" else None
 

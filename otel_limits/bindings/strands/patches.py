@@ -10,6 +10,7 @@ import wrapt
 from opentelemetry import trace
 
 from otel_limits.bindings.strands.doors import Doors, Patches
+from otel_limits.bindings.strands.marks import HOST
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
 
-    from otel_limits.bindings.framework import Host
     from otel_limits.core.policy import Policy
     from otel_limits.runs.tree import Group
 
@@ -30,9 +30,8 @@ class ClassPatcher:
     Strands, importing it never fails because of us.
     """
 
-    def __init__(self, host: Callable[[], Host | None]) -> None:
+    def __init__(self) -> None:
         """Patch nothing yet."""
-        self._host = host
         self._on = False
         self._registered = False
         self._patches = Patches()
@@ -104,7 +103,7 @@ class ClassPatcher:
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             # Before the span is made: it may be the first, and the provider that would see it not
             # yet set.
-            _prepare(self._host(), agent)
+            _prepare(agent)
             span = original(agent, *args, **kwargs)
             self._begun(agent, span)
             return span
@@ -121,7 +120,7 @@ class ClassPatcher:
             self._doors.watch_of(agent)
             is_followed = begin(agent, span, policy_of) is True
             self._wait_for_quotas(agent)
-        host = self._host()
+        host = HOST.host
         if host is not None and host.is_on and not is_followed:
             host.unfollowed(agent.name)
 
@@ -130,7 +129,7 @@ class ClassPatcher:
     def _wait_for_quotas(self, agent: Agent) -> None:
         from otel_limits.bindings.strands.attach import wait_for_quotas
 
-        host = self._host()
+        host = HOST.host
         if host is not None and host.runs.observers.gate is not None:
             wait_for_quotas(agent)
 
@@ -139,7 +138,7 @@ class ClassPatcher:
         """Return what applies to an agent, which is attached to if something does."""
         from otel_limits.bindings.strands.attach import attach
 
-        host, own = self._host(), _own_of(agent)
+        host, own = HOST.host, _own_of(agent)
         if host is None or (own is None and not host.is_on):
             return None
         attach(agent)
@@ -182,7 +181,7 @@ class ClassPatcher:
 
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            _prepare(self._host(), agent)
+            _prepare(agent)
             self._begun(agent, trace.INVALID_SPAN)
             result, failure, broken_off = None, None, None
             events = original(agent, *args, **kwargs)
@@ -211,7 +210,7 @@ class ClassPatcher:
         ) -> Any:
             from otel_limits.bindings.strands.invocations import begin_direct, end_direct
 
-            _prepare(self._host(), agent)
+            _prepare(agent)
             policy_of = self._policy_of(agent)
             if policy_of is None:
                 return await original(agent, output_model, prompt, **kwargs)
@@ -255,7 +254,7 @@ class ClassPatcher:
     def _group_begun(self, group: Any) -> Group | None:
         from otel_limits.bindings.strands.activities import watch_nodes
 
-        host = self._host()
+        host = HOST.host
         assert host is not None  # it is what switched the patches on
         self._doors.watch_all()
         watch_nodes(group)
@@ -265,15 +264,15 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _group_ended(self, scope: Group) -> None:
-        host = self._host()
+        host = HOST.host
         assert host is not None
         host.runs.end_group(scope)
 
 
 @suppress_errors("binding")
-def _prepare(host: Host | None, agent: Agent) -> None:
-    """Have done what has to be done before an agent is called."""
-    if host is not None:
+def _prepare(agent: Agent) -> None:
+    """Prepare the process for a call of `agent`."""
+    if (host := HOST.host) is not None:
         host.prepare(has_own=not host.is_on and _own_of(agent) is not None)
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from strands.plugins import Plugin
 
-from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
 from otel_limits.core.origins import caller_location
 from otel_limits.core.policy import ACTION, Action
@@ -55,4 +54,7 @@ class LimitsPlugin(Plugin):
 
     def init_agent(self, agent: Agent) -> None:
         """Attach to `agent`."""
-        STRANDS.adopt(agent, self._limits, self._action, self._tree, self._origin)
+        # Imported here, so that Strands without a name that we use does not break this module.
+        from otel_limits.bindings.strands.attach import adopt
+
+        adopt(agent, self._limits, self._action, self._tree, self._origin)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import model_id, provider_of
 from otel_limits.core.regions import GLOBAL, UNTOLD
 from otel_limits.core.vendors import canonical
-
-if TYPE_CHECKING:
-    from otel_limits.bindings.strands.terms import Said
 
 REGIONS: Final = (
     "inference_geo",  # Anthropic
@@ -43,7 +40,14 @@ LITELLM_VERTEX: Final = "us-central1"
 YES: Final = ("true", "1")
 
 
-def region_of(model: Any, settings: Iterable[Said], addresses: Iterable[str]) -> str | None:
+class ModelSetting(NamedTuple):
+    """A setting of a model, at any depth."""
+
+    name: str
+    value: Any
+
+
+def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Iterable[str]) -> str | None:
     """Return where the vendor is to answer, where that is not the whole world.
 
     Args:
@@ -55,7 +59,7 @@ def region_of(model: Any, settings: Iterable[Said], addresses: Iterable[str]) ->
     return None if said == GLOBAL else said
 
 
-def _places(model: Any, settings: Iterable[Said], addresses: tuple[str, ...]) -> Iterator[str]:
+def _places(model: Any, settings: Iterable[ModelSetting], addresses: tuple[str, ...]) -> Iterator[str]:
     """Yield the places that are named, beginning with the one that decides."""
     for name, value in settings:
         if name in REGIONS and isinstance(value, str) and value:
@@ -114,7 +118,7 @@ def _litellm(name: str) -> Iterator[str | None]:
 
 def variable(*names: str) -> str | None:
     """Return what the first of some variables says that is set; clients of vendors read these."""
-    host = STRANDS.host
+    host = HOST.host
     return None if host is None else next(filter(None, map(host.variable, names)), None)
 
 

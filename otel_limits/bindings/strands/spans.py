@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
 
-from otel_limits.bindings.strands.framework import STRANDS
+from otel_limits.bindings.strands.marks import SPANS
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.otel import semconv
@@ -25,7 +25,7 @@ def end_quietly(span: trace.Span | None) -> None:
     if span is None or not span.is_recording():
         return
     name = getattr(span, "name", "")
-    if name == STRANDS.spans.cycle or name.startswith(CALL_PREFIXES):
+    if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
         # OpenTelemetry ignores any status after OK, and any end after the first: the error that
         # Strands writes when it sees the refusal pass by changes nothing any more.
         span.set_status(trace.StatusCode.OK)

@@ -12,9 +12,9 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
 from otel_limits.bindings.strands.answers import as_cut, cancelled_answer, ending_as_last
-from otel_limits.bindings.strands.framework import STRANDS
 from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
 from otel_limits.bindings.strands.invocations import Live, is_of_another, live_of
+from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
 from otel_limits.bindings.strands.private import (
     EventLoopStopEvent,
@@ -157,7 +157,7 @@ def _stop(agent: Agent, live: Live, event: Any) -> bool:
     verdict = live.run.verdict if message is live.marked else None
     if verdict is not None:
         reason = verdict.reason
-        STRANDS.put_stop(event, reason)
+        put_stop(event, reason)
     live.run.reason, live.ending = reason, event
     return verdict is not None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
-from otel_limits.bindings.strands.regions import REGIONS, region_of, variable
+from otel_limits.bindings.strands.regions import REGIONS, ModelSetting, region_of, variable
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
@@ -106,13 +106,6 @@ LEAVES: Final = (str, int, float, type(None))
 """What most settings are, and has nothing in it."""
 
 
-class Said(NamedTuple):
-    """One setting, however deep it is."""
-
-    name: str
-    value: Any
-
-
 def terms_of(model: Any, content: object = ()) -> PricingTerms:
     """Return what a request of a model asks for, by its settings and by all that it is sent.
 
@@ -132,25 +125,25 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
             region=region_of(model, settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
             audio_in="audio" in kinds,
-            audio_out=any(_has_audio(said) for said in settings),
-            searches=any(_is_search(said) for said in settings),
+            audio_out=any(_has_audio(setting) for setting in settings),
+            searches=any(_is_search(setting) for setting in settings),
             # Gemini's search of files is not a type, and is free:
             # https://ai.google.dev/gemini-api/docs/file-search.
-            paid_tools=frozenset(tool for tool in PAID_TOOLS if Said(TYPE, tool) in settings),
+            paid_tools=frozenset(tool for tool in PAID_TOOLS if ModelSetting(TYPE, tool) in settings),
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
         report_suppressed("binding", error)
         return DEFAULT_TERMS
 
 
-def _settings(held: Any, depth: int) -> Iterator[Said]:
+def _settings(held: Any, depth: int) -> Iterator[ModelSetting]:
     """Yield every setting that is `READ`, however deep it is."""
     if depth == 0:
         return
     if isinstance(held, Mapping):
         for name, value in held.items():
             if name in READ:
-                yield Said(name, value)
+                yield ModelSetting(name, value)
             if not isinstance(value, LEAVES):
                 yield from _settings(value, depth - 1)
     elif isinstance(held, (list, tuple)):
@@ -180,7 +173,7 @@ def _blocks(content: object) -> list[Mapping[str, Any]]:
     return blocks
 
 
-def _tier(settings: Iterable[Said]) -> str:
+def _tier(settings: Iterable[ModelSetting]) -> str:
     """Return the first tier that is not the standard one."""
     for name, value in settings:
         held = value.get("type") if isinstance(value, Mapping) else value
@@ -192,7 +185,7 @@ def _tier(settings: Iterable[Said]) -> str:
 
 
 def _ttls(
-    model: Any, settings: Iterable[Said], blocks: Iterable[Mapping[str, Any]]
+    model: Any, settings: Iterable[ModelSetting], blocks: Iterable[Mapping[str, Any]]
 ) -> Iterator[str]:
     """Yield how long each part that is cached is to stay in the cache."""
     for name, value in settings:
@@ -214,13 +207,13 @@ def _ttls(
             yield value
 
 
-def _has_audio(said: Said) -> bool:
-    listed = said.value if isinstance(said.value, (list, tuple)) else ()
-    return said.name in MODALITIES and any("audio" in str(each).lower() for each in listed)
+def _has_audio(setting: ModelSetting) -> bool:
+    listed = setting.value if isinstance(setting.value, (list, tuple)) else ()
+    return setting.name in MODALITIES and any("audio" in str(each).lower() for each in listed)
 
 
-def _is_search(said: Said) -> bool:
-    name, value = said
+def _is_search(setting: ModelSetting) -> bool:
+    name, value = setting
     if name == TYPE:
         return isinstance(value, str) and any(each in value for each in SEARCH_TYPES)
     if name == PLUGINS:

@@ -1,0 +1,60 @@
+"""State and message markers shared by all modules of the binding; imports none of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.bindings.framework import SpanNames
+from otel_limits.core.messages import MARKER, stop_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from otel_limits.bindings.framework import Host
+    from otel_limits.core.events import Stop
+
+SPANS: Final = SpanNames(
+    scope="strands.telemetry.tracer", agent="invoke_agent", cycle="execute_event_loop_cycle"
+)
+
+
+class HostSlot:
+    """Holds the runtime that the binding reports to, once there is one."""
+
+    host: Host | None = None
+
+
+HOST: Final = HostSlot()
+
+
+def mark(message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = True) -> None:
+    """Write `stop` into the metadata of `message`, which is never sent to a model.
+
+    A synthetic message has no `usage` and gets none: Strands uses the last assistant message with
+    usage as the baseline of its next projection, and zeros there would make the projection
+    collapse.
+    """
+    metadata = {**message.get("metadata", {})}
+    if synthetic and not metadata.get("usage", {}).get("totalTokens"):
+        metadata.pop("usage", None)  # of a response that was broken off
+    custom = {**metadata.get("custom", {}), "synthetic": synthetic}
+    custom[MARKER] = stop_to_json(stop)
+    message["metadata"] = {**metadata, "custom": custom}
+
+
+def marker_of(result: Any) -> Mapping[str, Any] | None:
+    """Return what `mark` wrote into a message, or into the message of a result."""
+    message = result if isinstance(result, dict) else getattr(result, "message", None)
+    if not isinstance(message, dict):
+        return None
+    custom = (message.get("metadata") or {}).get("custom")
+    if not isinstance(custom, dict) or not isinstance(marker := custom.get(MARKER), dict):
+        return None
+    return {**marker, "synthetic": custom.get("synthetic") is True}
+
+
+def put_stop(ending: Any, reason: str) -> None:
+    """Replace the reason in a stop event, from which the result and the span take it."""
+    # Strands adds fields to this tuple over time (seven in 1.62), so any number is accepted.
+    _, *rest = ending["stop"]
+    ending["stop"] = (reason, *rest)
