@@ -51,17 +51,17 @@ def test_the_last_call_is_told_why(make_agent: MakeAgent, source: str) -> None:
 
 
 def test_a_last_answer_that_asks_for_a_tool_is_a_plain_halt(
-    make_agent: MakeAgent, source: str, tool_runs: list[str], facts: list[Event]
+    make_agent: MakeAgent, source: str, tool_runs: list[str], events: list[Event]
 ) -> None:
     """The tool does not run, no further call is made, and the history stays valid."""
-    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
     result = agent("go")
     assert (result.stop_reason, model.calls, len(tool_runs)) == ("max_turns", 2, 1)
     assert otel_limits.is_synthetic(result.message)
     assert [m["role"] for m in agent.messages] == ["user", *["assistant", "user"] * 2, "assistant"]
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (stop,) = [event for event in events if isinstance(event, Stop)]
     assert stop.action == "halted"
 
 
@@ -121,15 +121,15 @@ def test_each_threshold_fires_once(
     make_agent: MakeAgent,
     source: str,
     monkeypatch: pytest.MonkeyPatch,
-    facts: list[Event],
+    events: list[Event],
     metric: Metric,
     warnings_logged: Callable[[], list[str]],
 ) -> None:
-    """Once per invocation, limit and threshold: as a fact, in the metrics and in the log."""
+    """Once per invocation, limit and threshold: as an event, in the metrics and in the log."""
     monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5,0.9")
-    enable(Limits(max_turns=10), observers=[facts.append])
+    enable(Limits(max_turns=10), observers=[events.append])
     make_agent(ScriptedModel([*[uses("search")] * 8, says("done")]))("go")
-    warned = [fact for fact in facts if isinstance(fact, LimitWarning)]
+    warned = [event for event in events if isinstance(event, LimitWarning)]
     assert [(w.threshold, w.level.observed) for w in warned] == [(0.5, 5), (0.9, 9)]
     labels = {"agent": "tester", "limit": "max_turns"}
     assert metric("otel_limits_warnings_total", **labels, threshold="0.5") == 1
@@ -335,13 +335,13 @@ class Hanging(ScriptedModel):
 
 
 def test_a_response_under_way_is_cancelled(
-    make_agent: MakeAgent, source: str, call: Call, facts: list[Event]
+    make_agent: MakeAgent, source: str, call: Call, events: list[Event]
 ) -> None:
     """A stream that does not end is ended by the time limit, and its input is booked."""
-    enable(Limits(max_duration_seconds=1), observers=[facts.append])
+    enable(Limits(max_duration_seconds=1), observers=[events.append])
     agent = make_agent(Hanging([]))
     result = call(agent)
-    (booked,) = [fact for fact in facts if isinstance(fact, otel_limits.ModelCall)]
+    (booked,) = [event for event in events if isinstance(event, otel_limits.ModelCall)]
     assert (result.stop_reason, booked.estimated) == ("max_duration", True)
     assert otel_limits.is_synthetic(result.message)
     assert booked.usage.input == pytest.approx(66, rel=0.2)
@@ -461,11 +461,11 @@ def test_the_timer_is_gone_after_the_invocation(make_agent: MakeAgent) -> None:
 
 @pytest.mark.parametrize("which", [{"agent": "test*"}, {"all": True}])
 def test_kill_ends_a_stream(
-    make_agent: MakeAgent, source: str, which: dict[str, Any], facts: list[Event]
+    make_agent: MakeAgent, source: str, which: dict[str, Any], events: list[Event]
 ) -> None:
     """A response under way ends with `killed`; the next invocation is untouched."""
     streaming = threading.Event()
-    enable(Limits(max_turns=50), observers=[facts.append])
+    enable(Limits(max_turns=50), observers=[events.append])
     agent = make_agent(Hanging([]), callback_handler=lambda **_: streaming.set())
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(agent("go")))
@@ -479,14 +479,14 @@ def test_kill_ends_a_stream(
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_kill_by_trace(make_agent: MakeAgent, facts: list[Event]) -> None:
+def test_kill_by_trace(make_agent: MakeAgent, events: list[Event]) -> None:
     """The trace id of an invocation ends it, from within a tool of its own too."""
-    enable(Limits(max_turns=50), observers=[facts.append])
+    enable(Limits(max_turns=50), observers=[events.append])
 
     @tool
     def suicide() -> str:
         """End the invocation that runs this."""
-        (started,) = [fact for fact in facts if isinstance(fact, otel_limits.Started)]
+        (started,) = [event for event in events if isinstance(event, otel_limits.Started)]
         return str(kill(trace_id=started.invocation.trace_id))
 
     model = ScriptedModel(endless(uses("suicide")))
@@ -521,10 +521,10 @@ def test_kill_raises_where_that_is_the_action(make_agent: MakeAgent, source: str
 
 
 def test_a_kill_after_the_halt_changes_nothing(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Between our halt and its message there is nothing left to end."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(uses("search"))))
 
     def end_everything(event: MessageAddedEvent) -> None:
@@ -534,7 +534,7 @@ def test_a_kill_after_the_halt_changes_nothing(
     agent.hooks.add_callback(MessageAddedEvent, end_everything)
     result = agent("go")
     assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (stop,) = [event for event in events if isinstance(event, Stop)]
     assert (stop.reason, stop.action) == ("max_turns", "halted")
 
 
@@ -753,12 +753,12 @@ def test_an_extension_that_names_no_tool_lifts_no_cap_of_one(
 
 
 def test_a_wrapped_up_halt_is_counted_as_such(
-    make_agent: MakeAgent, source: str, metric: Metric, facts: list[Event]
+    make_agent: MakeAgent, source: str, metric: Metric, events: list[Event]
 ) -> None:
     """It is one stop with the action `wrapped_up`, and no synthetic message."""
-    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     make_agent(ScriptedModel([uses("search"), Answer(text="summary")]))("go")
     labels = {"agent": "tester", "reason": "max_turns"}
     assert metric("otel_limits_stops_total", **labels, action="wrapped_up") == 1
     assert metric("otel_limits_synthetic_messages_total", **labels) == 0
-    assert [fact.action for fact in facts if isinstance(fact, Halt)] == ["wrapped_up"]
+    assert [event.action for event in events if isinstance(event, Halt)] == ["wrapped_up"]

@@ -73,9 +73,9 @@ def runaway() -> ScriptedModel:
     return ScriptedModel(endless(uses("search")))
 
 
-def counted(facts: list[Event]) -> list[tuple[str, int]]:
+def counted(events: list[Event]) -> list[tuple[str, int]]:
     """How each model call ended, and with how many tokens."""
-    return [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
+    return [(event.kind, event.usage.total) for event in events if isinstance(event, ModelCall)]
 
 
 async def prepares_three(context: InvokeModelContext, next_fn: Any) -> Any:
@@ -107,14 +107,14 @@ async def prepares_two_at_once(context: InvokeModelContext, next_fn: Any) -> Any
 
 
 def test_a_request_that_was_prepared_is_judged_when_it_is_made(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """The budget is spent by the first one, so that the others are not let out."""
-    enable(Limits(max_token_budget=15), observers=[facts.append])
+    enable(Limits(max_token_budget=15), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("hello"))))
     agent.add_middleware(InvokeModelStage, prepares_three)
     assert str(agent("go").stop_reason) == "max_token_budget"
-    assert counted(facts) == [("measured", 15)]
+    assert counted(events) == [("measured", 15)]
 
 
 async def tries_twice(context: InvokeModelContext, next_fn: Any) -> Any:
@@ -178,26 +178,26 @@ def test_a_refusal_of_another_agent_is_felt(make_agent: MakeAgent, source: str) 
 
 
 def test_a_request_that_was_prepared_and_never_made_is_none(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """It is not booked as one that failed."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = make_agent(ScriptedModel([says("hello")]))
     agent.add_middleware(InvokeModelStage, has_a_fallback)
     agent("go")
-    assert counted(facts) == [("measured", 15)]
+    assert counted(events) == [("measured", 15)]
 
 
 def test_requests_that_were_prepared_each_count_with_their_own_tokens(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Neither takes the other's place."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     answers = [says("first"), says("second", usage=tokens(7000))]
     agent = make_agent(ScriptedModel(answers))
     agent.add_middleware(InvokeModelStage, prepares_two_at_once)
     agent("go")
-    assert sorted(counted(facts)) == [("measured", 15), ("measured", 7000)]
+    assert sorted(counted(events)) == [("measured", 15), ("measured", 7000)]
 
 
 class Own(HookRegistry):
@@ -389,40 +389,42 @@ async def asks_twice(context: InvokeModelContext, next_fn: Any) -> Any:
     yield last
 
 
-def take_turn(make_agent: MakeAgent, facts: list[Event], middleware: Any, runs_before: int) -> None:
+def take_turn(
+    make_agent: MakeAgent, events: list[Event], middleware: Any, runs_before: int
+) -> None:
     """Take one turn with a middleware that was registered after so many invocations."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("hello"))))
     for _ in range(runs_before):
         agent("go")
-    facts.clear()
+    events.clear()
     agent.add_middleware(InvokeModelStage, middleware)
     agent("go")
 
 
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_a_middleware_that_asks_twice_is_counted_twice(
-    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Event]
+    runs_before: int, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Registered before ours or after them, it takes two calls for each turn."""
-    take_turn(make_agent, facts, asks_twice, runs_before)
-    assert counted(facts) == [("measured", 15)] * 2
-    assert [fact.number for fact in facts if isinstance(fact, Turn)] == [1]
+    take_turn(make_agent, events, asks_twice, runs_before)
+    assert counted(events) == [("measured", 15)] * 2
+    assert [event.number for event in events if isinstance(event, Turn)] == [1]
 
 
 def test_a_second_call_within_our_stage_is_judged_for_itself(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """A middleware that was registered after ours asks again, and the budget is spent."""
-    enable(Limits(max_token_budget=45), observers=[facts.append])
+    enable(Limits(max_token_budget=45), observers=[events.append])
     model = ScriptedModel(endless(says("hello")))
     agent = make_agent(model)
     agent("go")
     agent.add_middleware(InvokeModelStage, prepares_three)
-    enable(Limits(max_token_budget=15), observers=[facts.append])
-    facts.clear()
+    enable(Limits(max_token_budget=15), observers=[events.append])
+    events.clear()
     assert str(agent("go").stop_reason) == "max_token_budget"
-    assert (model.calls, counted(facts)) == (2, [("measured", 15)])
+    assert (model.calls, counted(events)) == (2, [("measured", 15)])
 
 
 async def answers_itself(context: InvokeModelContext, next_fn: Any) -> Any:
@@ -434,12 +436,12 @@ async def answers_itself(context: InvokeModelContext, next_fn: Any) -> Any:
 
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_a_middleware_that_answers_itself_takes_a_turn_and_no_call(
-    runs_before: int, make_agent: MakeAgent, source: str, facts: list[Event]
+    runs_before: int, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Registered before ours or after them."""
-    take_turn(make_agent, facts, answers_itself, runs_before)
-    assert counted(facts) == []
-    assert [fact.number for fact in facts if isinstance(fact, Turn)] == [1]
+    take_turn(make_agent, events, answers_itself, runs_before)
+    assert counted(events) == []
+    assert [event.number for event in events if isinstance(event, Turn)] == [1]
 
 
 class Awaiting(HookRegistry):
@@ -552,17 +554,17 @@ def middleware_around(agent: Agent, _: MakeAgent) -> None:
     ],
 )
 def test_an_agent_that_is_given_other_registries_stays_limited(
-    change: Callable[[Agent, MakeAgent], None], make_agent: MakeAgent, facts: list[Event]
+    change: Callable[[Agent, MakeAgent], None], make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """From its next invocation on, and nothing is counted twice."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     agent = make_agent(runaway())
     agent("go")
     change(agent, make_agent)
-    facts.clear()
+    events.clear()
     assert str(agent("go").stop_reason) == "max_turns"
-    assert counted(facts) == [("measured", 15)] * 2
-    assert [fact.status for fact in facts if isinstance(fact, ToolCall)] == ["success"] * 2
+    assert counted(events) == [("measured", 15)] * 2
+    assert [event.status for event in events if isinstance(event, ToolCall)] == ["success"] * 2
 
 
 class Middleware(MiddlewareRegistry):
@@ -737,16 +739,16 @@ def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> N
 
 
 def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Nothing of a class stands in its way out, and limits hold all the same."""
-    enable(Limits(max_turns=2), observers=[facts.append])
+    enable(Limits(max_turns=2), observers=[events.append])
     model, another = runaway(), runaway()
     model.stream = functools.partial(PLAIN_STREAM, another)  # type: ignore[method-assign]
     stop = stop_of(make_agent(model)("go"))
     assert stop is not None
     assert (stop.reason, stop.turns, stop.model_calls, another.calls) == ("max_turns", 2, 2, 2)
-    assert counted(facts) == [("measured", 15)] * 2
+    assert counted(events) == [("measured", 15)] * 2
 
 
 class Elsewhere:

@@ -115,11 +115,11 @@ def test_the_deadline_ends_a_provider_that_hangs(
     assert call(agent).stop_reason == "end_turn"
 
 
-def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, facts: list[Event]) -> None:
+def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, events: list[Event]) -> None:
     """Nobody knows what the provider counts: its input was sent, and what came back is known."""
-    enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[facts.append])
+    enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[events.append])
     make_agent(Stuck(3))("go")
-    (booked,) = [fact for fact in facts if isinstance(fact, ModelCall)]
+    (booked,) = [event for event in events if isinstance(event, ModelCall)]
     assert (booked.kind, booked.estimated, booked.usage.output) == ("unmeasured", True, 2)
     assert booked.usage.input == pytest.approx(66, rel=0.2)
 
@@ -363,17 +363,17 @@ async def consults() -> str:
 
 
 def test_a_model_that_a_tool_asks_is_ended_with_the_error_of_the_limit(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """The tool learns of it, and no model is called after it."""
-    enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[facts.append])
+    enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[events.append])
     model = ScriptedModel(endless(uses("consults")))
     agent = make_agent(model, tools=[consults])
     with in_time():
         result = agent("go")
     assert (result.stop_reason, model.calls) == ("max_duration", 1)
     assert is_valid(agent.messages)
-    assert len([fact for fact in facts if isinstance(fact, ModelCall)]) == 2
+    assert len([event for event in events if isinstance(event, ModelCall)]) == 2
 
 
 class Overflowing(ScriptedModel):

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def wrap_up(make_agent: MakeAgent, last: Answer, facts: list[Event]) -> Any:
+def wrap_up(make_agent: MakeAgent, last: Answer, events: list[Event]) -> Any:
     """Let an agent give `last` as its last answer, and try it again afterwards."""
-    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     model = ScriptedModel([uses("search"), last, says("again")])
     agent = make_agent(model)
     result = agent("go")
@@ -39,22 +39,22 @@ def wrap_up(make_agent: MakeAgent, last: Answer, facts: list[Event]) -> Any:
     return result
 
 
-def actions(facts: list[Event]) -> Sequence[str]:
+def actions(events: list[Event]) -> Sequence[str]:
     """Tell what was done, as the halt and the stop say it."""
-    return [fact.action for fact in facts if isinstance(fact, (Halt, Stop))][:2]
+    return [event.action for event in events if isinstance(event, (Halt, Stop))][:2]
 
 
 def test_an_answer_that_was_cut_by_its_cap_is_kept(
-    make_agent: MakeAgent, facts: list[Event]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The provider's cap on an answer is no error here: the limit ended the agent."""
     last = says("So far I know", stop_reason="max_tokens")
-    result = wrap_up(make_agent, last, facts)
+    result = wrap_up(make_agent, last, events)
     answer, note = result.message["content"]
     assert answer == {"text": "So far I know"}
     assert note["text"].startswith("\nThis answer is partial. Agent 'tester' was halted")
     assert not otel_limits.is_synthetic(result.message)
-    assert actions(facts) == ["wrapped_up", "wrapped_up"]
+    assert actions(events) == ["wrapped_up", "wrapped_up"]
 
 
 @pytest.mark.parametrize(
@@ -68,21 +68,21 @@ def test_an_answer_that_was_cut_by_its_cap_is_kept(
     ids=["empty", "blank", "cut", "cut-in-a-tool-use"],
 )
 def test_an_answer_without_words_is_replaced(
-    make_agent: MakeAgent, last: Answer, facts: list[Event]
+    make_agent: MakeAgent, last: Answer, events: list[Event]
 ) -> None:
     """The conversation ends as after a halt: providers refuse a message without content."""
-    result = wrap_up(make_agent, last, facts)
+    result = wrap_up(make_agent, last, events)
     assert otel_limits.is_synthetic(result.message)
     assert "halted by max_turns: 1 of 1 turns used" in str(result)
-    assert actions(facts) == ["halted", "halted"]
+    assert actions(events) == ["halted", "halted"]
 
 
 def test_the_words_of_a_cut_answer_are_kept_without_its_tool_use(
-    make_agent: MakeAgent, facts: list[Event]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """What is left of a tool use has no result, and can have none."""
     last = Answer(text="Half of it", tools=(("search", {}),), stop_reason="max_tokens")
-    result = wrap_up(make_agent, last, facts)
+    result = wrap_up(make_agent, last, events)
     assert [*map(list, result.message["content"])] == [["text"], ["text"]]
     assert result.message["content"][0] == {"text": "Half of it"}
 
@@ -196,10 +196,10 @@ def test_an_answer_that_only_thinks_is_replaced(make_agent: MakeAgent) -> None:
 
 
 def test_the_tokens_of_an_empty_answer_count(
-    make_agent: MakeAgent, facts: list[Event], call: Call
+    make_agent: MakeAgent, events: list[Event], call: Call
 ) -> None:
     """It was asked for, and is paid for."""
-    enable(Limits(max_turns=1), action="wrap_up", observers=[facts.append])
+    enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     call(make_agent(ScriptedModel([uses("search"), says("")])))
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (stop,) = [event for event in events if isinstance(event, Stop)]
     assert (stop.model_calls, stop.usage.total) == (2, 30)

@@ -99,7 +99,7 @@ def test_enable_after_the_plugin_changes_nothing_of_it(make_agent: MakeAgent) ->
 def test_a_plugin_never_doubles(
     first: str,
     make_agent: MakeAgent,
-    facts: list[Event],
+    events: list[Event],
     warnings_logged: Callable[[], list[str]],
     metric: Metric,
 ) -> None:
@@ -107,20 +107,20 @@ def test_a_plugin_never_doubles(
     plugin = LimitsPlugin(Limits(max_turns=2))
     if first == "plugin":
         agent = make_agent(runaway(), plugins=[plugin])
-        enable(Limits(max_turns=2), observers=[facts.append])
+        enable(Limits(max_turns=2), observers=[events.append])
     elif first == "enable":
-        enable(Limits(max_turns=2), observers=[facts.append])
+        enable(Limits(max_turns=2), observers=[events.append])
         agent = make_agent(runaway(), plugins=[plugin])
     else:
-        enable(observers=[facts.append])
+        enable(observers=[events.append])
         agent = make_agent(ScriptedModel([says("done")]))
         agent("go")
         plugin.init_agent(agent)
         agent.model = runaway()
-        facts.clear()
+        events.clear()
     assert calls(agent) == 2
-    assert len([fact for fact in facts if isinstance(fact, Started)]) == 1
-    assert [fact.turns for fact in facts if isinstance(fact, Stop)] == [2]
+    assert len([event for event in events if isinstance(event, Started)]) == 1
+    assert [event.turns for event in events if isinstance(event, Stop)] == [2]
     assert sum("halted by" in each for each in warnings_logged()) == 1
     registered = list(agent.hooks._registered_callbacks.values())
     own = [
@@ -154,22 +154,22 @@ async def again(context: InvokeModelContext, next_fn: Any) -> Any:
 
 @pytest.mark.parametrize("plugins", [[LimitsPlugin(Limits(max_turns=5))], []])
 def test_each_request_of_a_middleware_counts_with_its_tokens(
-    plugins: list[LimitsPlugin], make_agent: MakeAgent, source: str, facts: list[Event]
+    plugins: list[LimitsPlugin], make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """One that asks the model three times makes three calls, whoever was added first."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = make_agent(BreaksOff(endless(says("hello"))), plugins=plugins)
     agent.add_middleware(InvokeModelStage, again)
     agent("go")
-    counted = [(fact.kind, fact.usage.total) for fact in facts if isinstance(fact, ModelCall)]
+    counted = [(event.kind, event.usage.total) for event in events if isinstance(event, ModelCall)]
     assert counted == [("failed", 15), ("failed", 15), ("measured", 15)]
 
 
 def test_a_middleware_that_an_invocation_begins_with_is_seen_through(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Each of its requests counts in that very invocation."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = make_agent(BreaksOff(endless(says("hello"))))
 
     def add(event: BeforeInvocationEvent) -> None:
@@ -177,7 +177,7 @@ def test_a_middleware_that_an_invocation_begins_with_is_seen_through(
 
     agent.hooks.add_callback(BeforeInvocationEvent, add)
     agent("go")
-    counted = [fact.usage.total for fact in facts if isinstance(fact, ModelCall)]
+    counted = [event.usage.total for event in events if isinstance(event, ModelCall)]
     assert counted == [15, 15, 15]
 
 
@@ -210,14 +210,14 @@ async def twice_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 def test_requests_that_a_middleware_makes_at_once_each_count(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """The one that is not taken was asked for all the same."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = make_agent(AsManyAsAsked())
     agent.add_middleware(InvokeModelStage, twice_at_once)
     agent("go")
-    counted = [fact.usage.total for fact in facts if isinstance(fact, ModelCall)]
+    counted = [event.usage.total for event in events if isinstance(event, ModelCall)]
     assert sorted(counted) == [15, 1000]
 
 
@@ -230,16 +230,16 @@ async def leave(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 def test_a_response_that_a_middleware_leaves_is_booked_there_and_then(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Whoever is told that the call is over finds it counted."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = make_agent(ScriptedModel([says("hello")]))
     agent.add_middleware(InvokeModelStage, leave)
     booked: list[int] = []
 
     def count(event: AfterModelCallEvent) -> None:
-        booked.append(len([fact for fact in facts if isinstance(fact, ModelCall)]))
+        booked.append(len([event for event in events if isinstance(event, ModelCall)]))
 
     agent.hooks.add_callback(AfterModelCallEvent, count)
     with pytest.raises(ConnectionError):
@@ -375,15 +375,15 @@ def test_a_disabled_process_is_left_alone(
     assert dict(vars(Agent)) == before
 
 
-def test_a_plugin_survives_disable(make_agent: MakeAgent, facts: list[Event]) -> None:
+def test_a_plugin_survives_disable(make_agent: MakeAgent, events: list[Event]) -> None:
     """`disable()` undoes `enable()`: an agent keeps what it was given itself, and that alone."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
-    enable(Limits(max_token_budget=15), observers=[facts.append])
+    enable(Limits(max_token_budget=15), observers=[events.append])
     assert calls(agent) == 1
-    facts.clear()
+    events.clear()
     disable()
     assert calls(agent) == 2
-    assert facts == []
+    assert events == []
 
 
 def test_an_agent_with_a_plugin_keeps_nothing_on(

@@ -117,7 +117,7 @@ LLAMA = {
 }
 
 
-def events(*data: dict[str, Any], named: bool = False) -> bytes:
+def server_events(*data: dict[str, Any], named: bool = False) -> bytes:
     """Server-sent events, as a provider streams them."""
     lines = [
         (f"event: {each['type']}\n" if named else "") + f"data: {json.dumps(each)}\n\n"
@@ -126,7 +126,7 @@ def events(*data: dict[str, Any], named: bool = False) -> bytes:
     return "".join([*lines, "" if named else "data: [DONE]\n\n"]).encode()
 
 
-ANTHROPIC = events(
+ANTHROPIC = server_events(
     {
         "type": "message_start",
         "message": {
@@ -159,7 +159,7 @@ ANTHROPIC = events(
     {"type": "message_stop"},
     named=True,
 )
-LLAMACPP = events(
+LLAMACPP = server_events(
     {"choices": [{"index": 0, "delta": {"content": OUTPUT}, "finish_reason": None}]},
     {
         "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
@@ -319,16 +319,16 @@ MEASURED = ("anthropic", "bedrock", "llamacpp")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_structured_output_is_one_counted_request(
-    name: str, serve: Callable[[Any], Provider], facts: list[Event]
+    name: str, serve: Callable[[Any], Provider], events: list[Event]
 ) -> None:
     """What reached the provider is what was counted, and nothing twice."""
     answer, make = PROVIDERS[name]
     server = serve(answer)
     model = make(server.url)
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = asking(lambda: extract(model))
     agent("go")
-    counted = [each for each in calls(facts) if each.side]
+    counted = [each for each in calls(events) if each.side]
     if name == "llamaapi":  # has none: it raises before it asks anybody
         assert (server.requests, counted) == ([], [])
         return

@@ -125,28 +125,28 @@ def test_leaving_a_stream_leaves_nothing_behind(
     leave: Leave, make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At every event: nothing live, one stop told, and no log line of ours but the halt's."""
-    facts: list[Event] = []
-    enable(Limits(max_turns=2), observers=[facts.append])
-    events = count_events(make_agent)
-    assert events > 20
-    for at in range(1, events + 1):
-        facts.clear()
+    events: list[Event] = []
+    enable(Limits(max_turns=2), observers=[events.append])
+    number = count_events(make_agent)
+    assert number > 20
+    for at in range(1, number + 1):
+        events.clear()
         caplog.clear()
         asyncio.run(leave(runaway(make_agent), at))
         ours = [text for name, text in logged(caplog) if name.startswith("otel_limits")]
         assert len(LIVE) == 0, at
         assert [text for text in ours if "halted by" not in text] == [], at
-        kinds = [type(fact) for fact in facts if isinstance(fact, Started | Stop)]
+        kinds = [type(event) for event in events if isinstance(event, Started | Stop)]
         assert kinds == [Started, Stop], at
 
 
 def test_raising_into_a_stream_that_was_left_is_silent(leave: Leave, make_agent: MakeAgent) -> None:
     """With `raise`, a stream that was left early has nobody to raise to, and does not."""
     enable(Limits(max_turns=2), action="halt")
-    events = count_events(make_agent)
+    number = count_events(make_agent)
     otel_limits.disable()
     enable(Limits(max_turns=2), action="raise")
-    for at in range(1, events - 2):
+    for at in range(1, number - 2):
         asyncio.run(leave(runaway(make_agent), at))
         assert len(LIVE) == 0, at
 
@@ -184,24 +184,24 @@ def test_a_response_that_was_broken_off_is_counted(
     leave: Leave, make_agent: MakeAgent, source: str
 ) -> None:
     """A call that was under way is booked as failed, with its input when chunks had come."""
-    facts: list[Event] = []
-    enable(observers=[facts.append])
+    events: list[Event] = []
+    enable(observers=[events.append])
     agent = make_agent(PausingModel([says("a long story")]))
     asyncio.run(leave(agent, 6))
-    (call,) = [fact for fact in facts if isinstance(fact, ModelCall)]
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (call,) = [event for event in events if isinstance(event, ModelCall)]
+    (stop,) = [event for event in events if isinstance(event, Stop)]
     assert (call.kind, call.estimated, call.usage.input > 0) == ("failed", True, True)
     assert (stop.reason, stop.usage) == ("aborted", call.usage)
 
 
 def test_a_stream_that_is_never_started_is_no_invocation(make_agent: MakeAgent) -> None:
     """Asking for a stream and not reading it begins nothing."""
-    facts: list[Event] = []
-    enable(observers=[facts.append])
+    events: list[Event] = []
+    enable(observers=[events.append])
     stream = make_agent(ScriptedModel([])).stream_async("go")
     assert isinstance(stream, AsyncGenerator)
     asyncio.run(stream.aclose())
-    assert not [fact for fact in facts if isinstance(fact, (Started, Stop))]
+    assert not [event for event in events if isinstance(event, (Started, Stop))]
 
 
 def test_a_timeout_around_an_agent_leaves_nothing(make_agent: MakeAgent) -> None:

@@ -76,18 +76,18 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_output_cap_is_reserved(
-    way: str, vendor: Vendor, facts: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, vendor: Vendor, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the vendor is sent as the most of an answer is what a quota keeps for it."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("quotas: {all: {tokens: 100000, window: day}}\n", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make, config = WAYS[way]
     vendor.replies[:] = [REFUSED]
     agent = Agent(model=make(vendor.url, **config), callback_handler=None, retry_strategy=None)
     with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
         agent("go")
     assert str(CAP).encode() in vendor.requests[0]
-    (decision,) = (event for event in facts if isinstance(event, QuotaDecision))
+    (decision,) = (event for event in events if isinstance(event, QuotaDecision))
     assert CAP < int(decision.wanted) < CAP + 100

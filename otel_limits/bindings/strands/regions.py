@@ -59,7 +59,9 @@ def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Iterable[
     return None if said == GLOBAL else said
 
 
-def _places(model: Any, settings: Iterable[ModelSetting], addresses: tuple[str, ...]) -> Iterator[str]:
+def _places(
+    model: Any, settings: Iterable[ModelSetting], addresses: tuple[str, ...]
+) -> Iterator[str]:
     """Yield the places that are named, beginning with the one that decides."""
     for name, value in settings:
         if name in REGIONS and isinstance(value, str) and value:

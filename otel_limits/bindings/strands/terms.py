@@ -129,7 +129,9 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
             searches=any(_is_search(setting) for setting in settings),
             # Gemini's search of files is not a type, and is free:
             # https://ai.google.dev/gemini-api/docs/file-search.
-            paid_tools=frozenset(tool for tool in PAID_TOOLS if ModelSetting(TYPE, tool) in settings),
+            paid_tools=frozenset(
+                tool for tool in PAID_TOOLS if ModelSetting(TYPE, tool) in settings
+            ),
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
         report_suppressed("binding", error)
