@@ -1,12 +1,11 @@
-"""Runs the commands of README and pages, and writes their outputs: `python -m tests.pages`.
+"""Runs the commands of the README and the pages, and updates the outputs that they show.
 
-A block `console` is a session: a line that begins with `$ ` is a command, and what follows is what
-it prints. A block without any `$ ` has one command in each line, and shows no output. The commands
-of a page are run in their order, in one directory, at one moment (`NOW`), on a terminal of 100
-columns without colours. What differs from one machine to the next is replaced, as `UNSTEADY` says,
-and `[...]` stands for whatever is left out.
+A `console` block is a session: a line that starts with `$ ` is a command, followed by its output. A
+block without any `$ ` has one command per line and shows no output. The commands of a page run in
+order, in one directory, at one moment (`NOW`), on a terminal of 100 columns without colors.
+`VOLATILE` replaces text that differs between machines, and `[...]` matches any omitted output.
 
-A block whose first line is a comment with the name of a file, such as `# app.py`, is that file.
+A block whose first line is a comment with a file name, such as `# app.py`, is that file.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ EVERY: Final = (README, *PAGES, ROOT / "dashboards/README.md", ROOT / ".github/C
 NOW: Final = 1_795_420_800.0
 """2026-11-23 08:00:00 UTC, a Monday, for what is run in this process."""
 LEFT_OUT: Final = "[...]"
-"""What stands in the pages for lines that are left out."""
+"""Marks omitted output in the pages."""
 HOME: Final = "/srv/agents"
-"""What stands in the pages for the directory in which the commands are run."""
+"""The directory of the commands, as the pages show it."""
 
 TERMINAL: Final = {"TERM": "dumb", "COLUMNS": "100", "LINES": "50"}
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -51,53 +50,53 @@ from strands import Agent
 from otel_limits.testing import ScriptedModel, says
 Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
 """
-"""What `app.py` is in a page that shows none."""
-UNSTEADY: Final = (
+"""`app.py` of a page that does not show one."""
+VOLATILE: Final = (
     (re.compile(r"\b127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"\b\d+\.\d s\b"), "0.0 s"),
     (re.compile(r"strands-agents \d+(\.\d+)+"), "strands-agents VERSION"),
     (re.compile(r"/usr/bin/python[\d.]*"), "/usr/bin/python"),
 )
-"""Ports, durations, versions of others, and names of Python: two outputs are the same without."""
+"""Ports, durations, third-party versions and Python paths, which are ignored in comparisons."""
 
-IN_A_PROCESS: Final = frozenset({"run", "doctor", "autoload", "demo"})
-"""Commands that become another program, or start some."""
-FOREIGN: Final = frozenset(
+SUBPROCESS_COMMANDS: Final = frozenset({"run", "doctor", "autoload", "demo"})
+"""Commands that replace or start a process."""
+THIRD_PARTY: Final = frozenset(
     {"pip", "docker", "kubectl", "pytest", "ruff", "python", "opentelemetry-instrument"}
     | {"ACL", ".ci/run", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
 )
-"""Programs of others, and what is said to Redis: tests of their own run them where they can."""
+"""Third-party programs and Redis commands. Other tests run them where possible."""
 STORE: Final = "redis://localhost:6379/0"
 PROMETHEUS: Final = "http://localhost:9090"
 ENDPOINTS: Final = ("worker-1:9464", "worker-2:9464")
-"""Where the pages have servers. A test that has some says which addresses take their places."""
+"""Server addresses in the pages. A test with servers maps them to its own."""
 NEEDED: Final = (
     (re.compile(r"^otel-limits (quotas|kill)\b"), STORE),
     (re.compile(r"^otel-limits .*--prometheus http"), PROMETHEUS),
     (re.compile(r"^otel-limits top\b(?!.*--prometheus)"), ENDPOINTS[0]),
 )
-"""What a command needs a server for: where there is none, it is only looked whether it is right."""
+"""Commands that need a server. Without one, they are only parsed."""
 LIVE: Final = re.compile(r"^otel-limits (top\b(?!.*--once)|quotas .*--watch)")
-"""Commands that go on until somebody presses Ctrl-C in their terminal."""
-SIGHT: Final = re.compile(r"researcher|\{")
-"""What is seen of them: an agent of an endpoint, or a document about a quota."""
-PARSED: Final = re.compile(
+"""Commands that run until Ctrl-C."""
+VISIBLE: Final = re.compile(r"researcher|\{")
+"""Output that shows they work: an agent of an endpoint, or a JSON document about a quota."""
+PARSE_ONLY: Final = re.compile(
     r"^otel-limits (autoload\b|dashboards preview)"
     r"|run .*-- (gunicorn|celery|uvicorn|python -m )|OTEL_EXPORTER_OTLP"
 )
-"""Commands that need a server that somebody else wrote, minutes, or an environment of their own:
-it is looked whether they are right. Their own tests run them."""
+"""Commands that need a third-party server, minutes, or a separate environment. They are only parsed
+here; other tests run them."""
 
 
 LEDGER: Final = "otel-limits/ledger.db"
-"""Where commands look for the user's own ledger, below `XDG_DATA_HOME`."""
+"""The default ledger, below `XDG_DATA_HOME`."""
 EXAMPLES: Final = {
     "TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247",
     "CORRUPT": LEDGER,
     "LEDGER": LEDGER,
     "FILE": "ledger-0.spill-1-0.jsonl",
 }
-"""What stands for a placeholder: a trace of the example ledger, that ledger, and a spill file."""
+"""Values of placeholders: a trace of the example ledger, the ledger itself, and a spill file."""
 SPAN: Final = {
     "traceId": "5b8efff798038103d269b633813fc60c",
     "spanId": "eee19b7ec3c1b174",
@@ -106,13 +105,13 @@ SPAN: Final = {
     "endTimeUnixNano": "1795420701000000000",
     "attributes": attributes({"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 9}),
 }
-"""A model call that somebody else recorded."""
-GIVEN: Final = {
+"""A model call recorded by another tool."""
+PROVIDED_FILES: Final = {
     "app.py": PROGRAM,
     EXAMPLES["FILE"]: '{"otel_limits_ledger": "/gone/ledger.db"}\n',
     "spans.jsonl": json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}),
 }
-"""Files that a page takes for granted."""
+"""Files that pages assume exist."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +120,20 @@ class Command:
 
     text: str
     shown: str | None
-    """What the page says that it prints; `None` where it says nothing."""
+    """The output on the page; `None` if the page shows no output."""
     start: int = 0
-    """Where that stands in the page."""
+    """Position of the output in the page."""
     end: int = 0
 
     @property
     def words(self) -> list[str]:
-        """Its words, without a comment."""
+        """The arguments, without comments."""
         words = shlex.split(self.text, comments=True)
         return [EXAMPLES.get(word, word) for word in words]
 
 
 def commands(block: str, at: int) -> Iterator[Command]:
-    """Read a session that stands at a place of a page."""
+    """Parse a session that starts at a position of the page."""
     if not re.search(r"^\$ ", block, re.MULTILINE):
         for line in block.splitlines():
             if line.strip() and not line.startswith("#"):
@@ -146,84 +145,86 @@ def commands(block: str, at: int) -> Iterator[Command]:
 
 @dataclass
 class Session:
-    """Where the commands of a page are run: a directory, and variables."""
+    """The directory and environment of a page's commands."""
 
     directory: Path
     variables: dict[str, str] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-    """The addresses of servers that a test has, by those of the pages."""
+    """Server addresses of the test, by those in the pages."""
 
     def run(self, command: Command) -> str | None:
         """Run a command as a shell would.
 
         Returns:
-            What it printed; `None` for one that is not run here.
+            The output; `None` if the command is not run here.
 
         Raises:
-            AssertionError: It is not one, or it failed.
+            AssertionError: The command is unknown, or it failed.
         """
-        words, target = redirected(command.words)
+        words, target = split_redirection(command.words)
         given = [word for word in words if re.match(r"[A-Z_][A-Z0-9_]*=", word)]
         if words[0] == "export":
-            self.variables |= dict(self._placed(word).split("=", 1) for word in words[1:])
+            self.variables |= dict(self._resolve_address(word).split("=", 1) for word in words[1:])
             return ""
         rest = words[len(given) :] if words[: len(given)] == given else words
-        if rest[0] in FOREIGN:
+        if rest[0] in THIRD_PARTY:
             return None
         if rest[0] == "cat":
-            return self._told((self.directory / rest[1]).read_text(encoding="utf-8"))
-        assert rest[0] == "otel-limits", f"nobody knows how to run {command.text}"
+            return self._normalize_paths((self.directory / rest[1]).read_text(encoding="utf-8"))
+        assert rest[0] == "otel-limits", f"unknown command: {command.text}"
         variables = self.variables | dict(word.split("=", 1) for word in given)
-        printed = self._of_ours([self._placed(word) for word in rest], command, variables, target)
+        printed = self._run_own(
+            [self._resolve_address(word) for word in rest], command, variables, target
+        )
         if printed is None:
             return None
         if target:
             (self.directory / target).write_text(printed, encoding="utf-8")
             return ""
-        return self._told(printed)
+        return self._normalize_paths(printed)
 
-    def _of_ours(
+    def _run_own(
         self, words: list[str], command: Command, variables: Mapping[str, str], target: str | None
     ) -> str | None:
         if not self._can_run(command):
             make_parser().parse_args([word for word in words[1:] if word != "..."])
             return None
         if LIVE.search(command.text):
-            return self._look(words, variables)
-        if words[1] in IN_A_PROCESS and "--record" not in words:
-            return self._start(words, variables, may_fail=command.shown is not None)
+            return self._run_in_terminal(words, variables)
+        if words[1] in SUBPROCESS_COMMANDS and "--record" not in words:
+            return self._run_in_subprocess(words, variables, may_fail=command.shown is not None)
         allowed = {0, 1} if "exit status 1" in command.text else {0}
-        return self._call(words, variables, is_file=target is not None, allowed=allowed)
+        return self._run_in_process(words, variables, is_file=target is not None, allowed=allowed)
 
-    def _told(self, printed: str) -> str:
+    def _normalize_paths(self, printed: str) -> str:
         printed = printed.replace(str(self.directory), HOME)
         return printed.replace(str(Path(sys.executable).parent), "/usr/bin")
 
-    def _placed(self, word: str) -> str:
+    def _resolve_address(self, word: str) -> str:
         for there, here in self.places.items():
             word = word.replace(there, here)
         return word
 
     def _can_run(self, command: Command) -> bool:
         needed = {place for pattern, place in NEEDED if pattern.search(command.text)}
-        return needed <= self.places.keys() and not PARSED.search(command.text)
+        return needed <= self.places.keys() and not PARSE_ONLY.search(command.text)
 
-    def _look(self, words: list[str], variables: Mapping[str, str]) -> str:
-        """Run a command in a terminal until there is something to see, and leave it."""
+    def _run_in_terminal(self, words: list[str], variables: Mapping[str, str]) -> str:
+        """Run a command in a terminal, wait for its first output and interrupt it."""
         with within(self.directory), patch.dict(os.environ, variables):
             terminal = Terminal((sys.executable, "-m", "otel_limits.cli", *words[1:]))
         try:
-            terminal.until(lambda _: SIGHT.search(terminal.output), "something to see")
+            terminal.until(lambda _: VISIBLE.search(terminal.output), "visible output")
             terminal.press("\x03")
             assert terminal.end() == 0, terminal.output
         finally:
             terminal.close()
         return terminal.output
 
-    def _call(
+    def _run_in_process(
         self, words: list[str], variables: Mapping[str, str], *, is_file: bool, allowed: set[int]
     ) -> str:
-        """Run a command in this process; what goes to a file is not made for a terminal."""
+        """Run a command in this process. Output to a file is not formatted for a terminal."""
         screen = Screen()
         screen.is_terminal = not is_file
         with (
@@ -231,18 +232,20 @@ class Session:
             patch.dict(os.environ, {**TERMINAL, **variables}),
             patch("time.time", lambda: NOW),
             contextlib.redirect_stdout(screen),
-            # As in a shell: only standard output goes to a file.
-            contextlib.redirect_stderr(io.StringIO() if is_file else Beside(screen)),
+            # As in a shell, `>` redirects only standard output.
+            contextlib.redirect_stderr(io.StringIO() if is_file else SharedStderr(screen)),
         ):
             try:
                 status = main(words[1:])
-            except SystemExit as ended:  # of the parser
+            except SystemExit as ended:  # raised by the parser
                 status = ended.code if isinstance(ended.code, int) else 1
         assert status in allowed, screen.getvalue()
         return screen.getvalue()
 
-    def _start(self, words: list[str], variables: Mapping[str, str], *, may_fail: bool) -> str:
-        """Run a command in a process of its own; where its output is shown, so is its failure."""
+    def _run_in_subprocess(
+        self, words: list[str], variables: Mapping[str, str], *, may_fail: bool
+    ) -> str:
+        """Run a command in a subprocess. It may fail if the page shows its output."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             words,
@@ -260,7 +263,7 @@ class Session:
 
 @contextlib.contextmanager
 def within(directory: Path) -> Iterator[None]:
-    """Be in a directory."""
+    """Change the working directory for a block."""
     before = Path.cwd()
     os.chdir(directory)
     try:
@@ -270,17 +273,17 @@ def within(directory: Path) -> Iterator[None]:
 
 
 class Screen(io.StringIO):
-    """What a command takes for a terminal, unless it is a file."""
+    """Standard output that claims to be a terminal, unless redirected to a file."""
 
     is_terminal = True
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return whether it claims to be a terminal."""
         return self.is_terminal
 
 
-class Beside(io.TextIOBase):
-    """Standard error, which goes to the same screen; without progress bars."""
+class SharedStderr(io.TextIOBase):
+    """Standard error that shares the screen and shows no progress bars."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -290,64 +293,64 @@ class Beside(io.TextIOBase):
         return self._screen.write(text)
 
 
-def redirected(words: list[str]) -> tuple[list[str], str | None]:
-    """Tell a command from the file that it is to write."""
+def split_redirection(words: list[str]) -> tuple[list[str], str | None]:
+    """Return a command and the file its output is redirected to, if any."""
     if ">" not in words:
         return words, None
     return words[: words.index(">")], words[-1]
 
 
 def sessions(path: Path) -> Iterator[Command]:
-    """Every command of a page, in order."""
+    """Yield the commands of a page in order."""
     for found in BLOCK.finditer(path.read_text(encoding="utf-8")):
         if found[1] == "console":
             yield from commands(found[2], found.start(2))
 
 
 def files(path: Path) -> dict[str, str]:
-    """The files that a page shows, by name."""
+    """Return the files that a page shows, by name."""
     found = BLOCK.findall(path.read_text(encoding="utf-8"))
     named = [(FILE.match(body), body) for _, body in found]
     return {name[1]: body for name, body in named if name}
 
 
-def prepared(path: Path, directory: Path, places: Mapping[str, str]) -> Session:
-    """Begin a session with the files of a page, and the example ledger where one is asked."""
-    for name, body in {**GIVEN, **files(path)}.items():
+def start_session(path: Path, directory: Path, places: Mapping[str, str]) -> Session:
+    """Start a session with the files of a page, and the example ledger if a command queries one."""
+    for name, body in {**PROVIDED_FILES, **files(path)}.items():
         (make((directory / name).parent) / Path(name).name).write_text(body, encoding="utf-8")
-    asked = [command.text for command in sessions(path)]
-    if any(re.match("otel-limits (audit|ledger) ", text) for text in asked):
+    texts = [command.text for command in sessions(path)]
+    if any(re.match("otel-limits (audit|ledger) ", text) for text in texts):
         record.write(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
     return Session(directory, {"XDG_DATA_HOME": str(directory)}, places)
 
 
 def make(directory: Path) -> Path:
-    """Make a directory."""
+    """Create a directory and its parents, and return it."""
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
-def is_shown(shown: str, printed: str) -> bool:
-    """Tell whether an output is the one that a page shows."""
-    pattern = re.escape(steady(shown)).replace(re.escape(LEFT_OUT), ".*")
-    return re.fullmatch(pattern, steady(printed)) is not None
+def matches(shown: str, printed: str) -> bool:
+    """Return whether a command printed the output that its page shows."""
+    pattern = re.escape(stable_text(shown)).replace(re.escape(LEFT_OUT), ".*")
+    return re.fullmatch(pattern, stable_text(printed)) is not None
 
 
-def steady(text: str) -> str:
-    """What of an output has to be the same: its words, without what differs between machines."""
-    for pattern, instead in UNSTEADY:
+def stable_text(text: str) -> str:
+    """Return the words of an output without text that differs between machines."""
+    for pattern, instead in VOLATILE:
         text = pattern.sub(instead, text)
-    # Lines are folded otherwise where a path is longer.
+    # Whitespace is ignored, because a longer path wraps elsewhere.
     return " ".join(text.split())
 
 
-def written(path: Path, directory: Path, places: Mapping[str, str] | None = None) -> str:
-    """Put what the commands of a page print where it says so, unless that is the same."""
+def with_outputs(path: Path, directory: Path, places: Mapping[str, str] | None = None) -> str:
+    """Return a page with changed outputs replaced by what its commands print now."""
     text, shift = path.read_text(encoding="utf-8"), 0
-    session = prepared(path, directory, places or {})
+    session = start_session(path, directory, places or {})
     for command in sessions(path):
         printed = session.run(command)
-        if command.shown is None or printed is None or is_shown(command.shown, printed):
+        if command.shown is None or printed is None or matches(command.shown, printed):
             continue
         lines = "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
         start, end = command.start + shift, command.end + shift
@@ -356,7 +359,12 @@ def written(path: Path, directory: Path, places: Mapping[str, str] | None = None
     return text
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Update the outputs on all pages."""
     for page in EVERY:
-        with tempfile.TemporaryDirectory() as made:
-            page.write_text(written(page, Path(os.path.realpath(made))), encoding="utf-8")
+        with tempfile.TemporaryDirectory() as directory:
+            page.write_text(with_outputs(page, Path(os.path.realpath(directory))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,4 +1,4 @@
-"""Draws the picture of the README, which shows the demo: `python -m tests.picture`."""
+"""Draws the image of the demo for the README."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def lines_of(svg: str) -> list[str]:
     return list(rows.values())
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the image."""
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(drawn(recorded()), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes the generated tables of README and pages from the code: `python -m tests.readme`."""
+"""Generated tables of the README and the documentation pages."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
 PAGES: Final = tuple(sorted((ROOT / "otel_limits/docs").glob("*.md")))
 
-LIMITS_OF: Final[Mapping[str, str]] = {
+REASON_CAUSES: Final[Mapping[str, str]] = {
     **{
         reason: ", ".join(f"`{limit.name}`" for limit in LIMITS.values() if limit.reason == reason)
         for reason in STOP_REASONS
     },
-    "quota_exceeded": "a quota, or a gateway that says that its budget is spent",
-    "quota_unavailable": "a quota whose store did not answer in time, where it is to `deny` then",
+    "quota_exceeded": "a quota, or an LLM gateway that reports an exhausted budget",
+    "quota_unavailable": "a quota with `on_store_error: deny` whose store is unavailable",
     "killed": "`otel_limits.kill()`, `SIGUSR2`",
 }
-"""What leads to each stop reason, in Markdown."""
+"""The cause of each stop reason, in Markdown."""
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Lay out a Markdown table."""
+    """Format a Markdown table."""
     lines = [tuple(titles), *map(tuple, rows)]
     lines.insert(1, ("---",) * len(lines[0]))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def settings() -> str:
-    """Lay out every variable."""
+def settings_table() -> str:
+    """Format all environment variables."""
     rows = ((f"`{setting.variable}`", shown(setting.default), setting.help) for setting in SETTINGS)
     return table(("variable", "default", "meaning"), rows)
 
 
-def reasons() -> str:
-    """Lay out every stop reason, in the order in which one is chosen."""
-    rows = ((f"`{reason}`", LIMITS_OF[reason]) for reason in STOP_REASONS)
-    return table(("stop reason", "because of"), rows)
+def reasons_table() -> str:
+    """Format all stop reasons, in their order of precedence."""
+    rows = ((f"`{reason}`", REASON_CAUSES[reason]) for reason in STOP_REASONS)
+    return table(("stop reason", "cause"), rows)
 
 
-def metrics() -> str:
-    """Lay out every metric."""
+def metrics_table() -> str:
+    """Format all metrics."""
     rows = (
         (f"`{spec.name}`", ", ".join(f"`{label}`" for label in spec.labels) or "none", spec.help)
         for spec in METRICS
@@ -61,64 +61,64 @@ def metrics() -> str:
     return table(("metric", "labels", "meaning"), rows)
 
 
-def conventions() -> str:
-    """Lay out every metric of OpenTelemetry's conventions that is emitted where it is asked for."""
+def conventions_table() -> str:
+    """Format all metrics of OpenTelemetry's semantic conventions."""
     rows = (
         (
             f"`{spec.convention}`",
             f"`{spec.name}`",
             ", ".join(f"`{label}`" for label in spec.labels),
-            bounds(spec.buckets),
+            describe_buckets(spec.buckets),
         )
         for spec in CONVENTIONAL
     )
     return table(("metric", "in Prometheus", "attributes", "buckets"), rows)
 
 
-def bounds(buckets: Sequence[float]) -> str:
-    """Say where a row of powers begins, how it goes on, and where it ends."""
+def describe_buckets(buckets: Sequence[float]) -> str:
+    """Describe exponential buckets by first bound, last bound and factor."""
     factor = round(buckets[1] / buckets[0])
-    return f"{buckets[0]:g} to {buckets[-1]:.10g}, each {factor} times the one before"
+    return f"{buckets[0]:g} to {buckets[-1]:.10g}, each {factor} times the previous"
 
 
-def names() -> str:
-    """Lay out every public name: what a constant is, and what anything else is for."""
+def names_table() -> str:
+    """Format all public names: the value of a constant, the first line of any other docstring."""
     rows = []
     for module in (otel_limits, otel_limits.testing):
         for name in module.__all__:
             value = getattr(module, name)
-            told = f'`"{value}"`' if isinstance(value, str) else ALIASES.get(name) or value.__doc__
-            rows.append((f"`{module.__name__}.{name}`", told.partition("\n")[0]))
+            text = f'`"{value}"`' if isinstance(value, str) else ALIASES.get(name) or value.__doc__
+            rows.append((f"`{module.__name__}.{name}`", text.partition("\n")[0]))
     return table(("name", "meaning"), rows)
 
 
 ALIASES: Final[Mapping[str, str]] = {
-    "Fact": "Any of the events: what happened, one record per event.",
-    "Observer": "Anything that is called with every event.",
+    "Event": "Any event that an observer receives.",
+    "Observer": "Any callable that takes an event.",
 }
-"""Names of types without a docstring of their own."""
+"""Descriptions of type aliases, which have no docstring."""
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "settings": settings,
-    "reasons": reasons,
-    "metrics": metrics,
-    "conventions": conventions,
-    "names": names,
+    "settings": settings_table,
+    "reasons": reasons_table,
+    "metrics": metrics_table,
+    "conventions": conventions_table,
+    "names": names_table,
 }
-"""What is laid out from the code alone."""
+"""Tables made from code alone."""
 
 
-def vendors() -> str:
-    """Lay out what is counted of each vendor's usage: the vendors' formats are asked for that."""
+def vendors_table() -> str:
+    """Format what is counted of each vendor's usage, measured against servers of their formats."""
     from tests.wire.run import results
-    from tests.wire.table import vendors as laid_out
+    from tests.wire.table import vendors
 
-    return laid_out(results())
+    return vendors(results())
 
 
-def written(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
-    """Put every table between its markers, where a page has them."""
+def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
+    """Return a page with its tables generated again, each between its markers."""
     for name, make in tables.items():
         markers = rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->"
         found = re.search(markers, text, re.DOTALL)
@@ -127,7 +127,12 @@ def written(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     return text
 
 
-if __name__ == "__main__":
-    every = {**TABLES, "vendors": vendors}
+def write() -> None:
+    """Write the tables of all pages."""
+    tables = {**TABLES, "vendors": vendors_table}
     for page in (README, *PAGES):
-        page.write_text(written(page.read_text(encoding="utf-8"), every), encoding="utf-8")
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -28,7 +28,7 @@ from otel_limits.demo.main import SCENARIOS
 from otel_limits.demo.play import AgentFailedError, Play, ScenarioOutcome, Setup
 from otel_limits.demo.server import Servers
 from otel_limits.demo.show import NEXT_STEPS, progress
-from tests.pages import steady
+from tests.pages import stable_text
 from tests.picture import PICTURE, lines_of
 from tests.processes import PATIENCE_SECONDS, bounded
 
@@ -275,11 +275,11 @@ def test_a_halt_and_a_zero_token_call_stand_side_by_side(lines: list[str]) -> No
 
 def marks(line: str) -> str:
     """Return a line without spaces and bars, which are drawn otherwise where there is no colour."""
-    return re.sub(r"[\s━╸╺]", "", steady(line))
+    return re.sub(r"[\s━╸╺]", "", stable_text(line))
 
 
 def test_the_picture_of_the_readme_is_what_is_shown(lines: list[str]) -> None:
-    """Run `python -m tests.picture` when this fails."""
+    """Run `python -m tests.generate images` when this fails."""
     drawn = [marks(line) for line in lines_of(PICTURE.read_text(encoding="utf-8"))]
     title, prompt, *shown = [line for line in drawn if line]
     assert (title, prompt) == ("otel-limitsdemo", "$otel-limitsdemo")

@@ -61,7 +61,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
     elif error.__name__ not in otel_limits.__all__:
         yield f"__init__.py: {error.__name__} is not exported"
     if f"`{variable}`" not in PAGES or f"`{limit.name}`" not in PAGES:
-        yield f"README or docs: {limit.name} is in no table (run python -m tests.readme)"
+        yield f"README or docs: {limit.name} is in no table (run python -m tests.generate tables)"
     for section in ("limits", "tree") if limit.in_tree else ("limits",):
         if limit.name not in SCHEMA[section]["properties"]:
             yield (

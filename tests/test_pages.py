@@ -1,4 +1,4 @@
-"""Every command of README and pages works, and prints what stands below it."""
+"""Every command of README and pages works, and prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.pages import (
     Command,
     Session,
     commands,
-    is_shown,
     make,
+    matches,
     sessions,
-    written,
+    with_outputs,
 )
 from tests.quotas.conftest import Server, require_program
 from tests.readme import ROOT
@@ -35,32 +35,34 @@ def read(path: Path) -> str:
 
 
 QUOTAS, TOP, AUDIT = (ROOT / f"otel_limits/docs/{name}.md" for name in ("quotas", "top", "audit"))
-OF_SERVERS = (QUOTAS, TOP, AUDIT)
-WITH_COMMANDS = [path for path in EVERY if list(sessions(path)) and path not in OF_SERVERS]
+SERVER_PAGES = (QUOTAS, TOP, AUDIT)
+PAGES_WITH_COMMANDS = [path for path in EVERY if list(sessions(path)) and path not in SERVER_PAGES]
 
 
-@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_commands_print_what_a_page_says(path: Path, tmp_path: Path) -> None:
-    """Run `python -m tests.pages` when this fails, and look at what it changed."""
-    # As /tmp is a link somewhere else on a Mac.
-    printed = written(path, Path(os.path.realpath(tmp_path)))
+@pytest.mark.parametrize(
+    "path", PAGES_WITH_COMMANDS, ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
+def test_commands_print_the_outputs_of_their_page(path: Path, tmp_path: Path) -> None:
+    """Run `python -m tests.generate outputs` when this fails, and review the changes."""
+    # On macOS, /tmp is a symbolic link.
+    printed = with_outputs(path, Path(os.path.realpath(tmp_path)))
     assert printed == read(path)
 
 
-def test_commands_about_quotas_work(tmp_path: Path) -> None:
-    """On a server with nothing in it."""
+def test_quota_commands_print_the_outputs_of_their_page(tmp_path: Path) -> None:
+    """They start with an empty server."""
     require_program("redis-server")
     server = Server(make(tmp_path / "redis"))
     server.start()
     try:
-        assert written(QUOTAS, tmp_path, {STORE: server.url}) == read(QUOTAS)
+        assert with_outputs(QUOTAS, tmp_path, {STORE: server.url}) == read(QUOTAS)
     finally:
         server.stop()
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """An endpoint, and a real Prometheus that has scraped it."""
+    """The addresses of a metrics endpoint and of a Prometheus that has scraped it."""
     program("prometheus")
     with answering(FLEET) as (endpoint, _):
         port = int(endpoint.partition(":")[2])
@@ -70,30 +72,30 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 @pytest.mark.parametrize("path", [TOP, AUDIT], ids=lambda path: path.stem)
-def test_commands_about_metrics_work(
+def test_metric_commands_print_the_outputs_of_their_page(
     path: Path, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of `top` in a terminal, until there is an agent to see."""
+    """`top` runs in a terminal until it shows an agent."""
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", places[ENDPOINTS[0]].partition(":")[2])
     directory = Path(os.path.realpath(tmp_path))
-    assert written(path, directory, places) == read(path)
+    assert with_outputs(path, directory, places) == read(path)
 
 
-def test_a_wrong_output_is_found() -> None:
-    """Also where a part is left out; what differs from machine to machine is not looked at."""
-    assert is_shown("a\n[...]\nc 127.0.0.1:9464\n", "a\nb\nc 127.0.0.1:80\n")
-    assert not is_shown("a\n[...]\nd\n", "a\nb\nc\n")
-    assert not is_shown("a\n", "a\nb\n")
+def test_changed_output_does_not_match() -> None:
+    """Omitted parts and values that differ between machines are ignored."""
+    assert matches("a\n[...]\nc 127.0.0.1:9464\n", "a\nb\nc 127.0.0.1:80\n")
+    assert not matches("a\n[...]\nd\n", "a\nb\nc\n")
+    assert not matches("a\n", "a\nb\n")
 
 
 @pytest.mark.parametrize("text", ["otel-limits audit spent", "otel-limit check", "ls"])
-def test_a_command_that_does_not_work_is_found(text: str, tmp_path: Path) -> None:
-    """Whether or not its output is shown."""
+def test_broken_command_raises(text: str, tmp_path: Path) -> None:
+    """Even if its output is not shown."""
     with pytest.raises(AssertionError):
         Session(tmp_path).run(Command(text, None))
 
 
-def test_a_block_without_a_prompt_has_a_command_in_each_line() -> None:
-    """And shows no output."""
+def test_block_without_prompt_has_one_command_per_line() -> None:
+    """Such a block shows no output."""
     assert [each.shown for each in commands("a\nb  # why\n", 0)] == [None, None]
     assert [each.shown for each in commands("$ a\nx\ny\n$ b\n", 0)] == ["x\ny\n", ""]

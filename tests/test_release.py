@@ -1,4 +1,4 @@
-"""What a release promises: version, names, types, extras, and the same bytes again."""
+"""Releases: version, public names, types, extras and reproducible packages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SOURCES: Final = (
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
-    """Run a Python program, and return what it says."""
+    """Run a Python program and return its output."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
@@ -55,14 +55,14 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 
 
 def build(root: Path, place: Path) -> Mapping[str, str]:
-    """Build both packages; return the hash of each."""
+    """Build both packages and return their hashes."""
     run("-m", "hatchling", "build", "-d", str(place), cwd=root)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in place.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with wheel and source distribution."""
+    """A directory with the wheel and the source distribution."""
     place = tmp_path_factory.mktemp("packages")
     build(ROOT, place)
     return place
@@ -71,14 +71,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- version and names ----------------------------------------------------------------------------
 
 
-def test_the_version_is_that_of_the_last_entry() -> None:
-    """Who installs it finds in the changelog what is new."""
+def test_version_matches_latest_changelog_entry() -> None:
+    """Users look up the version they installed."""
     assert re.findall(r'^version = "(.*)"', PROJECT, re.MULTILINE) == RELEASES[:1]
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_no_public_name_was_lost(release: str) -> None:
-    """Every name of an earlier release is there; what is taken away leaves its list."""
+def test_public_names_of_each_release_still_exist(release: str) -> None:
+    """Removing a name breaks programs, so it takes an edit of a list as well."""
     names = (ROOT / f"tests/public_names/{release}.txt").read_text(encoding="utf-8").split()
     now = {*otel_limits.__all__, *(f"testing.{name}" for name in otel_limits.testing.__all__)}
     assert len(names) > 50
@@ -86,25 +86,25 @@ def test_no_public_name_was_lost(release: str) -> None:
     assert all(hasattr(otel_limits, name) for name in names if "." not in name)
 
 
-def test_a_strict_checker_understands_the_programs_of_users() -> None:
-    """Pyright; mypy reads them with everything else."""
-    said = run("-m", "pyright", "--pythonpath", sys.executable)
-    assert said.splitlines()[-1].startswith("0 errors")
+def test_example_programs_pass_pyright_in_strict_mode() -> None:
+    """Mypy checks them with all other files."""
+    output = run("-m", "pyright", "--pythonpath", sys.executable)
+    assert output.splitlines()[-1].startswith("0 errors")
 
 
 # --- packages -------------------------------------------------------------------------------------
 
 
-def test_all_has_every_extra_for_programs() -> None:
-    """What is missing in it is for those who change otel-limits."""
+def test_all_extra_contains_every_runtime_extra() -> None:
+    """The other extras are for developing otel-limits."""
     (listed,) = re.findall(r'^all = \["otel-limits\[(.*)\]"\]$', PROJECT, re.MULTILINE)
     section = PROJECT.split("[project.optional-dependencies]")[1].split("[project.scripts]")[0]
     extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
     assert set(listed.split(",")) == extras - {"all", "bench", "dashboards", "test"}
 
 
-def test_building_again_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
-    """In another directory, at another time, with other times of all files."""
+def test_builds_are_reproducible(packages: Path, tmp_path: Path) -> None:
+    """The directory, the time and file times do not matter."""
     root = tmp_path / "elsewhere"
     root.mkdir()
     for name in SOURCES:
@@ -120,8 +120,8 @@ def test_building_again_gives_the_same_bytes(packages: Path, tmp_path: Path) -> 
     assert build(root, tmp_path / "again") == first
 
 
-def test_the_readme_is_whole_in_the_source_distribution(packages: Path) -> None:
-    """Each picture that it shows and each page that it links to is there as well."""
+def test_source_distribution_contains_all_linked_files(packages: Path) -> None:
+    """The README is complete without a checkout."""
     (source,) = packages.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -130,8 +130,8 @@ def test_the_readme_is_whole_in_the_source_distribution(packages: Path) -> None:
     assert linked - names == set()
 
 
-def test_an_index_is_given_nothing_that_it_cannot_show(packages: Path) -> None:
-    """It has no files beside it: there, the README has the words of its pictures and links."""
+def test_package_description_has_no_relative_links(packages: Path) -> None:
+    """A package index shows no files, so the build replaces links and images with their text."""
     (wheel,) = packages.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
@@ -140,14 +140,14 @@ def test_an_index_is_given_nothing_that_it_cannot_show(packages: Path) -> None:
     assert len(description) > 0.7 * len(README.read_text(encoding="utf-8"))
 
 
-def test_an_index_would_take_the_packages(packages: Path) -> None:
-    """Their metadata is whole, and their description can be shown."""
-    said = run("-m", "twine", "check", "--strict", *map(str, packages.iterdir()))
-    assert said.count("PASSED") == 2
+def test_packages_pass_twine_check(packages: Path) -> None:
+    """A package index rejects incomplete metadata and a description it cannot render."""
+    output = run("-m", "twine", "check", "--strict", *map(str, packages.iterdir()))
+    assert output.count("PASSED") == 2
 
 
-def test_the_wheel_is_of_use_without_any_extra(packages: Path, tmp_path: Path) -> None:
-    """It halts an agent where nothing of an extra can be imported, from its own files."""
+def test_wheel_without_extras_halts_an_agent(packages: Path, tmp_path: Path) -> None:
+    """Optional dependencies stay optional."""
     (wheel,) = packages.glob("*.whl")
     place = str(tmp_path / "installed")
     run("-m", "pip", "install", "--no-deps", "--no-index", "--target", place, str(wheel))

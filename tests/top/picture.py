@@ -1,14 +1,9 @@
-"""Makes the picture of the page about `top`: `python -m tests.top.picture`.
-
-A small fleet with believable numbers, told as processes would tell it, and drawn as on a terminal.
-"""
+"""Draws the image of `otel-limits top` for the README: a small fleet with realistic numbers."""
 
 from __future__ import annotations
 
 import io
-import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -90,8 +85,6 @@ def take() -> str:
     return WEB_FONT.sub("", picture)
 
 
-if __name__ == "__main__":
-    # The clock on the wall is that of whoever looks.
-    os.environ["TZ"] = "UTC"
-    time.tzset()
+def write() -> None:
+    """Write the image. It contains local times, so set TZ to UTC first."""
     PICTURE.write_text(take(), encoding="utf-8")

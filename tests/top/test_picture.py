@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_the_picture_is_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `python -m tests.top.picture` when this fails."""
+    """Run `python -m tests.generate images` when this fails."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:

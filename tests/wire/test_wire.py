@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.readme import ROOT, written
+from tests.readme import ROOT, with_tables
 from tests.wire.caps import OFFSETS, names_of
 from tests.wire.cases import CASES, MAX_TURNS, STATUSES
 from tests.wire.providers import BY_NAME, PROVIDERS
@@ -190,7 +190,7 @@ def test_a_cap_is_exact(run: Results, vendor_name: str, name: str) -> None:
 
 
 def test_the_page_says_what_was_counted(run: Results) -> None:
-    """Run `python -m tests.readme` when this fails."""
+    """Run `python -m tests.generate tables` when this fails."""
     page = (ROOT / "otel_limits/docs/vendors.md").read_text(encoding="utf-8")
-    assert written(page, {"vendors": lambda: vendors(run)}) == page
+    assert with_tables(page, {"vendors": lambda: vendors(run)}) == page
     assert NONE in page

@@ -1,6 +1,6 @@
 """Generates the JSON Schema of the policy file.
 
-`python -m otel_limits.settings.policy.schema` writes it.
+`python -m tests.generate schema` writes it.
 
 An editor that knows it completes keys and marks mistakes. It is made from the tables that the file
 is read with.
