@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 from otel_limits import ModelCall
-from otel_limits.runs.calls import CallTracker
+from otel_limits.runs.call_tracker import CallTracker
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
@@ -163,49 +163,49 @@ class Books:
         return verdict
 
     def _admit(self, original: Any, calls: Any, call: InFlightCall, **how: Any) -> Verdict | None:
-        run = calls._run
+        run = calls._scope
         with run.runs.lock:
             verdict: Verdict | None = original(calls, call, **how)
             self.admitted(run, call, verdict, turn=how.get("turn", False))
         return verdict
 
     def _reserve(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             original(calls, call)
-            self.hold(calls._run, call)
+            self.hold(calls._scope, call)
 
     def _resume(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             if call.is_open and call.reservation is None:
-                self.late.update(id(each) for each in calls._run.budgets)
+                self.late.update(id(each) for each in calls._scope.budgets)
             original(calls, call)
 
     def _settle(
         self, original: Any, calls: Any, call: InFlightCall, *record: Any, **how: Any
     ) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             original(calls, call, *record, **how)
             retried = how.get("failed", False) and not how.get("aborted", False)
-            self.settled(calls._run, call, retried=retried)
+            self.settled(calls._scope, call, retried=retried)
 
     def _on_response_accepted(self, original: Any, calls: Any) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             original(calls)
-            self.let_go(calls._run)
-            self.add(calls._run, "turns", 1)
+            self.let_go(calls._scope)
+            self.add(calls._scope, "turns", 1)
 
     def _release_unused(self, original: Any, calls: Any) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             original(calls)
-            self.let_go(calls._run)
+            self.let_go(calls._scope)
 
     def _release(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             original(calls, call)
             self.calls.pop(call, None)
 
     def _settle_all(self, original: Any, calls: Any) -> None:
-        with calls._run.runs.lock:
+        with calls._scope.runs.lock:
             original(calls)
             self.forget_given_back()
 

@@ -47,7 +47,7 @@ PACKAGE = str(Path(otel_limits.__file__).parent)
 ENTRANCES = {
     "guarded",
     "decorate",
-    "never_raises",
+    "suppress_errors",
     "start",
     "end",
     "stream",

@@ -12,7 +12,8 @@ from strands import tool
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
-from otel_limits.runs.calls import InFlightCall, add_call
+from otel_limits.runs.call_tracker import add_call
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runs.run import Run
 from otel_limits.runs.span_tree import MOST_ENDED
@@ -149,7 +150,7 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
             raise failure
         add_call(*what, **more)
 
-    monkeypatch.setattr("otel_limits.runs.calls.add_call", fail_once)
+    monkeypatch.setattr("otel_limits.runs.call_tracker.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
         run.calls.settle(run.calls.open(InFlightCall("m", 7)), measured(Usage(input=7)))
@@ -181,30 +182,30 @@ def test_spans_of_what_is_gone_are_forgotten(runs: RunRegistry) -> None:
     runs.spans.register_span(1)
     run = runs.start("a", Policy(), trace_id=7, span_id=1)
     runs.spans.begin(2, run, parent=1)
-    runs.spans.begin(3, run, parent=2, in_call=True, is_foreign=True)
+    runs.spans.begin(3, run, parent=2, in_call=True, is_third_party=True)
     run.finish("end_turn")
-    assert runs.spans._places == {}
+    assert runs.spans._nodes == {}
 
 
 def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: RunRegistry) -> None:
     """Those that end are forgotten, and of those that never end the oldest make room."""
     for span_id in range(1, 9):
         run = runs.start("a", Policy())
-        runs.spans.begin(span_id, run, is_foreign=True)
+        runs.spans.begin(span_id, run, is_third_party=True)
         run.finish("end_turn")
-    runs.spans.begin(9, run, parent=8, is_foreign=True)
-    assert list(runs.spans._places) == list(runs.spans._late) == [7, 8, 9]
+    runs.spans.begin(9, run, parent=8, is_third_party=True)
+    assert list(runs.spans._nodes) == list(runs.spans._late) == [7, 8, 9]
     runs.spans.end(8)
-    assert list(runs.spans._places) == list(runs.spans._late) == [7, 9]
+    assert list(runs.spans._nodes) == list(runs.spans._late) == [7, 9]
 
 
 def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
     """Each begins within the one before, which ends then: only the latest are remembered."""
     run = runs.start("a", Policy())
     for span_id in range(1, MOST_ENDED + 100):
-        runs.spans.begin(span_id, run, parent=span_id - 1, is_foreign=True)
+        runs.spans.begin(span_id, run, parent=span_id - 1, is_third_party=True)
         runs.spans.end(span_id - 1)
-    assert len(runs.spans._places) == MOST_ENDED + 1
+    assert len(runs.spans._nodes) == MOST_ENDED + 1
     last = runs.spans.node(MOST_ENDED + 99)
     assert last is not None
     assert len(list(last.enclosing_spans())) == MOST_ENDED + 1
@@ -217,14 +218,14 @@ def test_model_calls_of_what_is_over_are_bounded(runs: RunRegistry) -> None:
         runs.spans.begin(span_id, run, in_call=True)
         runs.spans.end(span_id)
         run.finish("end_turn")
-    assert list(runs.spans._asked) == [6, 7, 8]
+    assert list(runs.spans._past_calls) == [6, 7, 8]
 
 
 def test_sightings_are_bounded(runs: RunRegistry) -> None:
     """Agent spans that no invocation claims don't add up."""
     for span_id in range(1, 100):
         runs.spans.register_span(span_id)
-    assert len(runs.spans._waiting) == 3
+    assert len(runs.spans._registered) == 3
 
 
 def test_an_evicted_invocation_is_still_limited(

@@ -22,8 +22,8 @@ from otel_limits.otel.kinds import (
 )
 from otel_limits.runs.calls import InFlightCall, enclosing_call_of
 from otel_limits.runs.run import Run
+from otel_limits.runs.span_tree import UnreportedCall
 from otel_limits.runs.tree import CURRENT
-from otel_limits.runs.unreported_calls import UnreportedCall
 from otel_limits.usage.normaliser import record_of_span
 from otel_limits.usage.span_texts import estimates_of_span
 
@@ -125,12 +125,12 @@ class LimitsSpanProcessor(SpanProcessor):
             parent=parent,
             in_call=in_call or (call is not None and call.is_of_loop),
             call=call,
-            is_foreign=True,
+            is_third_party=True,
             # As far as it is known by now: some instrumentations say only at the end what it is.
             is_boundary=kind_of(attributes_of(span), span.name) in BOUNDARIES,
         )
 
-    def _show(self, span: ReadableSpan, place: SpanNode) -> OperationKind:
+    def _show(self, span: ReadableSpan, place: SpanNode[Run]) -> OperationKind:
         """Settle the model call that a span shows, once, whatever instrumentations show it.
 
         One within the span of a model call of the framework is that same call. Of others within

@@ -1,10 +1,9 @@
-"""Ends invocations when their time is up: one shared thread, and none while nobody waits."""
+"""Scheduled callbacks in one shared thread, which runs only while something is scheduled."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -14,20 +13,18 @@ from otel_limits.core.internal_errors import suppress_errors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_limits.runs.run import Run
-
 LONGEST_WAIT_SECONDS: Final = 3600.0
-"""How long the thread sleeps at most; no system waits for centuries at once."""
+"""Longest sleep of the thread; no system can wait for centuries."""
 
 FEW: Final = 64
-"""Cancelled deadlines that may stay in the queue, with all that they hold, until their time."""
+"""Canceled deadlines that may stay in the queue, with everything they reference."""
 
 
 class Deadlines:
-    """A queue of moments, each with what is to be done then."""
+    """A queue of deadlines, each with its callback."""
 
     def __init__(self) -> None:
-        """Wait for nothing, without a thread."""
+        """Create an empty queue, without a thread."""
         self._changed = threading.Condition()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -35,59 +32,56 @@ class Deadlines:
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        """Deadlines that are waited for."""
+        """Return the number of pending deadlines."""
         return len(self._waiting)
 
     def schedule(self, seconds: float, callback: Callable[[], None]) -> int:
-        """Call `callback` in `seconds`, in the shared thread; returns what `cancel` takes."""
+        """Call `callback` in `seconds` in the shared thread; return the number for `cancel`."""
         number = next(self._numbers)
         with self._changed:
-            # The number stands between, as two callbacks of the same moment cannot be compared.
+            # The number breaks ties: callbacks cannot be compared.
             heapq.heappush(self._queue, (time.monotonic() + seconds, number, callback))
             self._waiting.add(number)
-            # It may be due before the one that the thread sleeps for.
+            # It may be due before the one that the thread waits for.
             self._changed.notify()
         self._start()
         return number
 
     def cancel(self, number: int) -> None:
-        """Forget a deadline; the thread ends when it was the last."""
+        """Cancel a deadline; the thread ends when it was the last."""
         with self._changed:
-            # It stays in the queue: taking one out of the middle of a heap means making it anew,
-            # and most invocations end long before their deadline.
+            # It stays in the queue: removing it from the middle of a heap means rebuilding the
+            # heap, and most invocations end long before their deadline.
             self._waiting.discard(number)
-            self._sweep()
+            # Rebuilt when most of it is canceled, so that it doesn't keep ended runs alive.
+            if len(self._queue) > 2 * len(self._waiting) + FEW:
+                self._queue = [each for each in self._queue if each[1] in self._waiting]
+                heapq.heapify(self._queue)
             self._changed.notify()
 
     def after_fork(self) -> None:
-        """Forget everything in a child, where the thread does not exist."""
-        # Also the condition: the thread may have held its lock at the moment of the fork.
+        """Reset in a child process, where the thread does not exist."""
+        # Replaces the condition, too: the thread may have held its lock during the fork.
         self.__init__()  # type: ignore[misc]
 
     @suppress_errors("deadlines")
     def _start(self) -> None:
-        """Start the thread unless it runs; where that fails, the next deadline tries again."""
+        """Start the thread unless it runs; if that fails, the next deadline tries again."""
         with self._changed:
             if self._thread is None:
-                # A daemon, so that a program is not kept from ending by a deadline an hour away.
+                # A daemon, so that a deadline an hour away does not keep a program from exiting.
                 thread = threading.Thread(
                     target=self._work, name="otel-limits-deadlines", daemon=True
                 )
                 thread.start()
                 self._thread = thread
 
-    def _sweep(self) -> None:
-        """Make the queue anew when most of it was cancelled, so that it holds no ended runs."""
-        if len(self._queue) > 2 * len(self._waiting) + FEW:
-            self._queue = [each for each in self._queue if each[1] in self._waiting]
-            heapq.heapify(self._queue)
-
     def _work(self) -> None:
         while (callback := self._next()) is not None:
             suppress_errors("deadlines")(callback)()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for the next callback; `None` when there is nothing left to wait for."""
+        """Wait for the next callback; `None` when nothing is scheduled."""
         with self._changed:
             while self._queue:
                 when, number, callback = self._queue[0]
@@ -100,56 +94,7 @@ class Deadlines:
                     return callback
                 else:
                     self._changed.wait(min(left, LONGEST_WAIT_SECONDS))
-            # Under the lock, as is the look at it in `_start`: who adds a deadline now either is
-            # seen by this thread before it gets here, or starts the next one.
+            # Under the lock, as is the check in `_start`: a deadline added now either is seen
+            # before this thread gets here, or starts the next thread.
             self._thread = None
             return None
-
-
-class TimeLimit:
-    """The deadline of one invocation: its own, or that of a budget tree if that comes first."""
-
-    def __init__(self, run: Run) -> None:
-        """Wait for nothing yet."""
-        self._run = run
-        self._number: int | None = None
-        self._told = -math.inf
-        """Deadlines until this moment have been told as observed ones."""
-
-    @suppress_errors("deadlines")
-    def start(self) -> None:
-        """Have the invocation cancelled when its time is up; again after a limit was extended."""
-        self.cancel()
-        run, now = self._run, self._run.services.now()
-        # Without those that were told as observed: otherwise the thread would tell them for ever.
-        ends = [
-            budget.started + seconds
-            for budget in run.budgets
-            if (seconds := budget.policy.limits.max_duration_seconds) is not None
-            and budget.started + seconds > self._told
-        ]
-        if ends and run.cancel is not None:
-            self._number = run.services.deadlines.schedule(
-                max(0.0, min(ends) - now), self._time_is_up
-            )
-
-    def cancel(self) -> None:
-        """Wait no longer."""
-        # Taken away first, as the callback of a deadline comes by here as well.
-        number, self._number = self._number, None
-        if number is not None:
-            self._run.services.deadlines.cancel(number)
-
-    @suppress_errors("deadlines")
-    def _time_is_up(self) -> None:
-        # Judged once more, as a human may have extended the limit after the thread took this
-        # callback.
-        run, verdict = self._run, self._run.check_limits()
-        if verdict is None or run.cancel is None:
-            return
-        if verdict.action != "observe":
-            run.cancel(verdict)
-            return
-        run.halt(verdict, "observed")  # it would have been ended now, whatever it waits for
-        self._told = run.services.now()
-        self.start()  # a tree around it may have a deadline that acts

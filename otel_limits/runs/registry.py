@@ -1,4 +1,4 @@
-"""The registry of live invocations, in the one place that is mutable and shared."""
+"""The registry of active invocations: the only mutable shared state."""
 
 from __future__ import annotations
 
@@ -10,34 +10,30 @@ import time
 import uuid
 from collections import OrderedDict
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core import events
 from otel_limits.core.events import ActionTaken, Invocation
-from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed, suppress_errors
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED, Policy
-from otel_limits.core.price import OF_NO_CALL, Quote
 from otel_limits.core.terms import billable_call
 from otel_limits.runs.budget import Budget, new_tree
-from otel_limits.runs.deadlines import Deadlines
-from otel_limits.runs.dispatcher import EventDispatcher
-from otel_limits.runs.run import Run
+from otel_limits.runs.run import Group, Run
+from otel_limits.runs.scope import Services
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tree import Group, current
+from otel_limits.runs.tree import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_limits.core.pricing import Prices
-    from otel_limits.core.terms import BillableCall
     from otel_limits.core.usage import Number, Usage
     from otel_limits.runs.gate import Request
 
 MAX_LIVE: Final = 10_000
-"""Live invocations that are remembered; the oldest is settled when one more begins."""
+"""Maximum number of active invocations; starting another one evicts the oldest."""
 
 MAX_AGE_SECONDS: Final = 24 * 60 * 60.0
-"""After this, an invocation that never ended is settled."""
+"""Age at which an invocation that never ended is evicted."""
 
 ACTION_TAKEN: Final[dict[str, ActionTaken]] = {
     "observe": "observed",
@@ -46,30 +42,11 @@ ACTION_TAKEN: Final[dict[str, ActionTaken]] = {
     "raise": "raised",
     "ask": "halted",
 }
-"""What an action is called once it was taken."""
+"""The name of each action once it was taken."""
 
 
-class ToolLogWriter(Protocol):
-    """Keeps tool calls with their contents, where a user asked for it."""
-
-    def write(
-        self,
-        invocation: Invocation,
-        number: int,
-        tool: str,
-        arguments: object,
-        result_text: str,
-        *,
-        trigger: bool,
-    ) -> None:
-        """Keep one finished call; `trigger` is the one that caused the halt."""
-
-
-class RunRegistry:
-    """The registry of live invocations, bounded in number and age.
-
-    Its lock guards state only: observers are called outside it.
-    """
+class RunRegistry(Services):
+    """The registry of active invocations, bounded in number and age."""
 
     def __init__(
         self,
@@ -77,88 +54,62 @@ class RunRegistry:
         max_live: int = MAX_LIVE,
         max_age_seconds: float = MAX_AGE_SECONDS,
     ) -> None:
-        """Begin with no invocation and no observer."""
-        # Guards every budget, too, as several invocations add to those of trees; it is held for
-        # additions and comparisons only. Its own thread may take it again: what ends an invocation
-        # can run at any moment, where the garbage collector closes a forgotten coroutine.
-        self.lock = threading.RLock()
-        self.observers = EventDispatcher()
-        self.prices: Prices | None = None
-        self.tool_log: ToolLogWriter | None = None
+        """Create an empty registry without observers."""
+        super().__init__(clock)
         self.has_started = False
-        """True when any invocation has begun in this process."""
+        """True once any invocation has started in this process."""
         self.audit_keys: tuple[str, ...] = ()
-        """Names in the baggage or on the agent whose values an auditor wants to group by."""
-        self.keeps_fingerprints = False
-        """True while somebody keeps the hashes of tool calls, whatever is limited."""
-        self.deadlines = Deadlines()
-        self.clock = clock
-        self._last_time = 0.0
+        """Baggage and trace attributes to record with each invocation."""
         self._max_live = max_live
         self._max_age = max_age_seconds
         self._live: OrderedDict[str, Run] = OrderedDict()
-        self.spans = Spans(max_live)
+        self.spans: Spans[Run] = Spans(max_live)
 
     def __len__(self) -> int:
-        """Live invocations."""
+        """Return the number of active invocations."""
         return len(self._live)
 
-    def now(self) -> float:
-        """Monotonic seconds; a clock that fails repeats its last answer."""
-        try:
-            self._last_time = self.clock()
-        except Exception as error:  # noqa: BLE001  the agent must not feel a broken clock
-            INTERNAL_ERRORS.report("clock", error)
-        return self._last_time
-
-    def quote(self, sale: BillableCall) -> Quote:
-        """What a model call costs, and who says so; nothing for one without tokens."""
-        if self.prices is None or not sale.usage.total:
-            return OF_NO_CALL
-        try:
-            return self.prices.quote(sale)
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            report_suppressed("prices", error)
-            return OF_NO_CALL
-
     def price_of_request(self, request: Request, usage: Usage) -> Decimal | None:
-        """USD of a model call that wants to go out, if it uses so much; `None` for unknown."""
-        sale = billable_call(request.model, request.provider, usage, None, request.terms)
-        return self.quote(sale).price
+        """Return the USD that a model call would cost with this usage; `None` if unknown."""
+        call = billable_call(request.model, request.provider, usage, None, request.terms)
+        return self.quote(call).price
 
     def kill(
         self,
         *,
         agent: str | None = None,
         trace_id: str | None = None,
-        all: bool = False,  # noqa: A002  the word that says it
+        all: bool = False,  # noqa: A002  the clearest word
         before: float = math.inf,
     ) -> int:
-        """End live invocations at once; returns how many.
+        """End active invocations immediately; return how many.
 
-        A request without the loop is left alone, as nothing can break it off, and so is what has
-        come to its end.
+        Requests without an agent loop, which cannot be interrupted, and invocations whose outcome
+        is final are left alone.
 
         Args:
-            agent: Name of the agents, `*` and `?` stand for any characters.
-            trace_id: Trace whose invocations are ended.
-            all: End every one.
-            before: Only what began before this time, in monotonic seconds.
+            agent: Name of the agents, with the wildcards `*` and `?`.
+            trace_id: Trace whose invocations to end.
+            all: End all of them.
+            before: End only those that started before this time, in monotonic seconds.
         """
-        # A list of the values is made in one step under the GIL, so that other threads may begin
-        # invocations.
+        # Copying the values is one step under the GIL, so other threads can start invocations.
         matching = [
             run
             for run in list(self._live.values())
             if not run.is_direct
             and run.started < before
-            and (all or is_named(run.invocation, agent, trace_id))
+            and (
+                all
+                or (agent is not None and fnmatch.fnmatchcase(run.invocation.agent, agent))
+                or (trace_id is not None and run.invocation.trace_id == trace_id)
+            )
         ]
         killed = []
         with self.lock:
             for run in matching:
                 if not run.outcome_frozen:
-                    # Kept, as the next judgement ends it where the framework cannot break it off.
+                    # Kept, so that the next check ends it if the framework cannot interrupt it.
                     run.killed = True
                     killed.append(run)
         for run in killed:
@@ -166,13 +117,7 @@ class RunRegistry:
                 run.cancel(KILLED)
         return len(killed)
 
-    def freeze_outcome(self, run: Run) -> bool:
-        """Let no kill change any more how a run ends; True when it was killed before."""
-        with self.lock:
-            run.outcome_frozen = True
-            return run.killed
-
-    def start(  # noqa: PLR0913  what is known when an invocation begins
+    def start(  # noqa: PLR0913  what is known when an invocation starts
         self,
         agent: str,
         policy: Policy,
@@ -185,30 +130,39 @@ class RunRegistry:
         session_id: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Run:
-        """An agent begins an invocation whose span has these ids, 0 for none.
+        """Register an invocation. IDs are 0 if it has no span.
 
-        A direct one is never unsampled: it has no span that could be missed.
+        A direct one is never unsampled: it has no span that could be missing.
         """
-        # The processor has seen the span begin, or never will: it is told before we are.
+        # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
         unsampled = not direct and not self.spans.claim(span_id)
         parent = current()
-        invocation = _identify(agent, parent, trace_id, span_id, sampled=sampled)
-        run = Run(self, invocation, policy, self._trees(parent, policy), unsampled=unsampled)
+        run = Run(
+            self,
+            _identify(agent, parent, trace_id, span_id, sampled=sampled),
+            policy,
+            self._trees(parent, policy),
+            parent,
+            spans=self.spans,
+            forget=self.forget,
+            unsampled=unsampled,
+        )
         if span_id and not unsampled:
             self.spans.begin(span_id, run)
-        # Written out here and in three places below, as a call may fail. Then the invocation is
-        # begun once more, and a first one that is live or counted by then would never be ended.
+        # Inlined here and in three places below, because a function call may fail. The invocation
+        # is then started once more, and the first one must not be active or counted by then, since
+        # it would never end.
         with self.lock:
             for budget in run.budgets.all:
                 budget.members += 1
-            self._live[invocation.id] = run
-        # Outside the lock, as it tells observers.
-        self._began(run, model, session_id, attributes or {})
+            self._live[run.invocation.id] = run
+        # Outside the lock, because it calls observers.
+        self._publish_start(run, model, session_id, attributes or {})
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
-        """Several agents begin to work together."""
+        """Start a group of agents that run together."""
         parent = current()
         group = Group(name, policy, self._trees(parent, policy), parent)
         with self.lock:
@@ -217,13 +171,13 @@ class RunRegistry:
         return group
 
     def run_of(self, group: Group, model: str) -> Run:
-        """Return the invocation of what a group asks of models without an agent.
+        """Return the invocation for a group's model calls without an agent.
 
         It has no loop, and ends with the group.
 
         Args:
-            group: The group, of which the present task works for a member.
-            model: The model that is asked.
+            group: The group for whose member the current task works.
+            model: The model that is called.
         """
         with group.lock:
             if group.run is None:
@@ -234,8 +188,8 @@ class RunRegistry:
             return group.run
 
     def end_group(self, group: Group) -> None:
-        """The agents that worked together are done."""
-        with self.lock:  # first, as a fault in what follows would keep its trees open for ever
+        """End a group of agents."""
+        with self.lock:  # first, because an error below would keep its trees open forever
             for tree in group.trees:
                 tree.members -= 1
         with group.lock:
@@ -243,9 +197,18 @@ class RunRegistry:
             if (run := group.run) is not None:
                 run.finish(run.verdict.reason if run.verdict is not None else "end_turn")
 
+    def after_fork(self) -> None:
+        """Reset in a child process: the parent's invocations continue in the parent."""
+        self.lock = threading.RLock()
+        self.deadlines.after_fork()
+        if self.observers.gate is not None:
+            self.observers.gate.after_fork()
+        self._live.clear()
+        self.spans.after_fork()
+
     def forget(self, run: Run) -> bool:
-        """Drop a run; False when that had been done before."""
-        # Whoever comes first ends it: the framework, an eviction or `disable()`.
+        """Remove a run; False if it was removed before."""
+        # The first caller ends it: the framework, an eviction or `disable()`.
         with self.lock:
             if run.finished:
                 return False
@@ -256,32 +219,28 @@ class RunRegistry:
         self.spans.forget(run)
         return True
 
-    def after_fork(self) -> None:
-        """Start afresh in a child: its parent's invocations go on in the parent."""
-        self.lock = threading.RLock()
-        self.deadlines.after_fork()
-        if self.observers.gate is not None:
-            self.observers.gate.after_fork()
-        self._live.clear()
-        self.spans.after_fork()
-
     def _trees(self, parent: Run | Group | None, policy: Policy) -> tuple[Budget, ...]:
-        """Return the trees that something stands in, with one of its own where that can bind."""
+        """Return the enclosing trees, with a new one if the policy has one that can bind."""
         above = parent.trees if parent is not None else ()
         if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
             return above
         return (new_tree(policy, self.now()), *above)
 
     @suppress_errors("runs")
-    def _began(
+    def _publish_start(
         self,
         run: Run,
         model: str | None,
         session_id: str | None,
         attributes: Mapping[str, str],
     ) -> None:
-        """Tell it, and make room; a fault here must not lose a run that is live already."""
+        """Evict old runs and publish the start; an error here must not lose the active run."""
         self._evict()
+        caps: dict[str, Number] = {}  # the tightest of each name, over all enclosing trees
+        for tree in run.trees:
+            for name, cap in tree.policy.limits.items():
+                if isinstance(cap, int | float | Decimal):
+                    caps[tree.prefix + name] = min(cap, caps.get(tree.prefix + name, cap))
         self.observers.publish(
             events.Started(
                 invocation=run.invocation,
@@ -291,7 +250,7 @@ class RunRegistry:
                 model=model,
                 session_id=session_id,
                 attributes=attributes,
-                tree=_caps_of_trees(run),
+                tree=caps,
                 has_quotas=self.observers.gate is not None and self.observers.gate.holds_quotas,
                 configured_action=run.policy.action,
             )
@@ -299,8 +258,8 @@ class RunRegistry:
 
     def _evict(self) -> None:
         while self._live:
-            # Released before `finish`, which takes it again and then tells observers.
-            with self.lock:  # other threads begin invocations, and end them
+            # Released before `finish`, which acquires it again and then calls observers.
+            with self.lock:  # other threads start and end invocations
                 oldest = next(iter(self._live.values()), None)
             if oldest is None or not self._over_capacity(oldest):
                 return
@@ -313,7 +272,7 @@ class RunRegistry:
 def _identify(
     agent: str, parent: Run | Group | None, trace_id: int, span_id: int, *, sampled: bool
 ) -> Invocation:
-    """Name an invocation that begins, and what it belongs to."""
+    """Return the identity of an invocation that starts."""
     identity = uuid.uuid4().hex
     return Invocation(
         agent=agent,
@@ -326,51 +285,34 @@ def _identify(
     )
 
 
-def _caps_of_trees(run: Run) -> dict[str, Number]:
-    """Every cap of the trees that a run stands in, the tightest of each name."""
-    caps: dict[str, Number] = {}
-    for tree in run.trees:
-        for name, cap in tree.policy.limits.items():
-            if isinstance(cap, int | float | Decimal):
-                caps[tree.prefix + name] = min(cap, caps.get(tree.prefix + name, cap))
-    return caps
-
-
 LIVE: Final = RunRegistry()
-"""The runs of this process."""
-
-
-def is_named(invocation: Invocation, agent: str | None, trace_id: str | None) -> bool:
-    """Tell whether an invocation is of an agent or of a trace, each where one is given."""
-    return (agent is not None and fnmatch.fnmatchcase(invocation.agent, agent)) or (
-        trace_id is not None and invocation.trace_id == trace_id
-    )
+"""The registry of this process."""
 
 
 def kill(
     *,
     agent: str | None = None,
     trace_id: str | None = None,
-    all: bool = False,  # noqa: A002  the word that says it
+    all: bool = False,  # noqa: A002  the clearest word
 ) -> int:
-    """End live invocations of this process at once; the next ones are untouched.
+    """End active invocations of this process immediately; later ones are unaffected.
 
-    A response that is being streamed is broken off, tools that run are waited for. The stop
-    reason is `killed`, whatever the action.
+    Streaming responses are interrupted; running tools finish. The stop reason is `killed`,
+    whatever the action.
 
     Args:
-        agent: Name of the agents; `*` and `?` stand for any characters.
-        trace_id: Trace whose invocations are ended, as 32 hexadecimal digits.
-        all: End every one.
+        agent: Name of the agents, with the wildcards `*` and `?`.
+        trace_id: Trace whose invocations to end, as 32 hexadecimal digits.
+        all: End all of them.
 
     Returns:
-        How many invocations were ended.
+        The number of invocations that were ended.
 
     Raises:
-        ValueError: Nothing says which.
+        ValueError: No argument selects invocations.
     """
     if agent is None and trace_id is None and not all:
-        raise ValueError("kill() needs agent=…, trace_id=… or all=True to know what to end.")
+        raise ValueError("kill() needs agent=…, trace_id=… or all=True.")
     return LIVE.kill(agent=agent, trace_id=trace_id, all=all)
 
 

@@ -1,33 +1,33 @@
-"""Tells whether two spans show one response, by its id."""
+"""Detects spans that show the same response, by its ID."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MOST: Final = 10_000
-"""Responses that are remembered; a later one is taken for one of its own."""
+"""Responses that are kept; later ones count as new."""
 
 
 class SeenResponses:
     """The responses that the spans of one invocation, or of one trace, have shown.
 
-    Two instrumentations show one response under one id. One that shows an id again beside other
-    tokens shows another response, as there are servers whose ids repeat: songquanpeng/one-api,
-    relay/adaptor/cohere/main.go, makes them of the second.
+    Two instrumentations show one response with one ID. An ID that appears again with other tokens
+    is another response, because IDs of some servers repeat: songquanpeng/one-api,
+    relay/adaptor/cohere/main.go, derives them from the second.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty set."""
         self._shown: dict[str, set[tuple[str, int]]] = {}
         self._number = 0
 
     def has(self, response_id: str, scope: str, tokens: int) -> bool:
-        """Tell whether another span has shown a response.
+        """Return whether another span has shown a response.
 
         Args:
-            response_id: Its id, as the vendor sent it.
+            response_id: Its ID, as sent by the vendor.
             scope: The instrumentation that shows it.
-            tokens: What it used, input and output.
+            tokens: Its input and output tokens.
         """
         shown = self._shown.get(response_id)
         if shown is None:
@@ -35,7 +35,7 @@ class SeenResponses:
         return any(tokens == each for _, each in shown) or all(scope != each for each, _ in shown)
 
     def add(self, response_id: str, scope: str, tokens: int) -> None:
-        """Note that a span has shown a response."""
+        """Add a response that a span has shown."""
         if self._number < MOST:
             self._number += 1
             self._shown.setdefault(response_id, set()).add((scope, tokens))

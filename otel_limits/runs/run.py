@@ -1,144 +1,135 @@
-"""One live invocation: its tally, and how it is going to end."""
+"""One active invocation, from its start to its `Stop`; and groups of agents that run together."""
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import replace
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core import events
-from otel_limits.core.events import ActionTaken, Invocation, Stop
-from otel_limits.core.halts import halt_sentence
+from otel_limits.core.events import Invocation, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.core.limits import (
-    LOOP_DETECTED_STOP_REASON,
-    LOOP_LIMITS,
-    NO_LIMITS,
-    Breach,
-    Level,
-    Limits,
-)
-from otel_limits.core.loops import Call, LoopState
+from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Level, Limits
 from otel_limits.core.origins import EXTENSION
-from otel_limits.core.policy import KILLED, Policy, Verdict, verdict_of
-from otel_limits.runs.budget import Budget, Budgets
-from otel_limits.runs.calls import CallTracker
-from otel_limits.runs.deadlines import TimeLimit
+from otel_limits.runs.call_tracker import CallTracker
+from otel_limits.runs.scope import Scope
+from otel_limits.runs.time_limit import TimeLimit
 from otel_limits.runs.tools import ToolCalls
-from otel_limits.runs.tree import Group, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_limits.runs.registry import RunRegistry
+    from otel_limits.core.loops import Call
+    from otel_limits.core.policy import Policy, Verdict
+    from otel_limits.runs.budget import Budget
+    from otel_limits.runs.scope import Services
+    from otel_limits.runs.spans import Spans
 
 FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
-"""The count from which on something has been repeated: one call is not."""
+"""The lowest count of each loop limit that means a repetition: one call is none."""
 
 
-class Run:
-    """One live invocation: its tally, and how it is going to end.
+class Group:
+    """Agents that run together without a parent agent, such as a graph."""
 
-    Its methods, and those of its `calls` and `tools`, are the only way in which anything is
-    counted.
-    """
-
-    # The defaults stand on the class: most of these are never set in the life of an invocation.
-    state: Any = None
-    """What the framework's binding keeps of it."""
-    cancel: Callable[[Verdict], None] | None = None
-    """Ends the invocation from any thread, where the framework can."""
-    reason: str | None = None
-    """Stop reason of the last leg that came to an end."""
-    action: ActionTaken = "none"
-    verdict: Verdict | None = None
-    """Why it was halted, or would have been."""
-    sentence = ""
-    """The sentence of that."""
-    killed = False
-    outcome_frozen = False
-    """True when it is settled how it ends, although its framework is not done with it yet."""
-    finished = False
-    released = False
-    """True when it is not followed any more, as nothing is."""
-    _nudged = False
+    __slots__ = ("finished", "invocation", "lock", "parent", "policy", "run", "trees")
 
     def __init__(
+        self, name: str, policy: Policy, trees: tuple[Budget, ...], parent: Run | Group | None
+    ) -> None:
+        """Create a group within these budget trees, innermost first."""
+        identity = uuid.uuid4().hex
+        # The root is passed on, so that all rows of a tree have one ID.
+        root_id = parent.invocation.root_id if parent else identity
+        self.invocation: Invocation = Invocation(agent=name, id=identity, root_id=root_id)
+        self.policy = policy
+        self.trees = trees
+        self.parent = parent
+        self.run: Run | None = None
+        """The invocation of its members' model calls without an agent, once there is one."""
+        self.lock = threading.RLock()
+        """Held while that one starts, so that concurrent threads start only one."""
+        self.finished = False
+
+
+class Run(Scope):
+    """One active invocation. Everything is counted through it, its `calls` and its `tools`."""
+
+    state: Any = None
+    """What the framework's binding keeps for it."""
+    reason: str | None = None
+    """Stop reason of the last leg that ended."""
+    released = False
+    """True once it is no longer followed, because otel-limits was disabled."""
+    _nudged = False
+
+    def __init__(  # noqa: PLR0913  what the registry knows when an invocation starts
         self,
-        runs: RunRegistry,
+        services: Services,
         invocation: Invocation,
         policy: Policy,
         trees: tuple[Budget, ...],
+        parent: Run | Group | None,
         *,
+        spans: Spans[Run],
+        forget: Callable[[Run], bool],
         unsampled: bool,
     ) -> None:
-        """Begin with an empty tally; `Runs.start` is the way to make one."""
-        self.services = runs
-        self.invocation = invocation
-        self.parent: Run | Group | None = current()
-        """What started it: a live invocation, or a group of agents."""
+        """Create an invocation with nothing used; use `RunRegistry.start`."""
+        super().__init__(services, invocation, policy, trees)
+        self.parent = parent
+        """The invocation or the group that started it."""
+        self.spans = spans
         self.unsampled = unsampled
-        """True when its span did not reach the span processor."""
-        self.started = runs.now()
-        self.budget = Budget(policy, self.started)
-        self.tally = self.budget.tally
-        self.trees = trees
-        """The budget trees that it stands in: the innermost is the first."""
-        self.budgets = Budgets(self.budget, trees)
-        """What everything that it uses is counted in, and each of which binds it."""
-        self.calls = CallTracker(self)
+        """True if its span did not reach the span processor."""
         self.tools = ToolCalls(self)
-        self.loops = LoopState() if has_loop_limit(policy.limits) else None
+        self.calls = CallTracker(self, self.tools, spans)
         self.started_wall = time.time()
-        self.time_limit = TimeLimit(self)
+        self.time_limit = TimeLimit(self, self.check_limits)
+        self._forget = forget
         self._warned: set[tuple[str, float]] = set()
 
     @property
-    def policy(self) -> Policy:
-        """What applies to it now; a human may have extended its limits."""
-        return self.budget.policy
-
-    @property
     def is_direct(self) -> bool:
-        """True for a request without the loop: of what is not unsampled, it alone has no span."""
+        """True for a request without an agent loop, which has no span although not unsampled."""
         return not self.unsampled and self.invocation.span_id is None
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def leg(self) -> None:
-        """A pass of the agent loop begins: iterations start again."""
+        """Start a leg: iterations start again."""
         self.reset_iterations()
         self.reason = None
         if self.loops is not None:
             self.loops.leg()
             self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
-        # What was only observed stays the answer for the whole invocation, and is told once.
+        # A would-be halt remains the outcome of the whole invocation, and is published once.
         if self.action != "observed":
             self.action, self.verdict = "none", None
 
     def extend(self, more: Limits) -> None:
-        """Let the invocation use that much more than it has used by now."""
+        """Raise the limits to what is used now plus `more`."""
         self.measure_time()
-        # Counted from what is used by now and not from the old cap, which may have been passed by
-        # far.
+        # Relative to the usage rather than the old cap, which may be exceeded by far.
         more = more.extended_by(self.tally, self.tools.by_tool)
         self.budget.policy = self.policy.merged_over(more, None, NO_LIMITS, EXTENSION)
-        # They would be breaches for ever, and end what was just extended.
-        self.tools.refusals.clear()
+        # Earlier refusals would remain breaches forever, and end the extended invocation.
+        self.refusals.clear()
         self.time_limit.start()
 
     def reset_iterations(self) -> None:
-        """The context overflowed and was reduced: iterations start again."""
+        """Restart iterations: a leg began, or the context overflowed and was reduced."""
         self.tally.iterations = 0
 
     def cycle(self) -> None:
-        """An event loop cycle begins."""
+        """Count an event loop cycle that begins."""
         self.tally.cycles += 1
         self.services.observers.publish(events.Cycle(invocation=self.invocation))
 
     def turn(self) -> None:
-        """A model response was taken into the conversation."""
-        # Of this agent alone, whose loop is one task; a tree is counted by many at once.
+        """Count a model response that was accepted into the conversation."""
+        # Without the lock: an agent's loop is one task, only trees are shared.
         self.tally.iterations += 1
         self.calls.on_response_accepted()
         self.services.observers.publish(
@@ -146,7 +137,7 @@ class Run:
         )
 
     def check_loops(self, calls: Sequence[Call], text: str | None) -> None:
-        """A turn is over: look whether it repeats earlier ones."""
+        """Compare a finished turn to earlier ones."""
         if self.loops is None:
             return
         self.loops.turn(calls, text)
@@ -155,83 +146,52 @@ class Run:
         self.tally.repeated_tool_cycles = self.loops.repeated_tool_cycles
         self.tally.no_progress_turns = self.loops.no_progress_turns
 
-    # --- what follows from it ---------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def check_limits(self) -> Verdict | None:
-        """Decide by what was used whether the agent may go on; `None` when it may."""
+        """Return why the agent must end, by what it has used; `None` if it may continue."""
         self.calls.unreported.settle()
         self.measure_time()
         return self.with_subjects(self.decide())
 
-    def decide(
-        self, *, with_reserved: bool = False, forces_output: bool = False, side: bool = False
-    ) -> Verdict | None:
-        """Look at every budget as it is; the time is what was measured last.
-
-        Args:
-            with_reserved: What model calls under way have reserved counts as used.
-            forces_output: Leave out limits that yield to a call that only forces the output.
-            side: Leave out what a call beside the agent's loop cannot pass. It may come after
-                the end, which only binds it to the trees that live on.
-        """
-        # Before any limit, and whatever the action: somebody pressed a button.
-        if self.killed and not (side and self.finished):
-            return KILLED
-        reached = [] if side else self.tools.reached()
-        for budget in self.budgets:
-            reached += budget.reached(
-                with_reserved=with_reserved, forces_output=forces_output, side=side
-            )
-        return verdict_of(reached)
-
     def levels(self) -> tuple[Level, ...]:
-        """How much of each limit has been used."""
+        """Return the utilization of each limit."""
         self.measure_time()
         return self.budgets.levels()
 
     def warn(self) -> tuple[events.LimitWarning, ...]:
-        """Tell each soft threshold that was passed since the last time."""
+        """Publish a warning for each soft threshold that was newly crossed."""
         if not self.policy.warn_at:
             return ()
-        passed = [
+        crossed = [
             events.LimitWarning(invocation=self.invocation, threshold=threshold, level=level)
             for level in self.levels()
             for threshold in self.policy.warn_at
             if level.ratio >= threshold and (level.limit, threshold) not in self._warned
         ]
-        for warning in passed:
+        for warning in crossed:
             self._warned.add((warning.level.limit, warning.threshold))
             self.services.observers.publish(warning)
-        return tuple(passed)
+        return tuple(crossed)
 
     def nudge(self) -> int | None:
-        """Say which call of the turn repeats earlier ones, when the model is to be told, once.
+        """Return which call of the turn to warn the model about, one short of a loop limit; once.
 
-        It is its position among the calls that `repeat` was told of.
+        It is the position among the calls last given to `check_loops`.
         """
         if self._nudged or self.loops is None or self.policy.nudge_disabled:
             return None
         for kind, cap in self.policy.limits.active:
             if kind.name not in LOOP_LIMITS or cap - 1 < FIRST_REPETITION[kind.name]:
                 continue
-            # One before the cap, so that there is one turn left in which to do better.
+            # One short of the cap, so that one turn is left to change course.
             if kind.observed(self.tally) == cap - 1:
                 self._nudged = True
                 return self.loops.position(kind.name)
         return None
 
-    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
-        """The agent is stopped because of `verdict`; an observed one is told once."""
-        if self.action == "observed" and action == "observed":
-            return
-        self.action = action
-        self.verdict = verdict
-        # Once, and not by each who tells it: they are called deeper down in the stack.
-        self.sentence = halt_sentence(self.invocation.agent, verdict.reason, action, verdict.breach)
-        self.services.observers.publish(halt_of(self, verdict))
-
     def stop(self, reason: str) -> Stop:
-        """How the invocation ends, or would end now."""
+        """Return how the invocation ends, or would end now."""
         self.measure_time()
         return Stop(
             reason=reason,
@@ -255,50 +215,16 @@ class Run:
         )
 
     def finish(self, reason: str) -> None:
-        """The invocation is over: settle what is open, tell it once, and forget it."""
-        if not self.services.forget(self):
+        """End the invocation: settle open calls and publish its `Stop`, once."""
+        if not self._forget(self):
             return
-        # Before the stop is made, which sums up what the calls still open turn out to have used.
+        # Before the `Stop` is made, which includes the usage of calls that are still open.
         self._close()
         self.services.observers.publish_stop(self.stop(reason))
 
-    # --- how --------------------------------------------------------------------------------------
-
     @suppress_errors("runs")
     def _close(self) -> None:
-        """Settle what is open; a fault here must not keep the stop from being told."""
+        """Settle open calls; an error here must not prevent the `Stop`."""
         INTERNAL_ERRORS.report_deferred()
         self.time_limit.cancel()
         self.calls.settle_all()
-
-    def measure_time(self) -> None:
-        """Note how late it is, before anybody decides."""
-        self.budgets.measure_time(self.services.now())
-
-    def with_subjects(self, verdict: Verdict | None) -> Verdict | None:
-        """Name the tools that breaches are about, which takes longer than a decision may."""
-        if verdict is None or verdict.reason != LOOP_DETECTED_STOP_REASON:
-            return verdict
-        breaches = tuple(self._with_subject(breach) for breach in verdict.breaches)
-        return replace(verdict, breaches=breaches)
-
-    def _with_subject(self, breach: Breach) -> Breach:
-        if breach.reason == LOOP_DETECTED_STOP_REASON and self.loops is not None:
-            return replace(breach, subject=self.loops.culprit_tool(breach.limit))
-        return breach
-
-
-def halt_of(run: Run, verdict: Verdict) -> events.Halt:
-    """Make the event of what was just done to a run."""
-    return events.Halt(
-        invocation=run.invocation,
-        reason=verdict.reason,
-        breaches=verdict.breaches,
-        action=run.action,
-        sentence=run.sentence,
-    )
-
-
-def has_loop_limit(limits: Limits) -> bool:
-    """Tell whether repetitions have to be followed at all."""
-    return any(kind.name in LOOP_LIMITS for kind, _ in limits.active)

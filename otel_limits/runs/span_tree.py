@@ -1,91 +1,92 @@
-"""Where a span hangs, and what is around it: of spans within one another, one call is booked."""
+"""Spans of an invocation and their nesting: nested spans of one model call count once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from otel_limits.runs.responses import SeenResponses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from otel_limits.core.usage import UsageRecord
     from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.run import Run
-    from otel_limits.runs.unreported_calls import UnreportedCall
+    from otel_limits.runs.scope import Scope
 
 MOST_ENDED: Final = 1_000
-"""Spans of one invocation that are remembered when they have ended, the latest ones."""
+"""Ended spans of one invocation that are kept, the latest ones."""
+
+RunT = TypeVar("RunT", bound="Scope")
 
 
 @dataclass(slots=True, eq=False)
-class InvocationSpans:
+class InvocationSpans(Generic[RunT]):
     """The spans of one invocation."""
 
-    run: Run
+    run: RunT
     open: set[int] = field(default_factory=set)
-    ended: list[SpanNode] = field(default_factory=list)
-    """The oldest first."""
+    ended: list[SpanNode[RunT]] = field(default_factory=list)
+    """Oldest first."""
     responses: SeenResponses = field(default_factory=SeenResponses)
-    """Those that spans have shown, and that were booked."""
+    """The responses of counted model calls that spans have shown."""
     is_over: bool = False
-    """True when the invocation has ended."""
+    """True once the invocation has ended."""
 
-    def keep(self, ended: SpanNode) -> SpanNode | None:
-        """Remember a span that has ended; returns the one that makes room, if one has to."""
+    def keep(self, ended: SpanNode[RunT]) -> SpanNode[RunT] | None:
+        """Keep an ended span; return the one dropped to make room, if any."""
         self.ended.append(ended)
         if len(self.ended) <= MOST_ENDED:
             return None
         oldest = self.ended.pop(0)
-        # Otherwise spans that each begin within the one before would keep each other for ever.
+        # Otherwise spans that each begin within the previous one would form an endless chain.
         oldest.above = None
         return oldest
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class SpanNode:
-    """Where a span hangs; it stays for as long as anything within it is open.
+class SpanNode(Generic[RunT]):
+    """A span and the span around it; kept while anything within it is open.
 
-    What can change is changed under the lock of `Spans`.
+    Guarded by the lock of `Spans`.
     """
 
     span_id: int
-    spans: InvocationSpans
-    above: SpanNode | None = None
+    spans: InvocationSpans[RunT]
+    above: SpanNode[RunT] | None = None
     """The span around it, ended or not."""
     in_call: bool = False
     """True within a model call of the loop, which is counted where its response passes."""
     call: InFlightCall | None = None
-    """The request of something else within which it began: it shows that same call."""
+    """The side call within which the span began, and which it therefore shows."""
     is_third_party: bool = False
-    """True for what another instrumentation shows than that of the agent's framework."""
+    """True for a span of an instrumentation other than the agent framework's."""
     is_boundary: bool = False
-    """True for a tool or an agent, which asks by itself: what is around it shows other calls."""
+    """True for a tool or an agent, which makes calls of its own: spans around it show others."""
     is_open: bool = True
     is_counted: bool = False
-    """True when the model call that it shows was booked, or another span has shown it."""
+    """True once the model call that it shows was counted, here or for another span."""
     has_counted: bool = False
-    """True when a model call was booked that it shows, or one that has ended within it."""
+    """True once a model call was counted that it shows, or that ended within it."""
     unreported: UnreportedCall | None = None
     """The model call that it shows without its tokens."""
 
     @property
-    def run(self) -> Run:
-        """What it belongs to."""
+    def run(self) -> RunT:
+        """The invocation that it belongs to."""
         return self.spans.run
 
-    def enclosing_spans(self) -> Iterator[SpanNode]:
-        """Yield what may show the same model call, the nearest first: up to a tool or an agent."""
-        place = self
-        while not place.is_boundary and place.above is not None:
-            place = place.above
-            yield place
+    def enclosing_spans(self) -> Iterator[SpanNode[RunT]]:
+        """Yield the spans that may show the same call, nearest first, up to a tool or an agent."""
+        node = self
+        while not node.is_boundary and node.above is not None:
+            node = node.above
+            yield node
 
     def propagate(self) -> None:
-        """Let what is around it know that it has booked a call.
+        """Mark the enclosing spans as having counted a call, up to the first open one.
 
-        That goes up to the first span that is open, which does the same when it ends: only then is
-        it certain what it is.
+        That one does the same when it ends: only then is its kind certain.
         """
         for each in self.enclosing_spans():
             if each.has_counted:
@@ -93,3 +94,23 @@ class SpanNode:
             each.has_counted = True
             if each.is_open:
                 return
+
+
+@dataclass(slots=True, eq=False)
+class UnreportedCall:
+    """A model call that a span shows without its tokens."""
+
+    call: InFlightCall
+    record: UsageRecord
+    node: SpanNode[Any]
+    scope: str
+    """The instrumentation that made the span."""
+    response_id: str | None
+    failed: bool
+    """True if the span reports that the call failed."""
+
+    def merge(self, within: UnreportedCall) -> None:
+        """Adopt the estimates of a span within this one, which shows the same call."""
+        mine, other = self.call, within.call
+        mine.input_estimate = max(mine.input_estimate, other.input_estimate)
+        mine.answer_estimate = max(mine.answer_estimate, other.answer_estimate)

@@ -1,230 +1,228 @@
-"""Which invocation a span belongs to: that of the span above it, or of the task that began it."""
+"""Which invocation a span belongs to: that of its parent span, or of the task that started it."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic
 
 from otel_limits.runs.responses import SeenResponses
-from otel_limits.runs.span_tree import InvocationSpans, SpanNode
+from otel_limits.runs.span_tree import InvocationSpans, RunT, SpanNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.run import Run
-    from otel_limits.runs.unreported_calls import UnreportedCall
+    from otel_limits.runs.span_tree import UnreportedCall
 
 
-class Spans:
-    """The spans of invocations, and the agent spans that wait for theirs to begin.
+class Spans(Generic[RunT]):
+    """The spans of active invocations, and agent spans whose invocation has not started yet.
 
-    One that has ended stays for as long as its invocation lives, as what began within it may end
-    later, or even begin later.
+    An ended span is kept as long as its invocation is active, because spans within it may end, or
+    even start, later.
 
     Args:
-        most: Agent spans that may wait, as one whose invocation never begins is forgotten; spans
-            that outlive their invocation, as one of them may never end; and model calls that are
-            known by their spans when their invocation is over.
+        most: Maximum number of agent spans that are kept for an invocation that may never start,
+            of spans that outlive their invocation, and of model call spans of past invocations.
     """
 
     def __init__(self, most: int) -> None:
-        """Begin with none."""
+        """Create an empty index."""
         self._lock = threading.Lock()
         self._most = most
-        self._places: dict[int, SpanNode] = {}
-        self._trails: dict[str, InvocationSpans] = {}
-        """Those of live invocations, by their ids."""
-        self._waiting: OrderedDict[int, None] = OrderedDict()
+        self._nodes: dict[int, SpanNode[RunT]] = {}
+        self._by_invocation: dict[str, InvocationSpans[RunT]] = {}
+        """Those of active invocations, by their IDs."""
+        self._registered: OrderedDict[int, None] = OrderedDict()
         self._late: OrderedDict[int, None] = OrderedDict()
-        """Open spans whose invocation is over."""
-        self._asked: OrderedDict[int, None] = OrderedDict()
-        """Spans of model calls of invocations that are over."""
+        """Open spans of invocations that have ended."""
+        self._past_calls: OrderedDict[int, None] = OrderedDict()
+        """Spans of model calls of invocations that have ended."""
 
     def register_span(self, span_id: int) -> None:
-        """The span of an invocation reached the span processor; the invocation begins after it."""
+        """Register an agent span that reached the span processor, before its invocation starts."""
         with self._lock:
-            # Bounded, as a span that is named like an agent's may be anybody's, and its invocation
-            # never come.
-            self._waiting[span_id] = None
-            if len(self._waiting) > self._most:
-                self._waiting.popitem(last=False)
+            # Bounded: any application may name a span like an agent's, without an invocation.
+            self._registered[span_id] = None
+            if len(self._registered) > self._most:
+                self._registered.popitem(last=False)
 
     def claim(self, span_id: int) -> bool:
-        """Tell whether the span of an invocation that begins was sighted, and forget that."""
+        """Remove the span of a starting invocation; False if it was not registered."""
         with self._lock:
-            if span_id not in self._waiting:
+            if span_id not in self._registered:
                 return False
-            del self._waiting[span_id]
+            del self._registered[span_id]
             return True
 
-    def node(self, span_id: int) -> SpanNode | None:
-        """Where a span hangs; `None` for what belongs to no live invocation."""
-        # Without the lock: one look-up is atomic, and this is asked for every span that the process
-        # makes.
-        return self._places.get(span_id)
+    def node(self, span_id: int) -> SpanNode[RunT] | None:
+        """Return the node of a span; `None` if it belongs to no active invocation."""
+        # Without the lock: one look-up is atomic, and it happens for every span of the process.
+        return self._nodes.get(span_id)
 
     def was_model_call(self, span_id: int) -> bool:
-        """Tell whether a span was of a model call of the loop of an invocation that is over."""
-        return span_id in self._asked
+        """Return whether a span was a loop's model call in an invocation that has ended."""
+        return span_id in self._past_calls
 
-    def begin(  # noqa: PLR0913  what is known when a span begins
+    def begin(  # noqa: PLR0913  what is known when a span starts
         self,
         span_id: int,
-        run: Run,
+        run: RunT,
         *,
         parent: int = 0,
         in_call: bool = False,
         call: InFlightCall | None = None,
-        is_foreign: bool = False,
+        is_third_party: bool = False,
         is_boundary: bool = False,
     ) -> None:
-        """A span of `run` began: what hangs under it belongs to that, too."""
+        """Add a span of `run` that has started."""
         with self._lock:
-            above = self._places.get(parent)
-            trail = self._trail_of(run, above)
-            self._places[span_id] = SpanNode(
-                span_id, trail, above, in_call, call, is_foreign, is_boundary
+            above = self._nodes.get(parent)
+            spans = self._spans_of(run, above)
+            self._nodes[span_id] = SpanNode(
+                span_id, spans, above, in_call, call, is_third_party, is_boundary
             )
-            if trail.is_over:
+            if spans.is_over:
                 self._keep_late(span_id)
             else:
-                trail.open.add(span_id)
+                spans.open.add(span_id)
 
     def claim_call(self, span_id: int, response_id: str | None, scope: str, tokens: int) -> bool:
-        """Tell whether a model call that a span shows has not been booked, and note that it is.
+        """Mark the model call that a span shows as counted; False if it was counted already.
 
-        It has been where a span within this one showed it, or one around it, or another one the
-        same response.
+        It was if a span within or around this one, or another span of the same response, was
+        counted.
         """
         with self._lock:
-            place = self._places[span_id]
-            is_counted = any(each.is_counted for each in place.enclosing_spans())
+            node = self._nodes[span_id]
+            is_counted = any(each.is_counted for each in node.enclosing_spans())
             if response_id is not None:
                 response = (response_id, scope, tokens)
-                is_counted |= place.spans.responses.has(*response)
-                place.spans.responses.add(*response)
-            is_counted_within = place.has_counted or self._is_booked_within(place)
-            # What is within a call that was counted is that call. Where what is within it was
-            # counted, there may be more of it: such as a second attempt.
-            place.is_counted = not is_counted_within
-            place.has_counted = True
+                is_counted |= node.spans.responses.has(*response)
+                node.spans.responses.add(*response)
+            is_counted_within = node.has_counted or self._is_counted_within(node)
+            # Everything within a counted call is that call. If something within it was counted,
+            # there may be more of it, such as a second attempt.
+            node.is_counted = not is_counted_within
+            node.has_counted = True
             return not (is_counted or is_counted_within)
 
     def mark_counted_within(self, span_id: int) -> None:
-        """A call that is counted without any span goes out within a span, which may show it."""
+        """Mark a span as showing a call that is counted without any span."""
         with self._lock:
-            place = self._places.get(span_id)
-            if place is not None and place.is_third_party and not place.is_boundary:
-                place.has_counted = True
-                place.propagate()
+            node = self._nodes.get(span_id)
+            if node is not None and node.is_third_party and not node.is_boundary:
+                node.has_counted = True
+                node.propagate()
 
     def split_unreported(
-        self, silent: Sequence[UnreportedCall]
+        self, calls: Sequence[UnreportedCall]
     ) -> tuple[list[UnreportedCall], list[UnreportedCall]]:
-        """Return those of some calls that no other span tells, and those that one still may."""
-        shown, untold, waiting = SeenResponses(), [], []
+        """Return the calls that no other span reports, and those that one may still report."""
+        shown, ready, waiting = SeenResponses(), [], []
         with self._lock:
-            for each in silent:
-                if self._may_be_told(each.node):
+            for each in calls:
+                if self._may_be_reported(each.node):
                     waiting.append(each)
-                elif not self._is_told(each, shown):
-                    untold.append(each)
-        return untold, waiting
+                elif not self._is_reported(each, shown):
+                    ready.append(each)
+        return ready, waiting
 
     def end(self, span_id: int, *, is_boundary: bool = False) -> None:
-        """A span ended.
+        """Mark a span as ended.
 
         Args:
-            span_id: Which one.
-            is_boundary: It is of a tool or an agent: what is around it asks by itself, so that a
-                model call within it is not one that is around it.
+            span_id: The span.
+            is_boundary: It turned out to be a tool or an agent, which makes calls of its own.
         """
         with self._lock:
-            place = self._places.get(span_id)
-            if place is None or not place.is_open:
+            node = self._nodes.get(span_id)
+            if node is None or not node.is_open:
                 return
-            place.is_open, place.is_boundary = False, place.is_boundary or is_boundary
-            if place.has_counted:
-                place.propagate()
-            trail = place.spans
-            trail.open.discard(span_id)
-            if trail.is_over:
+            node.is_open, node.is_boundary = False, node.is_boundary or is_boundary
+            if node.has_counted:
+                node.propagate()
+            spans = node.spans
+            spans.open.discard(span_id)
+            if spans.is_over:
                 self._late.pop(span_id, None)
-                del self._places[span_id]
-            if (dropped := trail.keep(place)) is not None:
+                del self._nodes[span_id]
+            if (dropped := spans.keep(node)) is not None:
                 self._drop(dropped.span_id)
 
-    def forget(self, run: Run) -> None:
-        """The invocation is over; its own spans that never end are forgotten with it.
+    def forget(self, run: RunT) -> None:
+        """Drop the spans of an invocation that has ended.
 
-        What others show may end later, such as a stream that somebody still reads.
+        Open spans of other instrumentations are kept: a stream may still be read, for example.
         """
         with self._lock:
-            trail = self._trails.pop(run.invocation.id, None)
-            if trail is None:
+            spans = self._by_invocation.pop(run.invocation.id, None)
+            if spans is None:
                 return
-            trail.is_over = True
-            for place in trail.ended:
-                self._drop(place.span_id)
-            for span_id in trail.open:
-                place = self._places[span_id]
-                if place.is_third_party and not place.in_call:
+            spans.is_over = True
+            for node in spans.ended:
+                self._drop(node.span_id)
+            for span_id in spans.open:
+                node = self._nodes[span_id]
+                if node.is_third_party and not node.in_call:
                     self._keep_late(span_id)
                 else:
                     self._drop(span_id)
-            trail.open.clear()
+            spans.open.clear()
 
     def after_fork(self) -> None:
-        """Start afresh in a child: the parent's spans end in the parent."""
+        """Reset in a child process: the parent's spans end in the parent."""
         self.__init__(self._most)  # type: ignore[misc]
 
-    # --- all of it under the lock -----------------------------------------------------------------
+    # --- under the lock ---------------------------------------------------------------------------
 
-    def _trail_of(self, run: Run, above: SpanNode | None) -> InvocationSpans:
+    def _spans_of(self, run: RunT, above: SpanNode[RunT] | None) -> InvocationSpans[RunT]:
         if above is not None and above.run is run:
             return above.spans
-        if run.finished:  # nobody will forget it
+        if run.finished:  # `forget` has already run
             return InvocationSpans(run, is_over=True)
-        return self._trails.setdefault(run.invocation.id, InvocationSpans(run))
+        return self._by_invocation.setdefault(run.invocation.id, InvocationSpans(run))
 
-    def _is_booked_within(self, place: SpanNode) -> bool:
-        """Tell whether a call was booked of which a span is open that passes it on when it ends."""
-        trail = place.spans
-        still_open = map(self._places.get, self._late if trail.is_over else trail.open)
+    def _is_counted_within(self, node: SpanNode[RunT]) -> bool:
+        """Return whether an open span within this one has counted a call that it will propagate."""
         return any(
-            each is not None and each.has_counted and place in each.enclosing_spans()
-            for each in still_open
+            each is not None and each.has_counted and node in each.enclosing_spans()
+            for each in self._open_spans(node)
         )
 
-    def _may_be_told(self, place: SpanNode) -> bool:
-        """Tell whether anything around a span, or within it, is open that may know its tokens."""
-        trail = place.spans
-        # What the framework shows is not a call of others, and may end with the invocation only.
+    def _may_be_reported(self, node: SpanNode[Any]) -> bool:
+        """Return whether an open related span may still report this span's tokens."""
+        # The framework's own spans show other calls, and may end with the invocation only.
         around = (
-            each for each in place.enclosing_spans() if each.is_third_party and each.spans is trail
+            each
+            for each in node.enclosing_spans()
+            if each.is_third_party and each.spans is node.spans
         )
         if any(each.is_open and not each.is_boundary for each in around):
             return True
-        still_open = map(self._places.get, self._late if trail.is_over else trail.open)
-        return any(each is not None and place in each.enclosing_spans() for each in still_open)
+        return any(
+            each is not None and node in each.enclosing_spans() for each in self._open_spans(node)
+        )
 
-    def _is_told(self, silent: UnreportedCall, shown: SeenResponses) -> bool:
-        """Tell whether another span shows the call of one that does not know its tokens."""
-        place = silent.node
-        outer = [each.unreported for each in place.enclosing_spans() if each.unreported is not None]
-        if outer:  # the outermost is the whole call
-            outer[-1].merge(silent)
+    def _open_spans(self, node: SpanNode[Any]) -> map[SpanNode[RunT] | None]:
+        return map(self._nodes.get, self._late if node.spans.is_over else node.spans.open)
+
+    def _is_reported(self, unreported: UnreportedCall, shown: SeenResponses) -> bool:
+        """Return whether another span shows the call of a span without tokens."""
+        node = unreported.node
+        around = [each.unreported for each in node.enclosing_spans() if each.unreported is not None]
+        if around:  # the outermost is the whole call
+            around[-1].merge(unreported)
             return True
-        if place.has_counted or any(each.is_counted for each in place.enclosing_spans()):
+        if node.has_counted or any(each.is_counted for each in node.enclosing_spans()):
             return True
-        if silent.response_id is None:
+        if unreported.response_id is None:
             return False
-        response = (silent.response_id, silent.scope, 0)
-        if shown.has(*response) or place.spans.responses.has(*response):
+        response = (unreported.response_id, unreported.scope, 0)
+        if shown.has(*response) or node.spans.responses.has(*response):
             return True
-        # Not with those that were booked: whoever tells its tokens later is to be believed.
+        # Not added to the counted ones: a span that reports the tokens later still counts.
         shown.add(*response)
         return False
 
@@ -234,10 +232,10 @@ class Spans:
             self._drop(self._late.popitem(last=False)[0])
 
     def _drop(self, span_id: int) -> None:
-        place = self._places.pop(span_id, None)
-        if place is None or not place.in_call:
+        node = self._nodes.pop(span_id, None)
+        if node is None or not node.in_call:
             return
-        # An instrumentation may tell of a call when all is over, such as LiteLLM's by a callback.
-        self._asked[span_id] = None
-        if len(self._asked) > self._most:
-            self._asked.popitem(last=False)
+        # An instrumentation may report a call after the end, such as LiteLLM's in a callback.
+        self._past_calls[span_id] = None
+        if len(self._past_calls) > self._most:
+            self._past_calls.popitem(last=False)

@@ -1,77 +1,59 @@
-"""Model calls that spans show without their tokens: counted once nobody else can tell those."""
+"""Model calls shown by spans without tokens: counted once no other span can report the tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from otel_limits.core.usage import UsageRecord
-    from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.run import Run
-    from otel_limits.runs.span_tree import SpanNode
+    from collections.abc import Callable
+
+    from otel_limits.runs.scope import Scope
+    from otel_limits.runs.span_tree import UnreportedCall
+    from otel_limits.runs.spans import Spans
 
 MOST: Final = 1_000
-"""Calls of one invocation that wait; the oldest is counted when there is one more."""
-
-
-@dataclass(slots=True, eq=False)
-class UnreportedCall:
-    """What a span shows of a call of which it does not know the tokens."""
-
-    call: InFlightCall
-    record: UsageRecord
-    node: SpanNode
-    scope: str
-    """The instrumentation that made the span."""
-    response_id: str | None
-    failed: bool
-    """True when the span says that the call failed."""
-
-    def merge(self, within: UnreportedCall) -> None:
-        """Take over the texts of a span within this one, which shows the same call."""
-        mine, other = self.call, within.call
-        mine.input_estimate = max(mine.input_estimate, other.input_estimate)
-        mine.answer_estimate = max(mine.answer_estimate, other.answer_estimate)
+"""Pending calls of one invocation; beyond that the oldest is counted."""
 
 
 class UnreportedCalls:
-    """Those of one invocation that wait for other spans.
+    """The calls of one invocation that wait for other spans.
 
     Of two instrumentations that show one call, one may know its tokens and the other not, and the
-    span that knows them may end later. So they wait until the invocation is judged or ends, and
-    for what is open around and within them.
+    span with the tokens may end later. So the calls wait until the invocation is checked or ends,
+    and as long as a span around or within theirs is open.
     """
 
-    def __init__(self, run: Run) -> None:
-        """Begin with none."""
-        self._run = run
+    def __init__(self, scope: Scope, spans: Spans[Any], settle: Callable[..., None]) -> None:
+        """Create an empty list."""
+        self._scope = scope
+        self._spans = spans
+        self._settle_call = settle
         self._waiting: list[UnreportedCall] = []
 
     @suppress_errors("runs")
-    def add(self, silent: UnreportedCall) -> None:
-        """Note what a span has shown that has just ended."""
-        with self._run.services.lock:
-            self._waiting.append(silent)
+    def add(self, unreported: UnreportedCall) -> None:
+        """Add the call of a span that has just ended."""
+        with self._scope.services.lock:
+            self._waiting.append(unreported)
             oldest = self._waiting.pop(0) if len(self._waiting) > MOST else None
         if oldest is not None:
-            untold, still_waiting = self._run.services.spans.split_unreported([oldest])
-            self._count(untold + still_waiting)
+            ready, still_waiting = self._spans.split_unreported([oldest])
+            self._count(ready + still_waiting)
 
     @suppress_errors("runs")
     def settle(self) -> None:
-        """Count those whose tokens no other span has told, or can still tell."""
-        if not self._waiting:  # as good as always
+        """Count the calls whose tokens no other span has reported or can still report."""
+        if not self._waiting:  # nearly always
             return
-        with self._run.services.lock:
+        with self._scope.services.lock:
             waiting, self._waiting = self._waiting, []
-        untold, still_waiting = self._run.services.spans.split_unreported(waiting)
-        with self._run.services.lock:
+        ready, still_waiting = self._spans.split_unreported(waiting)
+        with self._scope.services.lock:
             self._waiting[:0] = still_waiting
-        self._count(untold)
+        self._count(ready)
 
-    def _count(self, untold: list[UnreportedCall]) -> None:
-        for each in untold:
-            self._run.calls.settle(each.call, each.record, failed=each.failed)
+    def _count(self, ready: list[UnreportedCall]) -> None:
+        for each in ready:
+            self._settle_call(each.call, each.record, failed=each.failed)

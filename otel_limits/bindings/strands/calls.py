@@ -39,7 +39,8 @@ from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
-from otel_limits.runs.tree import Group, current_scope
+from otel_limits.runs.run import Group
+from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -235,7 +236,7 @@ class Passage:
             self.model_pass.calls.append(call)
         else:
             context = trace.get_current_span().get_span_context()
-            self.run.services.spans.mark_counted_within(context.span_id)
+            self.run.spans.mark_counted_within(context.span_id)
         return call
 
     @suppress_errors("binding")

@@ -92,7 +92,7 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
     # A hook would resume for ever: each further leg would be refused as this one was.
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
-    if event.resume is None and live.run.services.freeze_outcome(live.run) and live.marked is None:
+    if event.resume is None and live.run.freeze_outcome() and live.marked is None:
         return _tell_kill(event, live)
     return None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
     from otel_limits.core.policy import Policy
-    from otel_limits.runs.tree import Group
+    from otel_limits.runs.run import Group
 
 
 class ClassPatcher:

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
 
-    from otel_limits.runs.run import Run
-    from otel_limits.runs.tree import Group
+    from otel_limits.runs.run import Group, Run
 
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
@@ -88,9 +87,7 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
-            followed.run.services.freeze_outcome(
-                followed.run
-            )  # what hooks still do changes nothing
+            followed.run.freeze_outcome()  # what hooks still do changes nothing
             raise
         if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))
