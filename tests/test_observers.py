@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits import Cycle, Event, Invocation, Turn
+import otel_limits
+from otel_limits import Cycle, Event, Invocation, Limits, Turn, enable
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.log_events import EventObserver
 from otel_limits.observers.otlp import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.observers.protocol import LazyObserver, OwnObserver
+from otel_limits.observers.protocol import BaseObserver, LazyObserver
+from otel_limits.observers.queued import QueuedObserver
+from otel_limits.runtime import wiring
+from otel_limits.runtime.wiring import ObserverEntry
+from otel_limits.testing import ScriptedModel, endless, uses
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Observer
+    from tests.conftest import MakeAgent, Metric
 
 INVOCATION = Invocation(agent="research", id="i1", root_id="i1")
 TURN = Turn(invocation=INVOCATION, number=1)
 
 
-class Diary(OwnObserver):
+class Diary(BaseObserver):
     """Writes down what becomes of it."""
 
     component = "diary"
@@ -54,9 +63,9 @@ def lazy(replaced: list[tuple[Observer, Observer]]) -> LazyObserver[Diary]:
 @pytest.mark.parametrize(
     "kind", [EventObserver, LedgerObserver, LogObserver, OtlpObserver, PrometheusObserver]
 )
-def test_every_observer_of_ours_is_one(kind: type[OwnObserver]) -> None:
+def test_every_observer_of_ours_is_one(kind: type[BaseObserver]) -> None:
     """It goes through the life cycle, and its failures have a name."""
-    assert issubclass(kind, OwnObserver)
+    assert issubclass(kind, BaseObserver)
     assert kind.component
 
 
@@ -110,3 +119,101 @@ def test_a_lazy_observer_that_cannot_be_made_is_tried_again() -> None:
         lazy(TURN)
     lazy(TURN)
     assert lazy.made is not None
+
+
+# --- observers that do I/O ------------------------------------------------------------------------
+
+
+class SlowObserver(QueuedObserver):
+    """A sender: slow, or blocked until `gate` opens; it fails for a turn of number -1."""
+
+    component = "slow"
+
+    def __init__(self, gate: threading.Event | None = None, max_queued: int = 10) -> None:
+        super().__init__({Turn: self._send}, max_queued)
+        self.sent: list[Event] = []
+        self.is_busy = False
+        self._gate = gate
+
+    def _send(self, event: Turn) -> None:
+        self.is_busy = True
+        if self._gate is not None:
+            self._gate.wait(10)
+        else:
+            time.sleep(0.05)
+        if event.number == -1:
+            raise OSError
+        self.sent.append(event)
+
+
+@pytest.fixture
+def new_observer(monkeypatch: pytest.MonkeyPatch) -> SlowObserver:
+    """An observer that is in the table `OBSERVERS`, and nowhere else."""
+    observer = SlowObserver()
+    entry = ObserverEntry("slow", lambda *_: True, lambda *_: observer)
+    monkeypatch.setattr(wiring, "OBSERVERS", (*wiring.OBSERVERS, entry))
+    return observer
+
+
+def test_new_observer_is_flushed_on_request(
+    new_observer: SlowObserver, make_agent: MakeAgent
+) -> None:
+    """A line in the table is enough for `otel_limits.flush()` to wait for its events."""
+    enable(Limits(max_turns=2))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    assert otel_limits.flush()
+    assert [event.number for event in new_observer.sent if isinstance(event, Turn)] == [1, 2]
+
+
+def test_new_observer_is_closed_by_disable(
+    new_observer: SlowObserver, make_agent: MakeAgent
+) -> None:
+    """Queued events are sent, and no thread is left."""
+    enable(Limits(max_turns=2))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    otel_limits.disable()
+    assert len(new_observer.sent) == 2
+    assert "otel-limits-slow" not in {each.name for each in threading.enumerate()}
+
+
+def test_full_queue_drops_new_events() -> None:
+    """A network that hangs must neither delay agents nor fill the memory."""
+    gate = threading.Event()
+    observer = SlowObserver(gate, max_queued=2)
+    observer(TURN)
+    while not observer.is_busy:
+        time.sleep(0.001)
+    observer(TURN)
+    observer(TURN)
+    with pytest.raises(RuntimeError, match="queue of 2 events is full"):
+        observer(TURN)
+    gate.set()
+    observer.close()
+    assert len(observer.sent) == 3
+
+
+@pytest.mark.usefixtures("faulty")
+def test_failed_event_is_counted_and_the_next_is_sent(metric: Metric) -> None:
+    """One failure must not end the thread; nothing is lost without a trace."""
+    enable()
+    observer = SlowObserver()
+    observer(dataclasses.replace(TURN, number=-1))
+    observer(TURN)
+    observer.flush()
+    assert observer.sent == [TURN]
+    assert metric("otel_limits_observer_dropped_events_total", observer="slow") == 1
+    observer.close()
+
+
+def test_fork_leaves_the_queue_to_the_parent() -> None:
+    """Otherwise both would send the same events."""
+    gate = threading.Event()
+    observer = SlowObserver(gate)
+    observer(TURN)
+    observer.after_fork()
+    observer.flush()  # returns: nothing is queued here
+    gate.set()
+    last = dataclasses.replace(TURN, number=9)
+    observer(last)
+    observer.close()
+    assert last in observer.sent

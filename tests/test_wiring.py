@@ -42,13 +42,13 @@ def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_are_priced_by_the_policy_file(
-    make_agent: MakeAgent, policy: Path, source: str, facts: list[Event]
+    make_agent: MakeAgent, policy: Path, source: str, events: list[Event]
 ) -> None:
     """Each call has its exact price, and the stop their sum."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make_agent(ScriptedModel([uses("search"), says("done")]))("go")
-    assert [f.price for f in facts if isinstance(f, ModelCall)] == [Decimal("0.002")] * 2
-    assert [f.cost for f in facts if isinstance(f, Stop)] == [Decimal("0.004")]
+    assert [f.price for f in events if isinstance(f, ModelCall)] == [Decimal("0.002")] * 2
+    assert [f.cost for f in events if isinstance(f, Stop)] == [Decimal("0.004")]
 
 
 def test_a_cost_limit_halts(make_agent: MakeAgent, policy: Path, source: str) -> None:
@@ -74,13 +74,13 @@ def test_a_plugin_with_a_cost_limit_without_prices_is_a_mistake(
 
 
 def test_an_unknown_price_is_unknown(
-    make_agent: MakeAgent, no_package: None, source: str, facts: list[Event], metric: Metric
+    make_agent: MakeAgent, no_package: None, source: str, events: list[Event], metric: Metric
 ) -> None:
     """Without a price a call has none, and is counted as unpriced."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make_agent(ScriptedModel([says("done")]))("go")
-    assert [f.price for f in facts if isinstance(f, ModelCall)] == [None]
-    assert [(f.cost, f.unpriced_calls) for f in facts if isinstance(f, Stop)] == [(0, 1)]
+    assert [f.price for f in events if isinstance(f, ModelCall)] == [None]
+    assert [(f.cost, f.unpriced_calls) for f in events if isinstance(f, Stop)] == [(0, 1)]
     assert metric("otel_limits_unpriced_tokens_total", agent="tester", model="scripted") == 15
 
 

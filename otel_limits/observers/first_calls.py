@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import Enforcing, Started
-from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ UNLIMITED: Final = (
 )
 
 
-class FirstCalls(OwnObserver):
+class FirstCalls(BaseObserver):
     """Tells the first call of a process, and the first one of each agent without a limit.
 
     Args:

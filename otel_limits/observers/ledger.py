@@ -9,7 +9,7 @@ from otel_limits.ledger import rows
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.ledger.writer import Writer, is_child_of_multiprocessing
-from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -21,7 +21,7 @@ FLUSH_SECONDS: Final = 1.0
 """How long the database has before the spill file takes the rows, where nobody else waits."""
 
 
-class LedgerObserver(OwnObserver):
+class LedgerObserver(BaseObserver):
     """Turns facts into rows and has them written in the background.
 
     Args:

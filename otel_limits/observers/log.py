@@ -6,7 +6,7 @@ import logging
 
 from otel_limits.core.events import Halt, LimitWarning, ModelCall
 from otel_limits.core.labels import clean
-from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.protocol import BaseObserver
 
 MOST_UNPRICED = 100
 """Models that it is said of at each level; of the rest the metric tells."""
@@ -25,7 +25,7 @@ UNPRICED_EFFECT = {
 logger = logging.getLogger("otel_limits")
 
 
-class LogObserver(OwnObserver):
+class LogObserver(BaseObserver):
     """Logs halts, soft thresholds, and calls that a limit on cost lets pass, as warnings."""
 
     component = "log"

@@ -11,7 +11,7 @@ from opentelemetry.context import Context
 
 from otel_limits.core.events import Halt, Invocation
 from otel_limits.observers.context import context_of
-from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.protocol import BaseObserver
 from otel_limits.otel import semconv
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Number
 
 
-class EventObserver(OwnObserver):
+class EventObserver(BaseObserver):
     """Emits the event `otel_limits.halt`.
 
     Args:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Event, Observer
 
 
-class OwnObserver:
+class BaseObserver:
     """One way to tell what happened. It may fail: that is logged, counted and never felt."""
 
     component: str
@@ -36,13 +36,13 @@ class OwnObserver:
         """
 
     def flush(self) -> None:
-        """Bring what it has been told to where the end of the process cannot lose it."""
+        """Send or store all received events, so that the end of the process loses none."""
 
     def close(self) -> None:
         """Write what is left and let go of everything; no event comes after this."""
 
 
-T = TypeVar("T", bound=OwnObserver)
+T = TypeVar("T", bound=BaseObserver)
 
 
 class LazyObserver(Generic[T]):

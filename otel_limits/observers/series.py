@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from otel_limits.observers.protocol import OwnObserver
+from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
     from otel_limits.observers.instruments import MetricSpec, Series
 
 
-class SeriesKeeper(OwnObserver, ABC):
+class SeriesKeeper(BaseObserver, ABC):
     """Has the series of an observer that counts."""
 
     def __init__(self) -> None:

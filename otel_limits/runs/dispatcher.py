@@ -58,7 +58,7 @@ class EventDispatcher:
             try:
                 take(event)
             except Exception as error:  # noqa: BLE001, PERF203  foreign code
-                self._lost(observer, event, error)
+                self.report_dropped_event(observer, event, error)
 
     def publish_stop(self, stop: Stop) -> None:
         """Hand `stop` to every observer, and tell how long each took for it."""
@@ -72,7 +72,7 @@ class EventDispatcher:
             try:
                 observer(stop)
             except Exception as error:  # noqa: BLE001  foreign code
-                self._lost(observer, stop, error)
+                self.report_dropped_event(observer, stop, error)
             # Also of one that failed: the invocation has waited for it all the same.
             lags.append(
                 events.ObserverLag(
@@ -86,7 +86,8 @@ class EventDispatcher:
         """Tell every observer that `component` failed."""
         self.publish(events.InternalError(component=component))
 
-    def _lost(self, observer: Observer, event: Event, error: Exception) -> None:
+    def report_dropped_event(self, observer: Observer, event: Event, error: Exception) -> None:
+        """Log and count an event that `observer` failed to handle."""
         if not isinstance(event, ABOUT_OBSERVERS):
             INTERNAL_ERRORS.report(component_name(observer), error)
             self.publish(events.ObserverDropped(observer=component_name(observer)))

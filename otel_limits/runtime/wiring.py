@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.log_events import EventObserver
     from otel_limits.observers.otlp import OtlpObserver
     from otel_limits.observers.prometheus import PrometheusObserver
-    from otel_limits.observers.protocol import OwnObserver
+    from otel_limits.observers.protocol import BaseObserver
     from otel_limits.observers.service import Service
     from otel_limits.observers.toollog import ToolLog
     from otel_limits.otel.export import OwnMeters
@@ -265,7 +265,7 @@ class Wiring:
         self._settings = Settings()
         self._document = NO_DOCUMENT
         self._prices: tuple[Document, Prices] | None = None
-        self._open: dict[str, tuple[object, OwnObserver | LazyObserver[Any]]] = {}
+        self._open: dict[str, tuple[object, BaseObserver | LazyObserver[Any]]] = {}
         """The observers of the table that there are, each with what it was made of."""
         self._quotas: Quotas | None = None
 
