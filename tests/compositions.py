@@ -52,7 +52,7 @@ ALL_OVER, ALL_STILL = 3, 200
 """Milliseconds without an event after which nothing is waited for, and where something is live."""
 
 MOST_ANSWERS = 40
-"""After so many answers all agents of a composition are done: some have no cap."""
+"""Responses after which all agents of a composition are done: some have no cap."""
 
 
 @tool
@@ -76,13 +76,13 @@ class Scene:
     quiet: int = 0
     """How often nothing ran when it was looked for, one time after the other."""
     left: list[Any] = field(default_factory=list)
-    """Streams that nobody reads to their ends."""
+    """Streams that are never read to the end."""
     models: list[Metered] = field(default_factory=list)
     """Those that tools ask by themselves."""
     events: list[Event] = field(default_factory=list)
 
     def fork(self) -> random.Random:
-        """Take chances of its own for something that may run in another thread."""
+        """Derive a separate random generator for code that may run in another thread."""
         return random.Random(self.chance.random())  # noqa: S311  chance, no secret
 
     def limits(self, *, often: float, tree: bool) -> Limits:
@@ -96,7 +96,7 @@ class Scene:
         return Limits(**caps)  # type: ignore[arg-type]
 
     def plugins(self) -> list[Any]:
-        """Give an agent limits of its own, a tree of its own, and an action of its own."""
+        """Give an agent random limits, a tree and an action."""
         own = self.limits(often=0.4, tree=False)
         tree = self.limits(often=0.4, tree=True)
         if own == tree == Limits():
@@ -111,7 +111,7 @@ class Scene:
 
     @property
     def waiting(self) -> bool:
-        """True while tools in the background wait for a place, or to be told as ended."""
+        """True while background tools wait for a slot, or to be reported as ended."""
         tasks = [agent.state.get("strands.background_tasks") or () for agent in self.agents]
         return any(each["status"] in ("queued", "working") for some in tasks for each in some)
 
@@ -158,7 +158,7 @@ class Scene:
         return agent
 
     def script(self, names: list[str]) -> Iterator[Answer]:
-        """Answer at random, for ever."""
+        """Answer at random, forever."""
         chance = self.fork()
         while True:
             self.answers += 1
@@ -174,7 +174,7 @@ class Scene:
                 yield Answer(tools=tuple((each, {"input": "go"}) for each in chosen))
 
     def validator(self) -> Any:
-        """Have a response asked for again, now and then."""
+        """Retry a response now and then."""
         chance = self.fork()
 
         def validate(event: AfterModelCallEvent, **_: Any) -> None:
@@ -209,13 +209,13 @@ class Scene:
             yield child.as_tool(name=child.name, description="Ask.")
 
     def asking_a_model(self) -> Any:
-        """A tool that asks a model by itself."""
+        """A tool that calls a model directly."""
         model = Metered(endless(says("hint")), "helper", PER_MESSAGE)
         self.models.append(model)
 
         @tool
         async def think(input: str = "") -> str:  # noqa: A002
-            """Ask a model."""
+            """Call a model."""
             messages: Messages = [{"role": "user", "content": [{"text": input}]}]
             with self.work():
                 return str([each async for each in model.stream(messages)])
@@ -223,12 +223,12 @@ class Scene:
         return think
 
     def in_parallel(self, depth: int) -> Iterator[Any]:
-        """A tool that asks several agents at once."""
+        """A tool that calls several agents concurrently."""
         children = [self.agent(depth) for _ in range(self.chance.randint(2, 5))]
 
         @tool
         async def ask_all(input: str) -> str:  # noqa: A002
-            """Ask all of them at once."""
+            """Call all of them concurrently."""
             with self.work():
                 return str(
                     await asyncio.gather(*(outcome(each.invoke_async(input)) for each in children))
@@ -237,13 +237,13 @@ class Scene:
         yield ask_all
 
     def in_threads(self, depth: int) -> Iterator[Any]:
-        """A tool that asks several agents at once, in threads that may be given no context."""
+        """A tool that calls several agents concurrently, in threads without a context."""
         children = [self.agent(depth) for _ in range(self.chance.randint(2, 4))]
         hands_on = self.chance.random() < 0.5
 
         @tool
         def ask_in_threads(input: str) -> str:  # noqa: A002
-            """Ask all of them at once."""
+            """Call all of them concurrently."""
             with self.work(), ThreadPoolExecutor(len(children)) as pool:
                 asks = [
                     pool.submit(contextvars.copy_context().run, self.asked_now, child, input)
@@ -256,7 +256,7 @@ class Scene:
         yield ask_in_threads
 
     def in_turn(self, depth: int) -> Iterator[Any]:
-        """A tool that asks agents one after another, in a thread that nobody can cancel."""
+        """A tool that calls agents one after another, in a thread that cannot be canceled."""
         children = [self.agent(depth) for _ in range(self.chance.randint(2, 4))]
 
         @tool
@@ -268,7 +268,7 @@ class Scene:
         yield ask_in_turn
 
     def asked_now(self, child: Agent, prompt: str) -> str:
-        """Ask an agent that may be busy with another question, and wait."""
+        """Call an agent that may be busy with another question, and wait."""
         try:
             return str(child(prompt).stop_reason)
         except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
@@ -328,7 +328,7 @@ class Scene:
     # --- what is done -----------------------------------------------------------------------------
 
     async def play(self, top: Agent) -> None:
-        """Ask the outermost agent, and wait for what it leaves behind."""
+        """Call the outermost agent, and wait for its leftover work."""
         await self.ask(top)
         for stream in self.left:  # in another task than that of who has read it
             with suppress(Exception):
@@ -342,7 +342,7 @@ class Scene:
             self.quiet, told = 0 if is_busy else self.quiet + 1, len(self.events)
 
     async def ask(self, top: Agent) -> None:
-        """Ask the outermost agent, and answer what it asks, a few times."""
+        """Call the outermost agent, and answer its interrupts, a few times."""
         prompt: Any = "go"
         for _ in range(3):
             try:
@@ -364,7 +364,7 @@ class Scene:
 
 
 async def outcome(asked: Awaitable[Any]) -> str:
-    """Ask somebody who may be busy with another question, or fail."""
+    """Call an agent that may be busy with another question, or fail."""
     try:
         return type(await asked).__name__
     except Exception as error:  # noqa: BLE001  whatever it is, the tool answers
@@ -406,7 +406,7 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
             yield from over(budget, larger, books.late[id(budget)])
         held = budget.reserved
         if (held.turns, held.model_calls, held.tokens, held.cost) != (0, 0, 0, 0):
-            yield f"reserved for ever: {held}"
+            yield f"never released: {held}"
     yield from tallied(books)
     for run in runs:
         # The outermost agent was made last.
@@ -418,11 +418,11 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
     yield from invalid_histories(scene)
     told, made = sum(run.tally.model_calls for run in runs), scene.calls
     if told != made:
-        yield f"{made} calls were made, and {told} were told"
+        yield f"{made} calls were made, and {told} were published"
 
 
 def reached(breach: Breach) -> bool:
-    """Tell whether a limit was reached by what was used and what was reserved."""
+    """Return whether a limit was reached by usage plus reservations."""
     return breach.observed >= breach.cap and 0 <= breach.reserved <= breach.observed
 
 
@@ -488,7 +488,7 @@ async def wait_for(waited: Any, timeout: float) -> Any:
     """Wait like `asyncio.wait_for` since Python 3.12.
 
     Before that it may swallow a cancellation (python/cpython#86296), and a graph that is cancelled
-    within a graph then waits for ever. Strands polls by it, which need not take 0.1 s.
+    within a graph then waits forever. Strands polls by it, which need not take 0.1 s.
     """
     task = asyncio.ensure_future(waited)
     try:

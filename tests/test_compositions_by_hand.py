@@ -1,4 +1,4 @@
-"""Compositions that nobody would draw, and the cap that holds in each of them."""
+"""Unusual compositions, and the cap that holds in each of them."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ OLD_POOL.submit(int).result()
 
 @pytest.mark.parametrize("threads", [in_plain_threads, in_timers, in_a_pool, in_an_old_pool])
 def test_threads_that_are_given_no_context(threads: Any, events: list[Event]) -> None:
-    """What a tool starts in them stays in the tree: agents, and models that they ask."""
+    """Work that a tool starts in threads stays in the tree: agents, and direct model calls."""
     enable(tree=Limits(max_model_calls=6), observers=[events.append])
     children, helper = runaways(3), ScriptedModel(endless(says("x")), model_id="helper")
 
     @tool
     def ask_all() -> str:
-        """Ask a model once, and each agent at once."""
+        """Call a model once, and each agent concurrently."""
         threads([lambda: asyncio.run(read(helper))])
         threads([functools.partial(each, "go") for each in children])
         return "asked"
@@ -159,7 +159,7 @@ def test_a_node_that_starts_plain_threads(events: list[Event]) -> None:
 
 
 def test_agents_as_tools_of_a_swarm() -> None:
-    """A node asks ten at once."""
+    """A node calls ten agents concurrently."""
     enable(tree=Limits(max_turns=6))
     children = runaways(10)
     first, second = asking(children), agent_of(Metered(endless(uses("look"))), "second")
@@ -182,7 +182,7 @@ def test_structured_output_in_parallel_tools(way: str) -> None:
 
     @tool
     async def ask_all() -> str:
-        """Ask all of them at once."""
+        """Call all of them concurrently."""
         return str(await asyncio.gather(*map(ask, children), return_exceptions=True))
 
     parent = agent_of(Metered(endless(uses("ask_all"))), "parent", tools=[ask_all])
@@ -190,8 +190,8 @@ def test_structured_output_in_parallel_tools(way: str) -> None:
     assert calls_of(parent, *children) == 5
 
 
-def test_retries_of_many_at_once() -> None:
-    """Agents that are all throttled for ever try again for no more than there is."""
+def test_throttled_agents_share_one_budget_for_retries() -> None:
+    """Throttled agents share one budget for their retries."""
     enable(tree=Limits(max_model_calls=17))
     children = [
         agent_of(
@@ -253,7 +253,7 @@ def test_a_loop_of_the_tool_s_own() -> None:
 
     @tool
     def ask() -> str:
-        """Ask in a loop of its own."""
+        """Call it in a separate loop."""
         return str(asyncio.run(child.invoke_async("go")))
 
     parent = agent_of(Metered(endless(uses("ask"))), "parent", tools=[ask])
@@ -282,14 +282,14 @@ def test_a_stream_that_another_task_closes() -> None:
 
 
 class Hanging(Metered):
-    """Sends nothing for ever."""
+    """Never sends anything."""
 
     def __init__(self, began: threading.Semaphore) -> None:
         super().__init__([])
         self.began = began
 
     async def stream(self, *_: Any, **__: Any) -> Any:
-        """Say that the call is under way, and hang."""
+        """Announce the call, and hang."""
         self.began.release()
         await asyncio.sleep(10 * PATIENCE_SECONDS)
         yield {}
@@ -297,7 +297,7 @@ class Hanging(Metered):
 
 @pytest.mark.parametrize("why", ["killed", "max_duration"])
 def test_parallel_nodes_that_hang_are_ended(why: str, events: list[Event]) -> None:
-    """A kill or the deadline of the tree ends all of them at once."""
+    """A kill or the deadline of the tree ends all of them immediately."""
     limits = Limits(max_duration_seconds=0.5) if why == "max_duration" else Limits(max_turns=99)
     enable(tree=limits, observers=[events.append])
     began = threading.Semaphore(0)
@@ -317,12 +317,12 @@ def test_parallel_nodes_that_hang_are_ended(why: str, events: list[Event]) -> No
 
 
 def reentrant() -> Agent:
-    """A runaway that may run several invocations at once."""
+    """A runaway that may run several invocations concurrently."""
     model = Metered(endless(uses("look")))
     return agent_of(model, "child", concurrent_invocation_mode="unsafe_reentrant")
 
 
-def test_one_agent_that_is_asked_several_times_at_once(events: list[Event]) -> None:
+def test_concurrent_calls_of_one_agent_are_capped_each(events: list[Event]) -> None:
     """Each invocation has its own budget, and is halted by it."""
     enable(Limits(max_turns=3), observers=[events.append])
     child = reentrant()
@@ -336,14 +336,14 @@ def test_one_agent_that_is_asked_several_times_at_once(events: list[Event]) -> N
     assert [(each.turns, each.model_calls) for each in told] == [(3, 3)] * 5
 
 
-def test_one_agent_that_is_asked_several_times_at_once_in_a_tree() -> None:
+def test_concurrent_calls_of_one_agent_share_the_tree() -> None:
     """The tree holds all of its invocations together."""
     enable(tree=Limits(max_turns=5))
     child = reentrant()
 
     @tool
     async def ask_often() -> str:
-        """Ask it many times at once."""
+        """Call it many times concurrently."""
         return str(await asyncio.gather(*(child.invoke_async("go") for _ in range(10))))
 
     parent = agent_of(Metered(endless(uses("ask_often"))), "parent", tools=[ask_often])
@@ -375,7 +375,7 @@ def test_a_kill_of_one_of_several_invocations_of_an_agent(events: list[Event]) -
 
 
 def asks(helper: ScriptedModel) -> Any:
-    """A hook that asks a model by itself."""
+    """A hook that calls a model directly."""
 
     async def ask(_: Any) -> None:
         await read(helper)
@@ -384,7 +384,7 @@ def asks(helper: ScriptedModel) -> Any:
 
 
 def test_streams_that_are_read_in_turns_with_side_calls(events: list[Event]) -> None:
-    """What a hook asks counts for the agent whose hook it is, whichever stream was read before."""
+    """Usage of a hook counts for its agent, whichever stream was read before."""
     enable(observers=[events.append])
     helpers = [ScriptedModel(endless(says("x")), model_id=f"helper{n}") for n in range(2)]
     agents = [agent_of(Metered([*[uses("look")] * 3, says("done")]), f"agent{n}") for n in range(2)]
@@ -441,14 +441,14 @@ def test_graphs_in_a_graph_that_a_thread_runs() -> None:
 
 
 def test_a_direct_call_of_a_tool() -> None:
-    """An agent that is the tool of another one is asked as a method of that."""
+    """An agent used as a tool is called as a method of the other."""
     enable(tree=Limits(max_turns=4))
     (child,) = runaways(1)
     other = agent_of(Metered([]), "other", tools=[child.as_tool(name="ask", description="Ask.")])
 
     @tool
     def direct() -> str:
-        """Ask it."""
+        """Call it."""
         return str(other.tool.ask(input="go"))
 
     parent = agent_of(Metered(endless(uses("direct"))), "parent", tools=[direct])
@@ -472,7 +472,7 @@ def test_agents_that_are_tools_in_the_background_one_at_a_time() -> None:
     assert calls_of(parent, *children) == 5
 
 
-def test_memories_that_agents_at_once_extract(events: list[Event]) -> None:
+def test_memory_extraction_of_concurrent_agents_is_capped(events: list[Event]) -> None:
     """Extraction of one is held by what the others have used."""
     enable(tree=Limits(max_model_calls=12), observers=[events.append])
     extractor = ScriptedModel(endless(says("[]")), model_id="extractor")
@@ -499,7 +499,7 @@ def test_one_last_answer_for_all_threads() -> None:
 
     @tool
     def ask_in_threads() -> str:
-        """Ask all of them at once."""
+        """Call all of them concurrently."""
         with ThreadPoolExecutor(4) as pool:
             jobs = [pool.submit(contextvars.copy_context().run, child, "go") for child in children]
             return str([job.result() for job in jobs])
@@ -509,7 +509,7 @@ def test_one_last_answer_for_all_threads() -> None:
     assert calls_of(parent, *children) in (6, 7)
 
 
-def test_routers_of_agents_that_run_at_once() -> None:
+def test_routers_of_concurrent_agents_are_capped() -> None:
     """Classifiers and the models that they choose have one budget together."""
     enable(tree=Limits(max_model_calls=9))
     classifier = ByItself([], model_id="classifier")

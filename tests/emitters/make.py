@@ -1,6 +1,6 @@
 """Makes the fixtures again: spans of the libraries themselves, of calls to a loopback server.
 
-Each line is an environment of its own, as these libraries are no dependency of ours:
+Each line is a separate environment, because otel-limits does not depend on these libraries:
 
     pip install openai anthropic langchain-openai openai-agents \
         openinference-instrumentation-{openai,anthropic,langchain,openai-agents} \
@@ -46,7 +46,7 @@ CALLS = (
     {"input": 1_200, "output": 30, "read": 1_000, "write": 150, "thoughts": 10},
     {"input": 1_300, "output": 20, "read": 1_200, "write": 0, "thoughts": 5},
 )
-"""What the server says of the first call and of the second."""
+"""The server's replies to the first and the second call."""
 TOOL = "weather"
 PLACE = {"city": "Oslo"}
 ANSWER = "Hi"
@@ -103,7 +103,7 @@ def responses(used: dict[str, int], *, with_tool: bool) -> Any:
 
 
 def messages(used: dict[str, int], *, with_tool: bool) -> Any:
-    """Anthropic's Messages: cached tokens are beside the input."""
+    """Anthropic's Messages: input excludes cached tokens."""
     assert not with_tool
     return {
         "id": "msg_1",
@@ -123,7 +123,7 @@ def messages(used: dict[str, int], *, with_tool: bool) -> Any:
 
 
 def generate_content(used: dict[str, int], *, with_tool: bool) -> Any:
-    """Gemini: thoughts are beside the candidates."""
+    """Gemini: candidates exclude thoughts."""
     part = {"functionCall": {"name": TOOL, "args": PLACE}} if with_tool else {"text": ANSWER}
     content = {"role": "model", "parts": [part]}
     return {
@@ -141,7 +141,7 @@ def generate_content(used: dict[str, int], *, with_tool: bool) -> Any:
 
 
 def converse(used: dict[str, int], *, with_tool: bool) -> bytes:
-    """Bedrock's ConverseStream: cached tokens are beside the input."""
+    """Bedrock's ConverseStream: input excludes cached tokens."""
     start = {"toolUse": {"toolUseId": "t1", "name": TOOL}}
     begin = [("contentBlockStart", {"contentBlockIndex": 0, "start": start})] if with_tool else []
     delta = {"toolUse": {"input": json.dumps(PLACE)}} if with_tool else {"text": ANSWER}
@@ -221,7 +221,7 @@ def anthropic_client(address: str) -> None:
 
 
 def langfuse_client(address: str) -> None:
-    """Make one call with the client of Langfuse, which stands in the place of OpenAI's."""
+    """Make one call with Langfuse's client, a drop-in replacement for OpenAI's."""
     langfuse = import_module("langfuse")
     mine = langfuse.Langfuse(
         public_key="k",
@@ -237,7 +237,7 @@ def langfuse_client(address: str) -> None:
 
 
 def litellm_client(address: str) -> None:
-    """Make one call with LiteLLM, which tells of it by a callback of its own."""
+    """Make one call with LiteLLM, which reports it through a callback."""
     os.environ["USE_OTEL_LITELLM_REQUEST_SPAN"] = "true"
     litellm: Any = import_module("litellm")
     told = import_module("litellm.integrations.opentelemetry")
@@ -247,7 +247,7 @@ def litellm_client(address: str) -> None:
     async def ask() -> None:
         asked = {"api_key": "k", "api_base": f"{address}/v1", "messages": [message]}
         await litellm.acompletion(model="openai/gpt-4o", **asked)
-        await asyncio.sleep(1)  # it tells when the answer is there
+        await asyncio.sleep(1)  # it reports once the answer has arrived
 
     asyncio.run(ask())
 
@@ -269,7 +269,7 @@ def langchain_chain(address: str) -> None:
 
 
 def langsmith_chain(address: str) -> None:
-    """Do the same where LangChain's own tracing is told to make spans of OpenTelemetry."""
+    """Make the same call with LangChain's own tracing exporting OpenTelemetry spans."""
     os.environ.update(LANGSMITH_TRACING="true", LANGSMITH_OTEL_ENABLED="true")
     os.environ.update(LANGCHAIN_REVISION_ID="1", LANGSMITH_OTEL_ONLY="true")
     os.environ.update(LANGSMITH_API_KEY="k", LANGSMITH_ENDPOINT=address)
@@ -376,7 +376,7 @@ EMITTERS: dict[str, tuple[Callable[[str], None], str, str]] = {
     "strands-1.30": (strands_agent, "", ""),
     "strands": (strands_agent, "", ""),
 }
-"""Who asks, and what makes spans of it where it makes none itself."""
+"""Each emitter: the client, and the instrumentation where the client makes no spans."""
 
 
 def main(names: list[str]) -> None:

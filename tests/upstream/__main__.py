@@ -24,10 +24,10 @@ FOLDERS: Final = (
     *("agent", "event_loop", "telemetry", "hooks", "middleware", "plugins", "interventions"),
     *("types", "multiagent", "session"),
 )
-"""The parts of Strands that run an agent, or that otel-limits stands beside."""
+"""The parts of Strands that run an agent, or that otel-limits attaches to."""
 
 NEEDED: Final = ("pytest>=9", "pytest-asyncio>=1", "pytest-timeout>=2", "moto>=5.1")
-"""What Strands' tests of these folders need beside the package with its extras."""
+"""Requirements of Strands' tests in these folders, in addition to the package with its extras."""
 
 LONGEST_RUN_SECONDS: Final = 3600
 LONGEST_CASE_SECONDS: Final = 300
@@ -75,8 +75,8 @@ def install(work: Path, release: str) -> Path:
     return python
 
 
-def say(text: str) -> None:
-    """Print a line at once, before what pytest prints."""
+def print_line(text: str) -> None:
+    """Print a line before pytest prints its own."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -88,7 +88,7 @@ def pip(python: Path | str, command: str, *arguments: str, cwd: Path) -> None:
 
 def run(python: Path, sources: Path, report: Path, *options: str, **variables: str) -> set[str]:
     """Run Strands' tests; returns the names of all cases, those that failed marked with a `!`."""
-    say(f"== {'with otel-limits' if options else 'without otel-limits'}")
+    print_line(f"== {'with otel-limits' if options else 'without otel-limits'}")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     quiet = ["-q", "--disable-warnings", "-p", "no:cacheprovider", f"--junit-xml={report}"]
     quiet.append(f"--timeout={LONGEST_CASE_SECONDS}")
@@ -114,7 +114,7 @@ def results(report: Path) -> list[str]:
 
 
 def is_failed(case: ET.Element) -> bool:
-    """Tell whether a case failed, or its fixtures did."""
+    """Return whether a case or one of its fixtures failed."""
     return case.find("failure") is not None or case.find("error") is not None
 
 
@@ -122,11 +122,11 @@ def compare(without: set[str], limited: set[str]) -> int:
     """Print both results, and every case that ends otherwise with otel-limits."""
     for title, cases in (("without otel-limits", without), ("with otel-limits", limited)):
         failed = sum(name.endswith("!") for name in cases)
-        say(f"{title}: {len(cases)} cases, {len(cases) - failed} passed, {failed} failed")
+        print_line(f"{title}: {len(cases)} cases, {len(cases) - failed} passed, {failed} failed")
     different = sorted(limited - without)
     for name in different:
-        say(f"  otherwise with otel-limits: {name}")
-    say(f"{len(different)} cases end otherwise with otel-limits.")
+        print_line(f"  otherwise with otel-limits: {name}")
+    print_line(f"{len(different)} cases end otherwise with otel-limits.")
     return 1 if any(name.endswith("!") for name in different) or limited < without else 0
 
 

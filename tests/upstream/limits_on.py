@@ -1,6 +1,6 @@
 """A pytest plugin that switches otel-limits on in a process of Strands' own tests.
 
-`tests.upstream` puts this folder on `PYTHONPATH`, so it must not import anything of ours but the
+`tests.upstream` puts this folder on `PYTHONPATH`, so of otel-limits it may import only the
 installed package.
 """
 

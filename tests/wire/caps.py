@@ -24,7 +24,7 @@ NAMES: Final = ("max_token_budget", "max_input_tokens", "max_output_tokens", "ma
 OFFSETS: Final = {-1: 2, 0: 2, 1: 3}
 """How far a cap is from what two calls use, and how many calls are made under it."""
 SMALLEST: Final = {"max_cost_usd": Decimal("1e-9")}
-"""What is meant by 1 where it is not a token."""
+"""The meaning of 1 for limits whose unit is not a token."""
 
 
 @tool
@@ -39,7 +39,7 @@ def names_of(provider: Provider) -> tuple[str, ...]:
 
 
 def bill_of(provider: Provider) -> Bill:
-    """Return what each call is billed: with cached tokens where the format tells them."""
+    """Return the bill of each call, with cached tokens where the format reports them."""
     if provider.has_cache_write:
         return WRITTEN
     return CACHED if provider.has_cache and provider.name not in ("Mistral", "Writer") else PLAIN
@@ -67,7 +67,7 @@ def limits_of(provider: Provider) -> Iterator[tuple[str, int, Limits]]:
 
 
 async def ask_all(vendor: Vendor) -> dict[str, Any]:
-    """Run an agent that asks for tools for ever under each cap; say why it ended, and when."""
+    """Run an agent that always asks for tools under each cap; return its stop reasons and times."""
     found: dict[str, Any] = {}
     asks = ("search", json.dumps({"query": "harbour"}))
     for provider in PROVIDERS:
@@ -81,7 +81,7 @@ async def ask_all(vendor: Vendor) -> dict[str, Any]:
 
 
 async def ended(model: Model, limits: Limits, vendor: Vendor) -> list[Any]:
-    """Run an agent; return why it ended, and how many requests the vendor has got by then."""
+    """Run an agent; return its stop reason and how many requests the vendor has received."""
     before = len(vendor.requests)
     agent = Agent(
         model=model,

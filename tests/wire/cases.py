@@ -1,4 +1,4 @@
-"""What can happen in a model call, and what the vendor bills for it."""
+"""Cases of a model call, and the vendor's bill for each."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ NOTHING: Final = Bill()
 
 ASKED: Final = Bill(input=13, output=19)
 """What `o200k_base` makes of prompt and answer, with 7 tokens around a message (OpenAI's cookbook,
-"How to count tokens"): the bill where the vendor tells none."""
+"How to count tokens"): the bill where the vendor reports none."""
 HALF: Final = Bill(input=13, output=10)
 """The same, of the first part of the answer."""
 STRUCTURED: Final = Bill(input=61, output=10)
 """The same with a schema, and of the answer to it."""
 GEMINI_BY_OPENAI: Final = "Gemini, by OpenAI's class"
 PICTURED: Final = Bill(input=900, output=10)
-"""What the vendors' rules make of the picture: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
+"""Tokens of the picture by the vendors' rules: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
 STATUSES: Final = (400, 402, 403, 429, 500, 503, 529)
 """529 is Anthropic's, when it is overloaded: https://platform.claude.com/docs/en/api/errors."""
 
 TOOL: Final = ("Report", json.dumps({"text": "a report of the harbour"}))
 
 How: TypeAlias = Literal["call", "output", "output model"]
-"""Ask an agent, its method `structured_output`, or it with a `structured_output_model`."""
+"""Call an agent, its `structured_output` method, or it with a `structured_output_model`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What is asked of one vendor, and what it bills."""
+    """A case: the request to one vendor, and its bill."""
 
     replies: list[Reply]
     bill: Bill
     is_known: bool = True
-    """False where nobody tells the bill, so that it can only be estimated."""
+    """False where the bill is not reported, so that it can only be estimated."""
     config: Mapping[str, Any] = field(default_factory=dict)
     prompt: Any = PROMPT
     history: int = 0
@@ -81,11 +81,11 @@ def halted(provider: Provider) -> Ask:
 
 
 def unstreamed(provider: Provider) -> Ask | None:
-    """Answer at once."""
+    """Answer immediately."""
     if provider.unstreamed is None:
         return None
     answer = Answer(usages=(provider.usage(PLAIN),))
-    return Ask(replies=[provider.say_at_once(answer)], bill=PLAIN, config=provider.unstreamed)
+    return Ask(replies=[provider.whole_reply(answer)], bill=PLAIN, config=provider.unstreamed)
 
 
 def cached(provider: Provider) -> Ask | None:
@@ -94,7 +94,7 @@ def cached(provider: Provider) -> Ask | None:
 
 
 def written(provider: Provider) -> Ask | None:
-    """Put most of the prompt in a cache, for as long as nobody asks for more."""
+    """Write most of the prompt to a cache, which lives until another request reads it."""
     if not provider.has_cache_write:
         return None
     return Ask(replies=[provider.reply(WRITTEN)], bill=WRITTEN)
@@ -115,14 +115,14 @@ def reasoning(provider: Provider) -> Ask | None:
 
 
 def repeated(provider: Provider) -> Ask | None:
-    """Tell the usage of all so far several times."""
+    """Report the running total of usage several times."""
     if not provider.is_cumulative:
         return None
     return Ask(replies=[provider.reply(Bill(input=120, output=3), PLAIN)], bill=PLAIN)
 
 
 def with_finish(provider: Provider) -> Ask | None:
-    """Tell the usage with the finish reason, as some servers do that follow OpenAI."""
+    """Report usage with the finish reason, as some OpenAI-compatible servers do."""
     if provider.write is not formats.sse_with_end:
         return None
     events = formats.chat_with_finish(Answer(usages=(provider.usage(PLAIN),)))
@@ -134,7 +134,7 @@ def null(provider: Provider) -> Ask | None:
     if provider.always_has_usage:
         return None
     answer = Answer(usages=(provider.no_usage,))
-    return Ask(replies=[provider.say(answer)], bill=ASKED, is_known=False)
+    return Ask(replies=[provider.stream_reply(answer)], bill=ASKED, is_known=False)
 
 
 def missing(provider: Provider) -> Ask | None:
@@ -201,7 +201,7 @@ def failed(provider: Provider) -> Ask | None:
 
 
 def failed_at_once(provider: Provider) -> Ask | None:
-    """Send an error in the place of an answer, after the status 200."""
+    """Send an error instead of an answer, after the status 200."""
     if provider.error is None:
         return None
     asked = Bill(input=ASKED.input)
@@ -247,7 +247,7 @@ BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
 
 
 TEXT_ONLY: Final = ("llama.cpp", "OpenAI Chat", "xAI, by OpenAI's class", GEMINI_BY_OPENAI)
-"""Those whose class takes the output from the text alone, and minds a tool call beside it."""
+"""Providers whose class reads output from the text alone, so a tool call in it matters."""
 
 
 def _output(
@@ -262,7 +262,7 @@ def _output(
         return None
     tool = None if provider.name in TEXT_ONLY else tool
     answer = Answer(usages=(provider.usage(bill),), parts=parts, tool=tool)
-    reply = provider.say(answer) if is_streamed else provider.say_at_once(answer)
+    reply = provider.stream_reply(answer) if is_streamed else provider.whole_reply(answer)
     return Ask(replies=[reply], bill=bill, is_known=is_streamed, prompt=prompt, how="output")
 
 
@@ -274,7 +274,7 @@ def output_model(provider: Provider) -> Ask:
 
 @functools.cache
 def png(width: int, height: int) -> bytes:
-    """Make a picture without a pixel of its own: 400 kB, most of which a decoder passes over."""
+    """Make a picture without pixel data: 400 kB, most of which a decoder skips."""
     head = b"IHDR" + struct.pack("!IIBBBBB", width, height, 8, 2, 0, 0, 0)
     filler = b"tEXt" + bytes(400_000)
     chunks = (

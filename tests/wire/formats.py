@@ -1,4 +1,4 @@
-"""What each vendor answers, streamed and whole, written by hand from its documentation."""
+"""Answers in each vendor's format, streamed and whole, written by hand from its documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TEXT = "The ships left the harbour at dawn, and nobody on the quay said a word about it."
-"""What every model answers, in two parts."""
+"""The answer of every model, in two parts."""
 PARTS = (TEXT[:40], TEXT[40:])
 
 JSON = Any
@@ -17,7 +17,7 @@ JSON = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model answers, whatever the format."""
+    """The answer of a model, in any format."""
 
     usages: tuple[JSON, ...] = ()
     """In the vendor's words: of a format that repeats it, all; else the last one counts."""
@@ -361,5 +361,5 @@ def llamaapi_sse(*events: JSON) -> list[bytes]:
 
 
 def sagemaker(answer: Answer) -> list[tuple[str, JSON]]:
-    """What a container on SageMaker streams, in the parts of AWS."""
+    """A SageMaker container's stream, framed as AWS sends it."""
     return [("PayloadPart", event) for event in sse(*openai_chat(answer), "[DONE]")]

@@ -1,6 +1,6 @@
 """Strands' model classes with the vendors' own clients, which ask a server on loopback.
 
-Each takes the address of the server, and settings in the place of its own.
+Each takes the address of the server and its settings.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def anthropic(url: str, **config: Any) -> Model:
 
 @functools.cache
 def boto() -> Any:
-    """Return a session with credentials of nobody; it reads the descriptions of services once."""
+    """Return a session with fake credentials; it reads the service descriptions once."""
     import boto3
 
     return boto3.Session(
@@ -163,7 +163,7 @@ def service_account(url: str) -> str:
         "project_id": "mine",
         "private_key_id": "1",
         "private_key": pem.decode(),
-        "client_email": "nobody@mine.iam.gserviceaccount.com",
+        "client_email": "test@mine.iam.gserviceaccount.com",
         "token_uri": f"{url}/token",
     }
     return json.dumps(account)

@@ -31,52 +31,52 @@ class Provider:
     bills: str
     """Where the vendor says what it bills."""
     stream: Callable[[Answer], list[Any]]
-    """What the vendor streams."""
+    """The streamed answer."""
     write: Callable[..., list[bytes]]
     usage: Callable[[Bill], Any]
     """The bill as the vendor says it."""
     whole: Callable[[Answer], Any] | None = None
-    """What it answers at once; `None` where Strands' class never asks for that."""
+    """The whole answer; `None` where Strands' class never requests one."""
     unstreamed: dict[str, Any] | None = None
     """Settings with which the class does not stream; `None` where it always does."""
     content_type: str = "text/event-stream"
     has_cache: bool = True
-    """True where its format tells what was read from a cache."""
+    """True if its format reports cache reads."""
     has_cache_write: bool = False
     has_reasoning: bool = True
-    """True where its format tells what the model thought with."""
+    """True if its format reports reasoning tokens."""
     is_cumulative: bool = False
     """True where usage comes more than once, and the last one counts."""
     no_usage: Any = None
     """How the format says that there is none."""
     always_has_usage: bool = False
     error: Any = None
-    """What it streams when it fails after it has begun; `None` where nobody knows."""
+    """The stream of a call that fails midway; `None` where that format is unknown."""
     too_long: str = TOO_LONG
-    """What it says of a prompt that does not fit, with the status 400."""
+    """The error for a prompt that does not fit, with the status 400."""
     shortens: bool = True
     """True where Strands' class knows that error, so that the conversation is shortened."""
     has_filter: bool = False
     """True where its format says that a filter or a guardrail has ended an answer."""
     is_local: bool = False
-    """True where nobody is paid for a token."""
+    """True if its tokens are free."""
 
     def reply(self, *bills: Bill, **answer: Any) -> Reply:
         """Stream an answer, with a usage for each of these bills."""
-        return self.say(Answer(usages=tuple(map(self.usage, bills)), **answer))
+        return self.stream_reply(Answer(usages=tuple(map(self.usage, bills)), **answer))
 
-    def say(self, answer: Answer) -> Reply:
+    def stream_reply(self, answer: Answer) -> Reply:
         """Make a streamed answer."""
         return Reply(self.write(*self.stream(answer)), self.content_type)
 
-    def say_at_once(self, answer: Answer) -> Reply:
+    def whole_reply(self, answer: Answer) -> Reply:
         """Make an answer that is not streamed."""
         assert self.whole is not None
         (body,) = formats.lines(self.whole(answer))
         return Reply([body], "application/json")
 
     def begun(self, usage: Bill, *, parts: int = 1, text: str = formats.PARTS[0]) -> list[Any]:
-        """What it has streamed by the end of the first part; of none with `parts=0`."""
+        """The output streamed by the end of the first part; none with `parts=0`."""
         answer = Answer(usages=(self.usage(usage),), parts=(text, formats.PARTS[1]))
         events = self.stream(answer)
         if not parts:
@@ -100,7 +100,7 @@ class Provider:
 
 
 XAI = "https://github.com/BerriAI/litellm/blob/main/litellm/llms/xai/chat/transformation.py"
-"""What xAI counts beside its completion; its own pages name the fields only."""
+"""Tokens that xAI counts outside its completion; its own pages name the fields only."""
 
 BEGIN_EMPTY = ("Anthropic", "Bedrock", "OpenAI Responses", "Llama API")
 """Formats with an event before any content."""

@@ -1,4 +1,4 @@
-"""Asks every vendor in every case and every mode, and writes what was counted: one JSON object.
+"""Calls every vendor in every case and every mode, and writes the counts as one JSON object.
 
 `python -m tests.wire.run` does it in one process for each mode, which are forked from one that has
 imported all clients.
@@ -47,17 +47,17 @@ CAPPED: Final = "capped"
 """Among the results, what happened under exact caps."""
 
 Results = dict[str, dict[str, dict[str, Any]]]
-"""What was counted, by mode, vendor and case; under `CAPPED` by vendor and cap."""
+"""The counts by mode, vendor and case; under `CAPPED` by vendor and cap."""
 
 
 class Report(BaseModel):
-    """What structured output is asked for."""
+    """The structured output that is requested."""
 
     text: str
 
 
 def results() -> Results:
-    """Ask everything, in a process of its own, and return what was counted."""
+    """Make all calls in a separate process and return the counts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results")
         done = subprocess.run(
@@ -199,7 +199,7 @@ class Asker:
         self.models: dict[str, Model] = {}
 
     async def ask_all(self, vendor: Vendor) -> dict[str, Any]:
-        """Ask every vendor in every case that it has."""
+        """Call every vendor in each of its cases."""
         found: dict[str, Any] = {}
         for provider in PROVIDERS:
             asks = {name: case(provider) for name, case in CASES.items()}
@@ -254,7 +254,7 @@ class Asker:
         return {"usage": asdict(stop.usage) if stop is not None else None}
 
     def noted(self) -> dict[str, Any]:
-        """Return what the events say that has been told since."""
+        """Return the counts of the events published since."""
         from otel_limits import ModelCall, Stop
 
         calls = [event for event in self.events if isinstance(event, ModelCall)]

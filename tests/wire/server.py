@@ -32,7 +32,7 @@ class Reply:
 
 @dataclass
 class Vendor:
-    """What is answered next, and what was asked."""
+    """The queued replies and the received requests."""
 
     url: str
     replies: list[Reply] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # each chunk at once, and no wait of 40 ms for the last one
+    disable_nagle_algorithm = True  # send each chunk immediately; Nagle delays the last by 40 ms
     vendor: Vendor
 
     def do_POST(self) -> None:

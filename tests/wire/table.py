@@ -1,4 +1,4 @@
-"""Lays out what was counted of each vendor, beside what it bills: the tables of the page."""
+"""Formats the counts of each vendor next to its bill: the tables of the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
 """By their names in a cell: what an event calls them, and what a bill does."""
 
 TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Answers that tell their usage": tuple(CASES)[:9],
+    "Answers that report usage": tuple(CASES)[:9],
     "Answers that do not, and structured output": tuple(CASES)[9:11] + tuple(CASES)[18:],
     "Other ends": tuple(CASES)[11:18],
 }
@@ -45,7 +45,7 @@ def counted(record: Mapping[str, Any]) -> Bill:
 
 
 def is_estimated(record: Mapping[str, Any]) -> bool:
-    """Tell whether any call is."""
+    """Return whether there is any call."""
     return any(call["estimated"] for call in record["calls"])
 
 
@@ -66,7 +66,7 @@ def cell(ask: Ask | None, record: Mapping[str, Any] | None) -> str:
 
 
 def plainly(bill: Bill) -> Bill:
-    """Return a bill without what is only said and costs nothing of its own."""
+    """Return a bill without fields that cost nothing."""
     return Bill(
         input=bill.input,
         output=bill.output,

@@ -1,4 +1,4 @@
-"""Answers that end before the vendor has told their usage: what was streamed by then counts."""
+"""Answers that end before the vendor reports usage: the streamed part counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
 
-SENTENCE = "The ships left the harbour at dawn, and nobody said a word about it. "
+SENTENCE = "The ships left the harbour at dawn, and the quay was silent all morning. "
 LONG = SENTENCE * 486
 """33,534 characters: 7,777 tokens, by `o200k_base`."""
 TOKENS = 7_777
@@ -71,13 +71,13 @@ class Reader:
         self.vendor.is_over.clear()
         self.vendor.replies[:] = [self.provider.hangs(Bill(input=13, output=19), LONG)]
 
-        def take(**event: Any) -> None:
+        def record(**event: Any) -> None:
             if "data" in event and not self.has_read:
                 self.has_read = True
                 self.on_text()
 
         model = self.provider.make(self.vendor.url)
-        return Agent(model=model, callback_handler=take, retry_strategy=None, name="reader")
+        return Agent(model=model, callback_handler=record, retry_strategy=None, name="reader")
 
     def counted(self) -> ModelCall:
         """The one call that was counted."""
@@ -92,7 +92,7 @@ def reader(request: pytest.FixtureRequest, vendor: Vendor) -> Reader:
 
 
 def check(call: ModelCall) -> None:
-    """What was sent and what was streamed are billed, and neither is told."""
+    """The request and the streamed part are billed, but neither is reported."""
     assert call.estimated
     assert call.kind in ("unmeasured", "failed")
     assert 6 <= call.usage.input <= 26
@@ -146,16 +146,16 @@ def test_a_vendor_that_fails(reader: Reader) -> None:
 
 @pytest.mark.parametrize("name", ["Gemini", "Ollama", "LiteLLM, xAI", "LiteLLM, Vertex", "Bedrock"])
 def test_a_vendor_that_is_not_reached(name: str, events: list[Event], vendor: Vendor) -> None:
-    """Nobody bills what nobody got, also where the class begins to stream before it asks."""
+    """Undelivered answers are not billed, even if the class starts streaming before the request."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}"
     model = BY_NAME[name].make(vendor.url if name == "LiteLLM, Vertex" else nowhere)
-    if name == "LiteLLM, Vertex":  # whose token is had from the server all the same
+    if name == "LiteLLM, Vertex":  # its token request still reaches the server
         client_args: Any = vars(model)["client_args"]
         client_args["api_base"] = nowhere
     enable(observers=[events.append])
-    with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
+    with pytest.raises(Exception):  # noqa: B017, PT011  each client has its own error
         Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
     (call,) = (fact for fact in events if isinstance(fact, ModelCall))
     assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
@@ -163,7 +163,7 @@ def test_a_vendor_that_is_not_reached(name: str, events: list[Event], vendor: Ve
 
 @pytest.mark.parametrize("name", ["Anthropic", "Bedrock", "Gemini", "OpenAI Chat", "SageMaker"])
 def test_an_answer_that_cannot_be_read(name: str, events: list[Event], vendor: Vendor) -> None:
-    """What comes after the status 200 was billed, be it the page of a proxy."""
+    """An error after the status 200 is billed, even if it is a proxy's page."""
     enable(observers=[events.append])
     vendor.replies[:] = [Reply([b"<html>what is no answer of a vendor</html>"], "text/html")]
     model = BY_NAME[name].make(vendor.url)

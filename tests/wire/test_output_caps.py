@@ -39,7 +39,7 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
         models.ollama,
         {"additional_args": {"options": {"num_predict": CAP}}},
     ),
-    "Ollama, no cap beside one": (
+    "Ollama, without a cap": (
         models.ollama,
         {"max_tokens": CAP, "options": {"num_predict": -1}},
     ),
@@ -78,7 +78,7 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
 def test_an_output_cap_is_reserved(
     way: str, vendor: Vendor, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the vendor is sent as the most of an answer is what a quota keeps for it."""
+    """A quota reserves the output cap that the vendor receives."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("quotas: {all: {tokens: 100000, window: day}}\n", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
@@ -86,7 +86,7 @@ def test_an_output_cap_is_reserved(
     make, config = WAYS[way]
     vendor.replies[:] = [REFUSED]
     agent = Agent(model=make(vendor.url, **config), callback_handler=None, retry_strategy=None)
-    with pytest.raises(Exception):  # noqa: B017, PT011  each client has an error of its own
+    with pytest.raises(Exception):  # noqa: B017, PT011  each client has its own error
         agent("go")
     assert str(CAP).encode() in vendor.requests[0]
     (decision,) = (event for event in events if isinstance(event, QuotaDecision))

@@ -1,4 +1,4 @@
-"""What every vendor bills, and what is counted of it: by real model classes and clients.
+"""Vendors' bills against our counts, through real model classes and clients.
 
 One process asks all of it in every mode (`tests/wire/run.py`); each test looks at what it counted.
 """
@@ -51,7 +51,7 @@ OTHERWISE = {
     ("LiteLLM, Vertex", "usage is null"): ESTIMATED,  # LiteLLM itself fails
     **dict.fromkeys(UNSEEN, BY_CLIENT),
 }
-"""What Strands' classes and LiteLLM lose of a bill, or make up."""
+"""Billed usage that Strands' classes and LiteLLM drop or invent."""
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +62,20 @@ def run() -> Results:
 
 @pytest.fixture(scope="module")
 def words(run: Results) -> dict[tuple[str, str], set[str]]:
-    """What each cell says, in every mode."""
+    """The count of each cell, in every mode."""
     return {(each.name, name): said for each, name, said in cells(run)}
 
 
 def records(run: Results, vendor_name: str, case: str) -> Iterator[dict[str, Any]]:
-    """What was counted in one case, in each mode."""
+    """The counts of one case, by mode."""
     return (run[mode][vendor_name][case] for mode in MODES)
 
 
 @pytest.mark.parametrize(("vendor_name", "case"), BILLED)
-def test_what_is_counted_is_what_is_billed(
+def test_counts_equal_the_bill(
     words: dict[tuple[str, str], set[str]], vendor_name: str, case: str
 ) -> None:
-    """To the token where the vendor tells it and Strands' class hands it on, else by estimate."""
+    """Exact where the vendor reports usage and Strands' class passes it on, otherwise estimated."""
     ask = BILLED[vendor_name, case]
     usual = EXACT if ask.is_known and ask.bill.input else "0" if ask.is_known else ESTIMATED
     assert words[vendor_name, case] == {OTHERWISE.get((vendor_name, case), usual)}
@@ -96,7 +96,7 @@ def test_all_modes_count_alike(run: Results, vendor_name: str) -> None:
     [names for names, ask in BILLED.items() if not ask.is_known and names not in UNSEEN],
 )
 def test_an_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str) -> None:
-    """What nobody tells is between a half and two times what the vendor must have counted."""
+    """Estimates are between half and twice the tokens that the vendor must have counted."""
     bill = BILLED[vendor_name, case].bill
     for record in records(run, vendor_name, case):
         sums = counted(record)
@@ -128,12 +128,12 @@ def test_sums_metrics_ledger_and_money_agree(run: Results, vendor_name: str) -> 
 
 
 def parts(bill: Bill) -> tuple[int, ...]:
-    """What metrics and ledger have."""
+    """The counts in metrics and ledger."""
     return bill.input, bill.output, bill.read, bill.write
 
 
 def metered(record: dict[str, Any]) -> tuple[Any, ...]:
-    """What the metrics have grown by: calls, tokens and USD."""
+    """The increase of the metrics: calls, tokens and USD."""
     told = {
         name.removeprefix("otel_limits_"): Decimal(value) / PICO
         for name, value in record["metrics"].items()
@@ -149,7 +149,7 @@ def metered(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def in_ledger(record: dict[str, Any]) -> tuple[Any, ...]:
-    """What the rows of the ledger say."""
+    """The ledger's rows."""
     rows = [row for row in record["ledger"] if row is not None]
     names = ("calls", "input", "output", "read", "write")
     pico = sum(row["pico"] or 0 for row in rows)
@@ -157,7 +157,7 @@ def in_ledger(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @every_vendor
-def test_a_halted_agent_says_what_was_billed(run: Results, vendor_name: str) -> None:
+def test_halt_reports_the_billed_usage(run: Results, vendor_name: str) -> None:
     """`stop_of(result).usage` is the sum of its calls."""
     for record in records(run, vendor_name, "halted"):
         (said,) = record["said"]
@@ -167,7 +167,7 @@ def test_a_halted_agent_says_what_was_billed(run: Results, vendor_name: str) -> 
 
 @every_vendor
 def test_each_refusal_is_one_failed_call(run: Results, vendor_name: str) -> None:
-    """Whatever its status, and whenever the class begins to stream."""
+    """Errors must not count, regardless of status and of when the class starts streaming."""
     for record in records(run, vendor_name, "refused"):
         assert [call["kind"] for call in record["calls"]] == ["failed"] * len(STATUSES)
 
@@ -189,7 +189,7 @@ def test_a_cap_is_exact(run: Results, vendor_name: str, name: str) -> None:
     assert said == {offset: [name, calls] for offset, calls in OFFSETS.items()}
 
 
-def test_the_page_says_what_was_counted(run: Results) -> None:
+def test_page_matches_the_counts(run: Results) -> None:
     """Run `python -m tests.generate tables` when this fails."""
     page = (ROOT / "otel_limits/docs/vendors.md").read_text(encoding="utf-8")
     assert with_tables(page, {"vendors": lambda: vendors(run)}) == page

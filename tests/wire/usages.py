@@ -1,4 +1,4 @@
-"""What vendors bill for a call, and in which words each of them says it."""
+"""Vendors' bills for a call, and the names of their usage fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What the vendor bills for a call, or for several."""
+    """The vendor's bill for one call or several."""
 
     input: int = 0
     output: int = 0
@@ -71,7 +71,7 @@ def responses(bill: Bill) -> dict[str, Any]:
 
 
 def anthropic(bill: Bill) -> dict[str, Any]:
-    """Usage of Anthropic's Messages: cached tokens are beside the input."""
+    """Usage of Anthropic's Messages: input excludes cached tokens."""
     return {
         "input_tokens": bill.input - bill.read - bill.write,
         "output_tokens": bill.output,
@@ -85,7 +85,7 @@ def anthropic(bill: Bill) -> dict[str, Any]:
 
 
 def bedrock(bill: Bill) -> dict[str, Any]:
-    """Usage of Bedrock's Converse: cached tokens are beside the input."""
+    """Usage of Bedrock's Converse: input excludes cached tokens."""
     parts = {"5m": bill.write - bill.write_1h, "1h": bill.write_1h}
     details = [{"ttl": ttl, "inputTokens": tokens} for ttl, tokens in parts.items() if tokens]
     return {
@@ -99,7 +99,7 @@ def bedrock(bill: Bill) -> dict[str, Any]:
 
 
 def gemini(bill: Bill) -> dict[str, Any]:
-    """Usage of Gemini: thoughts are beside the candidates."""
+    """Usage of Gemini: candidates exclude thoughts."""
     return {
         "promptTokenCount": bill.input,
         "candidatesTokenCount": bill.output - bill.reasoning,
