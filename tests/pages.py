@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,8 @@ here; other tests run them."""
 
 LEDGER: Final = "otel-limits/ledger.db"
 """The default ledger, below `XDG_DATA_HOME`."""
+EXAMPLE_LEDGER: Final = "example/ledger.db"
+"""The ledger of `otel-limits demo --record example`."""
 EXAMPLES: Final = {
     "TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247",
     "CORRUPT": LEDGER,
@@ -321,6 +324,8 @@ def start_session(path: Path, directory: Path, places: Mapping[str, str]) -> Ses
     texts = [command.text for command in sessions(path)]
     if any(re.match("otel-limits (audit|ledger) ", text) for text in texts):
         record.write(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
+    if any(f"--ledger {EXAMPLE_LEDGER}" in text for text in texts):
+        shutil.copy(directory / LEDGER, make((directory / EXAMPLE_LEDGER).parent))
     return Session(directory, {"XDG_DATA_HOME": str(directory)}, places)
 
 
