@@ -145,7 +145,9 @@ def test_a_plugin_alone_follows_no_graph(events: list[Event]) -> None:
 
 
 @pytest.mark.usefixtures("faulty")
-@pytest.mark.parametrize("place", ["runs.registry.RunRegistry.group", "runs.registry.RunRegistry.end_group"])
+@pytest.mark.parametrize(
+    "place", ["runs.registry.RunRegistry.group", "runs.registry.RunRegistry.end_group"]
+)
 def test_a_fault_in_following_a_graph_is_not_felt(
     place: str, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:

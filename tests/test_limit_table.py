@@ -16,7 +16,7 @@ import otel_limits
 from otel_limits import LimitReachedError, Limits
 from otel_limits.cli import main
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Limit
+from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Caps, Limit
 from otel_limits.core.policy import Verdict
 from otel_limits.settings.policy.schema import PATH
 from otel_limits.settings.table import PRESETS, SETTINGS
@@ -49,8 +49,9 @@ NOT_REPLAYED = {
 def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
     """Name each place where a limit is missing."""
     variable = f"OTEL_LIMITS_{limit.name.upper()}"
-    if limit.name not in {field.name for field in dataclasses.fields(Limits)}:
-        yield f"core/limits.py: Limits has no field {limit.name}"
+    fields = {field.name for field in dataclasses.fields(Limits)} & set(Caps.__annotations__)
+    if limit.name not in fields:
+        yield f"core/limits.py: Limits or Caps has no field {limit.name}"
     if limit.reason not in exported_reasons():
         yield f"__init__.py: no *_STOP_REASON is {limit.reason!r}"
     breach = Breach(limit.name, 1, 1, limit.reason, limit.unit)

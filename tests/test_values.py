@@ -268,3 +268,32 @@ def test_the_stop_reasons_are_constants() -> None:
         otel_limits.MAX_TURNS_STOP_REASON,
         otel_limits.MAX_TOKEN_BUDGET_STOP_REASON,
     ) == ("max_iterations", "max_turns", "max_token_budget")
+
+
+# --- caps as keywords -----------------------------------------------------------------------------
+
+
+def test_enable_takes_caps_as_keywords() -> None:
+    """They override those of `limits` one by one, as keywords of `dict()` do."""
+    enable(Limits(max_turns=30, max_model_calls=9), max_turns=3, max_cost_usd=Decimal("0.5"))
+    assert RUNTIME.policy("any").limits == Limits(
+        max_turns=3, max_model_calls=9, max_cost_usd=Decimal("0.5")
+    )
+
+
+def test_enable_with_an_invalid_keyword_changes_nothing() -> None:
+    """The sentence names cap, bound and value, as that of `Limits` does."""
+    enable(max_turns=2)
+    with pytest.raises(ConfigurationError, match="max_turns must be a whole number of 1 or more"):
+        enable(max_turns=0)
+    assert RUNTIME.policy("any").limits == Limits(max_turns=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_turn", r"\. Did you mean max_turns\?"), ("zebra", "$")]
+)
+def test_enable_with_an_unknown_keyword_is_a_type_error(name: str, hint: str) -> None:
+    """As with any function; a misspelled cap must not be ignored."""
+    unknown: Any = {name: 3}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{hint}"):
+        enable(**unknown)

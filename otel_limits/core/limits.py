@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from otel_limits.core.values import (
     CALLS_PER_TOOL,
@@ -209,7 +209,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
 }
 """Every limit by its name, in the order of their reasons.
 
-A new limit is an entry here, a constant above, a field of `Limits`, and whatever else
+A new limit is an entry here, a constant above, a field of `Limits` and of `Caps`, and whatever else
 tests/test_limit_table.py names.
 """
 
@@ -414,6 +414,25 @@ class Limits:
                     ),
                 )
         return breaches
+
+
+class Caps(TypedDict, total=False):
+    """The caps of `Limits` as keyword arguments."""
+
+    max_iterations: int | None
+    max_turns: int | None
+    max_model_calls: int | None
+    max_token_budget: int | None
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    max_calls_per_tool: Mapping[str, int] | None
+    max_cost_usd: Decimal | None
+    max_duration_seconds: float | None
+    max_consecutive_same_tool: int | None
+    max_identical_tool_calls: int | None
+    max_repeated_tool_cycles: int | None
+    max_no_progress_turns: int | None
 
 
 def _limits_of(caps: Mapping[str, Any]) -> Limits:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
+from otel_limits.core.hints import closest_match
+from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits, require_tree
 from otel_limits.core.origins import caller_location
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.core.secrets import redact_url
@@ -24,7 +25,10 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from otel_limits.core.events import Observer
+    from otel_limits.core.limits import Caps
 
 logger = logging.getLogger("otel_limits")
 
@@ -35,32 +39,41 @@ def enable(
     action: Action | None = None,
     tree: Limits | None = None,
     observers: Sequence[Observer] = (),
+    **caps: Unpack[Caps],
 ) -> None:
-    """Limit every agent of this process: those that exist, and those made later.
+    """Limit all agents of this process, existing and new: `enable(max_turns=30)`.
 
-    Without arguments the environment decides; an argument wins over it. The policy file wins over
-    both, and a `LimitsPlugin` over everything. Calling it again is harmless, and with other
-    arguments replaces what applies to invocations that begin afterwards.
+    Arguments override the environment, the policy file overrides both, and a `LimitsPlugin`
+    overrides all. Another call replaces the arguments of the last one for new invocations.
 
     Args:
-        limits: Caps; one that is `None` is taken from the environment.
+        limits: Caps. Those that are `None` come from the environment.
         action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
-        tree: Caps for an invocation together with everything that it starts.
-        observers: Called with every event (see `otel_limits.Fact`); one that fails is logged and
-            counted, and never felt by the agent.
+        tree: Caps of a budget tree: an invocation and all agents it starts.
+        observers: Functions called with every event (`otel_limits.Event`). Their errors are logged
+            and counted, and don't affect agents.
+        caps: Single caps, by the names of `Limits`. They override those in `limits`, as in
+            `enable(DEFAULTS, max_turns=5)`.
 
     Raises:
-        ConfigurationError: A setting of the environment or an argument is invalid; nothing was
-            changed. It is a `ValueError`.
+        ConfigurationError: A variable or an argument is invalid; nothing was changed. It is a
+            `ValueError`.
     """
+    unknown = next((name for name in caps if name not in LIMITS), None)
+    if unknown is not None:
+        near = closest_match(unknown, (*LIMITS, "limits", "action", "tree", "observers"))
+        hint = f". Did you mean {near}?" if near else ""
+        raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
-        limits, tree = _checked(limits, tree, action)
+        ACTION.of_value("action", "halt" if action is None else action)
+        limits = require_limits("limits", NO_LIMITS if limits is None else limits)
+        limits = Limits(**caps).merged_over(limits)
+        tree = require_tree(NO_LIMITS if tree is None else tree)
         _require_observers(observers)
     except ValueError as error:
-        # At once, as what follows reads all of them.
         raise ConfigurationError([*mistakes, str(error)]) from None
     policy = reading.settings.policy.merged_over(limits, action, tree, caller_location("enable"))
     mistakes += price_mistakes([policy.limits, policy.tree], policy_file.document)
@@ -71,27 +84,13 @@ def enable(
     _warn(reading)
 
 
-def _checked(
-    limits: Limits | None, tree: Limits | None, action: Action | None
-) -> tuple[Limits, Limits]:
-    """Return the caps that were given, which may be none at all.
-
-    Raises:
-        ValueError: An argument is invalid.
-    """
-    ACTION.of_value("action", "halt" if action is None else action)
-    limits = require_limits("limits", NO_LIMITS if limits is None else limits)
-    return limits, require_tree(NO_LIMITS if tree is None else tree)
-
-
 def _require_observers(observers: object) -> None:
-    """Refuse what cannot be told anything: an event would come too late to say so.
+    """Check that every observer can be called, before an event is lost.
 
     Raises:
         ValueError: It is not a sequence of callables.
     """
-    can_be_told = isinstance(observers, Sequence) and all(map(callable, observers))
-    if not can_be_told:
+    if not (isinstance(observers, Sequence) and all(map(callable, observers))):
         raise ValueError(f"observers must be a list of callables, got {observers!r:.100}.")
 
 
