@@ -323,7 +323,7 @@ def start_session(path: Path, directory: Path, places: Mapping[str, str]) -> Ses
         (make((directory / name).parent) / Path(name).name).write_text(body, encoding="utf-8")
     texts = [command.text for command in sessions(path)]
     if any(re.match("otel-limits (audit|ledger) ", text) for text in texts):
-        record.write(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
+        record.write_ledger(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
     if any(f"--ledger {EXAMPLE_LEDGER}" in text for text in texts):
         shutil.copy(directory / LEDGER, make((directory / EXAMPLE_LEDGER).parent))
     return Session(directory, {"XDG_DATA_HOME": str(directory)}, places)

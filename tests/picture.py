@@ -17,15 +17,15 @@ from otel_limits.demo.main import main
 ROOT: Final = Path(__file__).parents[1]
 PICTURE: Final = ROOT / ".github/pictures/demo.svg"
 LAST_LINE: Final = "because the action is observe."
-"""Where the picture ends: what follows is for those who read on in their own terminal."""
+"""The end of the picture. The rest of the output is too long for a README."""
 PORT: Final = re.compile(r"127\.0\.0\.1:\d+")
 FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 ID: Final = "otel-limits-demo"
 
 
 def recorded() -> Text:
-    """Play the demo, and return what it shows, in colour."""
-    # Not as a terminal: a live display would be recorded with every frame.
+    """Run the demo and return its output in color."""
+    # Not a terminal, or every frame of the live display would be recorded.
     screen = Console(file=io.StringIO(), record=True, width=100, highlight=False, markup=False)
     with patch("otel_limits.demo.main.console", lambda: screen):
         assert main(base_url=None, model=None, as_json=False) == 0
@@ -33,19 +33,21 @@ def recorded() -> Text:
 
 
 def drawn(shown: Text) -> str:
-    """Draw its beginning as an SVG that asks no other server for a font."""
+    """Draw its first part as an SVG that loads no external font."""
     end = shown.plain.index(LAST_LINE) + len(LAST_LINE)
     screen = Console(file=io.StringIO(), record=True, width=106, highlight=False)
     screen.print(Text.from_markup("[bold green]$[/] otel-limits demo\n") + shown[:end])
     svg = screen.export_svg(title="otel-limits demo", unique_id=ID)
-    svg = PORT.sub("127.0.0.1:40000", svg)  # another one each time, which would be a change
+    svg = PORT.sub(
+        "127.0.0.1:40000", svg
+    )  # a stable port, so that a redrawn picture does not differ
     svg = FONT.sub("", svg).replace("Fira Code, monospace", "ui-monospace, Menlo, monospace")
-    # No line ends in spaces, as the repository has none.
+    # The repository has no trailing whitespace.
     return "".join(f"{line.rstrip()}\n" for line in svg.splitlines())
 
 
 def lines_of(svg: str) -> list[str]:
-    """Return the lines of a picture."""
+    """Return the text lines of a picture."""
     rows: dict[str, str] = {}
     for row, text in re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>([^<]*)</text>', svg):
         rows[row] = rows.get(row, "") + html.unescape(text)

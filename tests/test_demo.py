@@ -1,4 +1,4 @@
-"""The demonstration: what it tells machines and readers is true, wherever it is pointed."""
+"""Tests of `otel-limits demo`: its output matches what happened, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import agent
 from otel_limits.demo.main import SCENARIOS
-from otel_limits.demo.play import AgentFailedError, Play, ScenarioOutcome, Setup
-from otel_limits.demo.server import Servers
-from otel_limits.demo.show import NEXT_STEPS, progress
+from otel_limits.demo.output import NEXT_STEPS, progress
+from otel_limits.demo.play import AgentFailedError, DemoRun, ScenarioOutcome, Setup
+from otel_limits.demo.server import DemoServers
 from tests.pages import stable_text
 from tests.picture import PICTURE, lines_of
 from tests.processes import PATIENCE_SECONDS, bounded
@@ -37,7 +37,7 @@ ESCAPE = "\x1b"
 
 
 def fresh_environment() -> dict[str, str]:
-    """Make an environment whose limits and telemetry must not reach the demo's agents."""
+    """Return an environment whose limits and telemetry must not affect the demo's agents."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
     return {
         **kept,
@@ -48,12 +48,12 @@ def fresh_environment() -> dict[str, str]:
     }
 
 
-# --- for machines ---------------------------------------------------------------------------------
+# --- JSON -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def events() -> dict[str, Any]:
-    """What `otel-limits demo --json` prints."""
+    """Return the output of `otel-limits demo --json`."""
     done = subprocess.run(
         [COMMAND, "demo", "--json"],
         env=fresh_environment(),
@@ -69,12 +69,12 @@ def events() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def scenarios(events: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Its scenarios by name."""
+    """Return its scenarios by name."""
     return {scenario["name"]: scenario for scenario in events["scenarios"]}
 
 
-def test_four_scenarios_differ_in_their_environment_alone(events: dict[str, Any]) -> None:
-    """No limits, one kind of limit each, and one that only observes."""
+def test_scenarios_differ_only_in_environment(events: dict[str, Any]) -> None:
+    """No limits, two kinds of limit, and observe mode."""
     assert [scenario["environment"] for scenario in events["scenarios"]] == [
         {},
         {"OTEL_LIMITS_MAX_TURNS": "6"},
@@ -83,8 +83,8 @@ def test_four_scenarios_differ_in_their_environment_alone(events: dict[str, Any]
     ]
 
 
-def test_the_agents_code_knows_nothing_of_limits() -> None:
-    """It imports nothing of ours."""
+def test_agent_code_imports_nothing_of_otel_limits() -> None:
+    """The demo proves that limits need no code changes."""
     tree = ast.parse(Path(str(agent.__file__)).read_text(encoding="utf-8"))
     modules = [
         name
@@ -99,59 +99,59 @@ def test_the_agents_code_knows_nothing_of_limits() -> None:
 def test_metrics_agree_with_the_model_server_and_the_framework(
     scenarios: dict[str, dict[str, Any]], name: str
 ) -> None:
-    """Three parties count model calls and tokens, and come to the same."""
+    """The three count model calls and tokens independently."""
     scenario = scenarios[name]
-    assert scenario["model_calls"] == scenario["server_saw"]["requests"] > 0
-    assert scenario["tokens"] == scenario["server_saw"]["tokens"] > 0
+    assert scenario["model_calls"] == scenario["server_counts"]["requests"] > 0
+    assert scenario["tokens"] == scenario["server_counts"]["tokens"] > 0
     assert scenario["tokens"] == scenario["result"]["usage"]["totalTokens"]
 
 
-def test_without_limits_only_the_demo_ends_the_run(
+def test_scenario_without_limits_ends_after_all_polls(
     events: dict[str, Any], scenarios: dict[str, dict[str, Any]]
 ) -> None:
-    """Pending looks, the one that finds the job done, and the answer."""
-    looks = events["bound"]["pending_looks"]
+    """The pending polls, the last poll, and the answer."""
+    polls = events["bounds"]["pending_polls"]
     scenario = scenarios["no_limits"]
-    assert scenario["model_calls"] == looks + 2
-    assert scenario["bounded_by_demo"] is True
+    assert scenario["model_calls"] == polls + 2
+    assert scenario["ended_by_demo"] is True
     (warning,) = scenario["log"]
-    assert "No limit is set: nothing stops agent 'no_limits'." in warning
+    assert "agent 'report-watcher'" in warning
     assert (scenario["result"]["stop_reason"], scenario["result"]["halt"]) == ("end_turn", None)
 
 
 def test_max_turns_halts_after_exactly_that_many_calls_and_tools(
     scenarios: dict[str, dict[str, Any]],
 ) -> None:
-    """The tools of the last turn ran."""
+    """The tools of the last turn also ran."""
     scenario = scenarios["max_turns"]
-    assert (scenario["model_calls"], scenario["server_saw"]["looks"]) == (6, 6)
+    assert (scenario["model_calls"], scenario["server_counts"]["polls"]) == (6, 6)
     assert scenario["result"]["stop_reason"] == "max_turns"
-    assert scenario["bounded_by_demo"] is False
+    assert scenario["ended_by_demo"] is False
 
 
-def test_the_token_budget_is_overrun_by_one_call_at_most(
+def test_token_budget_is_exceeded_by_at_most_one_call(
     scenarios: dict[str, dict[str, Any]],
 ) -> None:
-    """What was used is told as it is."""
+    """The halt reports the actual usage."""
     scenario = scenarios["max_token_budget"]
     halt = scenario["result"]["halt"]
     assert scenario["result"]["stop_reason"] == "max_token_budget"
     assert halt["cap"] == 5000 <= halt["observed"] == scenario["tokens"]
-    assert halt["observed"] - scenario["server_saw"]["last_tokens"] < halt["cap"]
+    assert halt["observed"] - scenario["server_counts"]["last_tokens"] < halt["cap"]
 
 
-def test_observe_changes_nothing_but_what_is_known(scenarios: dict[str, dict[str, Any]]) -> None:
-    """The run is that without limits; the breach is counted and logged once."""
+def test_observe_changes_only_log_and_metrics(scenarios: dict[str, dict[str, Any]]) -> None:
+    """The run equals the one without limits; the breach is counted and logged once."""
     observed, free = scenarios["observe"], scenarios["no_limits"]
-    for event in ("model_calls", "tokens", "server_saw"):
+    for event in ("model_calls", "tokens", "server_counts"):
         assert observed[event] == free[event]
-    series = 'otel_limits_stops_total{action="observed",agent="observe",reason="max_turns"}'
+    series = 'otel_limits_stops_total{action="observed",agent="report-watcher",reason="max_turns"}'
     assert observed["metrics"][series] == 1
     assert len(observed["log"]) == 1
 
 
-def test_a_halt_message_is_tagged(scenarios: dict[str, dict[str, Any]]) -> None:
-    """With the limit, the cap and what was used; no model call is counted for it."""
+def test_halt_message_is_tagged(scenarios: dict[str, dict[str, Any]]) -> None:
+    """It carries limit, cap and usage, and is not counted as a model call."""
     scenario = scenarios["max_turns"]
     result, metrics = scenario["result"], scenario["metrics"]
     assert (result["synthetic"], result["message"]["role"]) == (True, "assistant")
@@ -161,48 +161,50 @@ def test_a_halt_message_is_tagged(scenarios: dict[str, dict[str, Any]]) -> None:
         6,
     )
     assert "usage" not in result["message"]["metadata"]
-    counted = 'otel_limits_synthetic_messages_total{agent="max_turns",reason="max_turns"}'
+    counted = 'otel_limits_synthetic_messages_total{agent="report-watcher",reason="max_turns"}'
     assert metrics[counted] == 1
 
 
-def test_a_real_zero_token_call_is_no_halt(scenarios: dict[str, dict[str, Any]]) -> None:
-    """The server reports zero: that is counted as a model call of its own kind, and not tagged."""
+def test_zero_token_call_is_not_a_halt(scenarios: dict[str, dict[str, Any]]) -> None:
+    """It is counted as a model call of kind zero_token, and its message is not tagged."""
     scenario = scenarios["max_turns"]
     call, metrics = scenario["zero_token_call"], scenario["metrics"]
     assert call["message"]["metadata"]["usage"]["totalTokens"] == 0
     assert (call["synthetic"], call["halt"], call["stop_reason"]) == (False, None, "end_turn")
     kinds = {
-        kind: metrics[f'otel_limits_model_calls_total{{agent="cache",kind="{kind}",model="cache"}}']
+        kind: metrics[
+            f'otel_limits_model_calls_total{{agent="faq-assistant",kind="{kind}",model="cached"}}'
+        ]
         for kind in ("measured", "zero_token", "unmeasured", "failed")
     }
     assert kinds == {"measured": 0, "zero_token": 1, "unmeasured": 0, "failed": 0}
-    tagged = 'otel_limits_synthetic_messages_total{agent="cache",reason="max_turns"}'
+    tagged = 'otel_limits_synthetic_messages_total{agent="faq-assistant",reason="max_turns"}'
     assert metrics[tagged] == 0
 
 
-def test_metrics_come_from_the_endpoint_of_each_program(events: dict[str, Any]) -> None:
-    """Four programs, four ports, and no fault of ours in any of them."""
+def test_each_process_serves_its_own_metrics(events: dict[str, Any]) -> None:
+    """Four processes, four ports, no internal errors."""
     urls = {scenario["metrics_url"] for scenario in events["scenarios"]}
     assert len(urls) == 4
     for scenario in events["scenarios"]:
         assert not [name for name in scenario["metrics"] if "internal_errors" in name]
 
 
-# --- for readers ----------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def read_terminal(terminal: int) -> Iterator[bytes]:
-    """Everything that is written to a terminal until it is closed."""
+    """Yield what is written to a terminal until it is closed."""
     try:
         while chunk := os.read(terminal, 65_536):
             yield chunk
-    except OSError:  # how Linux says that the other end is closed
+    except OSError:  # on Linux, the other end is closed
         return
 
 
 @pytest.fixture(scope="module")
 def terminal_output() -> str:
-    """What a reader with a terminal of 100 columns gets, escape sequences and all."""
+    """Return the output on a terminal with 100 columns, with escape sequences."""
     main_end, terminal = pty.openpty()
     environment = fresh_environment() | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "60"}
     environment.pop("NO_COLOR", None)
@@ -221,20 +223,20 @@ def terminal_output() -> str:
 
 @pytest.fixture(scope="module")
 def lines(terminal_output: str) -> list[str]:
-    """The lines that are left at the end, without colours."""
+    """Return the lines visible at the end, without colors."""
     plain = re.sub(ESCAPE + r"\[[0-9;?]*[A-Za-z]", "", terminal_output)
     return [line.split("\r")[-1].rstrip() for line in plain.replace("\r\n", "\n").split("\n")]
 
 
 def test_progress_is_shown_while_it_runs(terminal_output: str) -> None:
-    """The table is drawn again and again in place."""
+    """The table is redrawn in place."""
     assert terminal_output.count("MAX_TOKEN_BUDGET=5000") > 2
     assert f"{ESCAPE}[?25l" in terminal_output
     assert terminal_output.rindex(f"{ESCAPE}[?25h") > terminal_output.rindex(f"{ESCAPE}[?25l")
 
 
-def test_the_table_shows_the_facts(lines: list[str], scenarios: dict[str, dict[str, Any]]) -> None:
-    """Each scenario with its settings, model calls, tokens and stop reason."""
+def test_table_shows_each_scenario(lines: list[str], scenarios: dict[str, dict[str, Any]]) -> None:
+    """Settings, model calls, tokens and stop reason match the JSON output."""
     for scenario in scenarios.values():
         settings = " ".join(
             f"{name.removeprefix('OTEL_LIMITS_')}={value}"
@@ -247,10 +249,10 @@ def test_the_table_shows_the_facts(lines: list[str], scenarios: dict[str, dict[s
         assert scenario["result"]["stop_reason"] in words
 
 
-def test_scraped_lines_are_shown_whole(
+def test_nonzero_counters_are_shown_in_full(
     lines: list[str], scenarios: dict[str, dict[str, Any]]
 ) -> None:
-    """Every counter that is not zero, as Prometheus gets it, and no page of histograms."""
+    """In the exposition format, without histograms."""
     metrics = scenarios["max_turns"]["metrics"]
     shown = {line for line in lines if line.startswith("otel_limits_")}
     assert shown == {
@@ -258,15 +260,15 @@ def test_scraped_lines_are_shown_whole(
     }
 
 
-def test_the_warnings_of_the_log_are_shown(lines: list[str]) -> None:
-    """One for each limit that was reached."""
+def test_log_messages_are_shown(lines: list[str]) -> None:
+    """One per reached limit."""
     text = "\n".join(lines)
-    assert "Agent 'max_turns' was halted by max_turns: 6 of 6 turns used." in text
-    assert text.count("The limit is set in OTEL_LIMITS_") == 3
+    assert text.count("Agent 'report-watcher'") == 4  # one of them is the halt message
+    assert text.count("6 of 6 turns") == 3
 
 
-def test_a_halt_and_a_zero_token_call_stand_side_by_side(lines: list[str]) -> None:
-    """What tells them apart can be read off."""
+def test_halt_and_zero_token_call_are_compared(lines: list[str]) -> None:
+    """The table shows how a program distinguishes them."""
     rows = {line[:25].strip(): line[25:].split() for line in lines}
     assert rows["is_synthetic(message)"] == ["True", "False"]
     assert rows["result.stop_reason"] == ["max_turns", "end_turn"]
@@ -274,12 +276,12 @@ def test_a_halt_and_a_zero_token_call_stand_side_by_side(lines: list[str]) -> No
 
 
 def marks(line: str) -> str:
-    """Return a line without spaces and bars, which are drawn otherwise where there is no colour."""
+    """Return a line without spaces and bars, which differ without color."""
     return re.sub(r"[\s━╸╺]", "", stable_text(line))
 
 
-def test_the_picture_of_the_readme_is_what_is_shown(lines: list[str]) -> None:
-    """Run `python -m tests.generate images` when this fails."""
+def test_readme_picture_matches_output(lines: list[str]) -> None:
+    """If this fails, run `python -m tests.generate images`."""
     drawn = [marks(line) for line in lines_of(PICTURE.read_text(encoding="utf-8"))]
     title, prompt, *shown = [line for line in drawn if line]
     assert (title, prompt) == ("otel-limitsdemo", "$otel-limitsdemo")
@@ -287,14 +289,14 @@ def test_the_picture_of_the_readme_is_what_is_shown(lines: list[str]) -> None:
     assert [line for line in shown if line not in whole] == []
 
 
-def test_nothing_is_wider_than_the_terminal(lines: list[str]) -> None:
-    """100 columns are enough, but for a log line, which the terminal wraps."""
-    assert not [line for line in lines if len(line) > 100 and " halted by " not in line]
+def test_output_fits_the_terminal(lines: list[str]) -> None:
+    """Except log messages, which the terminal wraps."""
+    assert not [line for line in lines if len(line) > 100 and " max_" not in line]
 
 
 @pytest.mark.parametrize("command", [command for command, _ in NEXT_STEPS])
-def test_what_to_do_next_can_be_done(command: str, lines: list[str]) -> None:
-    """Every command is shown, and is one that exists."""
+def test_next_steps_are_valid_commands(command: str, lines: list[str]) -> None:
+    """Readers copy them."""
     assert [line for line in lines if line.startswith(f"{command}  ")]
     name, *arguments = shlex.split(command)
     if name == "otel-limits":
@@ -304,54 +306,58 @@ def test_what_to_do_next_can_be_done(command: str, lines: list[str]) -> None:
 # --- another model server -------------------------------------------------------------------------
 
 
-def test_it_can_be_pointed_at_another_model_server(
+def test_base_url_selects_another_model_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With or without /v1; plain text where there is no terminal, even if colour is wished for."""
+    """With or without /v1. Without a terminal the output is plain text despite FORCE_COLOR."""
     monkeypatch.setattr("otel_limits.demo.main.SCENARIOS", SCENARIOS[1:2])
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Servers(pending_looks=0) as real:
+    with DemoServers(pending_polls=0) as real:
         status = main(["demo", "--base-url", f"{real.url('real')}/v1/", "--model", "llama"])
-        seen = real.seen("real")
+        seen = real.counts("real")
     shown, errors = capsys.readouterr()
     assert (status, errors, seen.requests) == (0, "", 6)
     assert ESCAPE not in shown
     assert f"llama at {real.url('real')}" in shown
-    counted = 'otel_limits_model_calls_total{agent="max_turns",kind="measured",model="llama"} 6.0'
+    counted = (
+        'otel_limits_model_calls_total{agent="report-watcher",kind="measured",model="llama"} 6.0'
+    )
     assert counted in shown
 
 
 @pytest.mark.parametrize("url", ["localhost:11434", "ftp://localhost", "http://"])
-def test_a_base_url_that_is_not_an_address_is_refused(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With an example of one."""
+def test_invalid_base_url_is_rejected(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message contains a valid example."""
     assert main(["demo", "--base-url", url]) == 2
-    assert "--base-url must be like http://localhost:11434/v1, got" in capsys.readouterr().err
+    assert (
+        "--base-url must be a URL such as http://localhost:11434/v1, got" in capsys.readouterr().err
+    )
 
 
-def test_a_server_that_does_not_answer_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before any agent is started."""
+def test_unreachable_model_server_fails_immediately(capsys: pytest.CaptureFixture[str]) -> None:
+    """No agent is started."""
     assert main(["demo", "--base-url", "http://127.0.0.1:1/v1"]) == 2
-    assert "No model server answers at http://127.0.0.1:1 (" in capsys.readouterr().err
+    assert "No model server at http://127.0.0.1:1 (" in capsys.readouterr().err
 
 
-def test_an_agent_that_fails_says_why() -> None:
-    """The exception that ended its program."""
-    with Servers(pending_looks=1) as servers:
+def test_failed_agent_reports_its_exception() -> None:
+    """The user sees why the process ended."""
+    with DemoServers(pending_polls=1) as servers:
         setup = Setup(
             base_url=f"{servers.url('real')}/nowhere",
             model="llama",
-            pending_looks=1,
+            pending_polls=1,
             scenarios=SCENARIOS[:1],
         )
-        with Play(setup, servers) as running, pytest.raises(AgentFailedError) as raised:
+        with DemoRun(setup, servers) as running, pytest.raises(AgentFailedError) as raised:
             running.futures[0].result()
-    assert str(raised.value).startswith("The agent 'no_limits' failed: httpx.HTTPStatusError: ")
+    assert str(raised.value).startswith(
+        "The agent 'report-watcher' failed: httpx.HTTPStatusError: "
+    )
 
 
-def test_an_interruption_leaves_no_program_behind() -> None:
-    """Status 130, no traceback, and every agent is gone."""
+def test_interrupted_demo_kills_all_processes() -> None:
+    """Status 130, no traceback, no orphaned agent."""
     with (
         subprocess.Popen(
             [COMMAND, "demo"],
@@ -371,19 +377,19 @@ def test_an_interruption_leaves_no_program_behind() -> None:
         os.killpg(process.pid, 0)
 
 
-def test_a_narrow_terminal_has_no_bars_and_no_letters_one_below_the_other() -> None:
-    """60 columns have room for the numbers and for how each scenario ended."""
+def test_narrow_terminal_omits_bars() -> None:
+    """60 columns fit the numbers and the stop reasons without breaking words."""
     done: Future[ScenarioOutcome] = Future()
-    seen = SimpleNamespace(requests=6, looks=6, tokens=1_539)
+    counts = SimpleNamespace(requests=6, polls=6, tokens=1_539)
     running: Any = SimpleNamespace(
-        setup=SimpleNamespace(scenarios=SCENARIOS, pending_looks=20),
+        setup=SimpleNamespace(scenarios=SCENARIOS, pending_polls=20),
         futures=[done] * len(SCENARIOS),
-        servers=SimpleNamespace(seen=lambda _: seen),
+        servers=SimpleNamespace(counts=lambda _: counts),
     )
     outcome = SimpleNamespace(
         model_calls=6,
         tokens=1_539,
-        errand=SimpleNamespace(stop_reason="max_token_budget", halt="max_token_budget"),
+        result=SimpleNamespace(stop_reason="max_token_budget", halt="max_token_budget"),
     )
     done.set_result(cast("ScenarioOutcome", outcome))
     screen = Console(file=io.StringIO(), width=60, record=True)

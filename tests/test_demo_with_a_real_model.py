@@ -1,4 +1,4 @@
-"""The demonstration against somebody else's model server: bounded, and trusted with a key."""
+"""Tests of `otel-limits demo --base-url`: bounded calls and a secret API key."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import pytest
 
 from otel_limits.cli import main
 from otel_limits.demo.main import SCENARIOS
-from otel_limits.demo.play import MOST_CALLS
-from otel_limits.demo.server import Handler, ModelReply, Servers
+from otel_limits.demo.play import MAX_CALLS_PER_RUN
+from otel_limits.demo.server import DemoServers, Handler, ModelReply
 
 KEY = "sk-hunter2"
 
 
-class Clumsy(Servers):
-    """A model server whose every tool call is without the argument that the tool needs."""
+class Clumsy(DemoServers):
+    """A model server whose tool calls always lack the required argument."""
 
     def __init__(self) -> None:
         """Bind a free port."""
-        super().__init__(pending_looks=0)
-        self.RequestHandlerClass = Asked
+        super().__init__(pending_polls=0)
+        self.RequestHandlerClass = RecordingHandler
         self.authorizations: list[str | None] = []
 
     def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> ModelReply:
-        """Call the tool wrongly, whatever was said."""
+        """Call the tool without its argument."""
         super().answer(agent, messages)
         return ModelReply(arguments='{"nonsense": 1}', prompt_tokens=40)
 
 
-class Asked(Handler):
-    """Remembers who asked."""
+class RecordingHandler(Handler):
+    """Records the Authorization headers of requests."""
 
-    def do_POST(self) -> None:  # noqa: N802  the name that the base class looks for
-        """Answer a model call."""
+    def do_POST(self) -> None:  # noqa: N802  the base class's name
+        """Serve a model call."""
         assert isinstance(self.server, Clumsy)
         self.server.authorizations.append(self.headers["Authorization"])
         super().do_POST()
@@ -44,7 +44,7 @@ class Asked(Handler):
 
 @contextmanager
 def played(capsys: pytest.CaptureFixture[str], *arguments: str) -> Iterator[tuple[Clumsy, str]]:
-    """Play the demonstration against a clumsy model; give the server and all that was shown."""
+    """Run the demo against a clumsy model; yield the server and the output."""
     with Clumsy() as server:
         status = main(["demo", "--base-url", server.url("real"), *arguments])
         shown, errors = capsys.readouterr()
@@ -52,8 +52,8 @@ def played(capsys: pytest.CaptureFixture[str], *arguments: str) -> Iterator[tupl
         yield server, shown
 
 
-def test_it_is_bounded_where_tool_calls_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who pays for the model pays for 120 calls at most; what ended a run is said."""
+def test_calls_are_bounded_when_tool_calls_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    """The user pays for at most 120 calls, and the output shows what ended each run."""
     with played(capsys, "--json") as (server, shown):
         events = json.loads(shown)
     assert len(server.authorizations) == sum(each["model_calls"] for each in events["scenarios"])
@@ -61,26 +61,25 @@ def test_it_is_bounded_where_tool_calls_fail(capsys: pytest.CaptureFixture[str])
     ends = {each["name"]: each for each in events["scenarios"]}
     assert ends["max_turns"]["model_calls"] == 6
     for name in ("no_limits", "observe"):
-        assert ends[name]["model_calls"] == MOST_CALLS
-        assert ends[name]["bounded_by_demo"] is True
+        assert ends[name]["model_calls"] == MAX_CALLS_PER_RUN
+        assert ends[name]["ended_by_demo"] is True
         assert ends[name]["result"]["out_of_calls"] is True
 
 
-def test_runs_are_told_apart_without_colours(
+def test_runaway_is_marked_without_colors(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe shows none."""
+    """Output to a pipe has no colors."""
     monkeypatch.setattr("otel_limits.demo.main.SCENARIOS", SCENARIOS[:1])
     with played(capsys) as (_, shown):
-        assert "in red" not in shown
-        assert "the runs that otel-limits did not halt would never have ended." in shown
-        assert "the demo ended it" in shown
+        assert "the runs that were not halted would never end." in shown
+        assert " ran away" in shown
 
 
-def test_the_key_is_sent_to_the_model_and_shown_to_nobody(
+def test_api_key_is_sent_but_not_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call has it, without the line break that a file ends with."""
+    """Each call sends it, without the trailing newline."""
     monkeypatch.setattr("otel_limits.demo.main.SCENARIOS", SCENARIOS[1:2])
     monkeypatch.setenv("MODEL_KEY", f"{KEY}\n")
     with played(capsys, "--api-key-env", "MODEL_KEY", "--json") as (server, shown):
@@ -88,35 +87,35 @@ def test_the_key_is_sent_to_the_model_and_shown_to_nobody(
         assert KEY not in shown
 
 
-def test_without_a_key_none_is_sent(
+def test_no_authorization_without_api_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a server of one's own wants none."""
+    """Local model servers need none."""
     monkeypatch.setattr("otel_limits.demo.main.SCENARIOS", SCENARIOS[1:2])
     with played(capsys) as (server, _):
         assert set(server.authorizations) == {None}
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
-        ("", "must name a variable with the key, but MODEL_KEY is not set."),
-        ("hunter2\n2", "MODEL_KEY holds characters that a key cannot have."),
-        ("hunter2\N{EURO SIGN}", "MODEL_KEY holds characters that a key cannot have."),
+        ("", "--api-key-env: MODEL_KEY is not set."),
+        ("hunter2\n2", "MODEL_KEY contains characters that are invalid in an API key."),
+        ("hunter2\N{EURO SIGN}", "MODEL_KEY contains characters that are invalid in an API key."),
     ],
 )
-def test_a_key_that_cannot_be_sent_is_refused(
-    key: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_invalid_api_key_is_rejected(
+    key: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anybody is asked, and without the key."""
+    """Before any request, and without printing the key."""
     monkeypatch.setenv("MODEL_KEY", key)
     assert main(["demo", "--base-url", "http://127.0.0.1:1", "--api-key-env", "MODEL_KEY"]) == 2
     errors = capsys.readouterr().err
-    assert said in errors
+    assert message in errors
     assert "hunter2" not in errors
 
 
-def test_a_key_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    """The built-in one wants none."""
+def test_api_key_requires_base_url(capsys: pytest.CaptureFixture[str]) -> None:
+    """The built-in server needs no key."""
     assert main(["demo", "--api-key-env", "HOME"]) == 2
-    assert "give its --base-url as well." in capsys.readouterr().err
+    assert "requires --base-url." in capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""The demo's program: a plain Strands agent that waits for a job. It knows nothing of limits.
+"""The demo's program: a plain Strands agent that polls a job. Its code contains no limits.
 
 Usage: python -m otel_limits.demo.agent JOBS_URL
 
-Takes one errand per line of standard input, as JSON, and writes one result per line.
+Reads one task per line from standard input, as JSON, and writes one result per line.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ from strands import Agent, tool
 from strands.hooks import BeforeModelCallEvent
 from strands.models.llamacpp import LlamaCppModel
 
-SYSTEM_PROMPT = "You watch jobs. Look with the tool job_state, again and again, until one is done."
+SYSTEM_PROMPT = "You monitor jobs. Call the tool job_state again and again until the job is done."
 
 SECONDS_PER_CALL = 120.0
-"""What a model on a small machine may take to answer."""
+"""A local model on a small machine is slow."""
 
-
-ENDED_BY_DEMO = "The demo ended this run: it asked the model often enough."
+ENDED_BY_DEMO = "The demo ended this run after its maximum number of model calls."
 
 
 @tool
 def job_state(job: str) -> str:
-    """Look at the state of a job: pending or done.
+    """Return the state of a job: pending or done.
 
     Args:
         job: Name of the job.
     """
-    # Over HTTP like a real job server: the runaway is one that looks at something outside.
+    # Over HTTP, like a real job server.
     with urlopen(f"{sys.argv[1]}/{job}", timeout=10) as answer:  # noqa: S310  the demo's own http
         text: str = answer.read().decode()
     return text
 
 
-def run_errand(errand: Mapping[str, Any]) -> dict[str, Any]:
-    """Send an agent on an errand, and return what came of it."""
+def run_agent(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Run an agent on a task and return its result."""
     model = LlamaCppModel(
-        base_url=errand["base_url"], model_id=errand["model"], timeout=SECONDS_PER_CALL
+        base_url=task["base_url"], model_id=task["model"], timeout=SECONDS_PER_CALL
     )
-    if errand["api_key"] is not None:
-        # The class has no parameter for a key, as llama.cpp's server seldom wants one.
-        model.client.headers["Authorization"] = f"Bearer {errand['api_key']}"
+    if task["api_key"] is not None:
+        # LlamaCppModel has no parameter for an API key.
+        model.client.headers["Authorization"] = f"Bearer {task['api_key']}"
     agent = Agent(
-        name=errand["agent"],
+        name=task["agent"],
         model=model,
         tools=[job_state],
         system_prompt=SYSTEM_PROMPT,
         callback_handler=None,
     )
-    # Here and not by a limit: the runs without any have to end, too.
-    is_out_of_calls = bound(agent, errand["most_calls"])
-    result = agent(errand["prompt"])
+    # Not an otel-limits limit, because runs without limits must also end.
+    is_out_of_calls = limit_calls(agent, task["max_calls"])
+    result = agent(task["prompt"])
     return {
         "stop_reason": result.stop_reason,
         "message": result.message,
@@ -65,18 +64,18 @@ def run_errand(errand: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def bound(agent: Agent, most_calls: int) -> Callable[[], bool]:
-    """Bound the demo: the job is never found done where the model cannot use the tool.
+def limit_calls(agent: Agent, max_calls: int) -> Callable[[], bool]:
+    """End the run after a number of model calls, even if the model cannot use the tool.
 
     Returns:
-        What tells whether it was this that ended the agent.
+        A function that returns whether this ended the run.
     """
     refused: list[BeforeModelCallEvent] = []
-    # An iterator, as `next` on it is one step: a retry may come in while another call is under way.
-    left = iter(range(most_calls))
+    # `next` is atomic: a retry may start while another call is in flight.
+    left = iter(range(max_calls))
 
     def count(event: BeforeModelCallEvent) -> None:
-        # Cancelled and not raised: the run ends as an agent does, with a result that can be shown.
+        # Canceling, unlike raising, ends the run with a result.
         if next(left, None) is None:
             event.cancel = ENDED_BY_DEMO
             refused.append(event)
@@ -86,6 +85,6 @@ def bound(agent: Agent, most_calls: int) -> Callable[[], bool]:
 
 
 if __name__ == "__main__":
-    # One process for several errands, so that one scrape has the counters of all of them.
+    # One process for several tasks, so one scrape contains the counters of all.
     for line in sys.stdin:
-        print(json.dumps(run_errand(json.loads(line))), flush=True)  # noqa: T201  its output
+        print(json.dumps(run_agent(json.loads(line))), flush=True)  # noqa: T201  its output

@@ -1,4 +1,4 @@
-"""Plays the demonstration from beginning to end: on a terminal, in plain text, or as JSON."""
+"""The demo from start to end: on a terminal, as plain text or as JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from otel_limits.cli.terminal import console
 from otel_limits.core.secrets import redact_url
-from otel_limits.demo.play import AgentFailedError, Play, Scenario, ScenarioOutcome, Setup
-from otel_limits.demo.server import Servers
-from otel_limits.demo.show import events, show_outcomes, show_setup, watch
+from otel_limits.demo.output import events, show_outcomes, show_setup, watch
+from otel_limits.demo.play import AgentFailedError, DemoRun, Scenario, ScenarioOutcome, Setup
+from otel_limits.demo.server import DemoServers
 from otel_limits.settings.variables import environment
 
 SCENARIOS: Final = (
@@ -23,7 +23,7 @@ SCENARIOS: Final = (
         name="max_turns",
         variables={"OTEL_LIMITS_MAX_TURNS": "6"},
         ends_with="max_turns",
-        asks_cache=True,
+        calls_cache=True,
     ),
     Scenario(
         name="max_token_budget",
@@ -37,11 +37,11 @@ SCENARIOS: Final = (
     ),
 )
 
-PENDING_LOOKS: Final = 20
-"""Enough to see a runaway, and done in a second."""
+PENDING_POLLS: Final = 20
+"""Enough to show a runaway, and done in a second."""
 
-PENDING_LOOKS_OF_REAL_MODEL: Final = 12
-"""Real models take their time."""
+PENDING_POLLS_OF_REAL_MODEL: Final = 12
+"""Fewer, because real models are slower."""
 
 CONNECT_SECONDS: Final = 5.0
 FAILED: Final = 1
@@ -52,16 +52,16 @@ INTERRUPTED: Final = 130
 def main(
     *, base_url: str | None, model: str | None, as_json: bool, api_key_env: str | None = None
 ) -> int:
-    """Play it.
+    """Run the demo.
 
     Args:
-        base_url: A real model server, with or without /v1; the built-in one unless given.
-        model: What to ask it for.
-        as_json: Print the events for machines instead of showing them.
-        api_key_env: Name of the variable with the key that the real model server wants to see.
+        base_url: A real model server, with or without /v1. Default: the built-in one.
+        model: Its model.
+        as_json: Print JSON instead of text.
+        api_key_env: Name of the environment variable with its API key.
 
     Returns:
-        The exit status: 1 when a program failed or a scenario did not end as it should.
+        The exit status: 1 if a program failed or a scenario did not end as expected.
     """
     try:
         setup = make_setup(base_url, model, api_key_env)
@@ -74,113 +74,114 @@ def main(
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return FAILED
     except KeyboardInterrupt:
-        # As a shell reports a program that Ctrl-C has ended: 128 + SIGINT.
+        # As shells report Ctrl-C: 128 + SIGINT.
         return INTERRUPTED
 
 
 def make_setup(base_url: str | None, model: str | None, api_key_env: str | None) -> Setup:
-    """Decide who the agents talk to.
+    """Choose the model server of the agents.
 
     Raises:
-        ValueError: `base_url` is not an address of a server, or nobody listens there; or there is
-            no key where one is said to be.
+        ValueError: `base_url` is invalid or unreachable, or the API key is missing.
     """
     if api_key_env is not None and base_url is None:
-        raise ValueError("--api-key-env is for a real model server: give its --base-url as well.")
-    api_key = None if api_key_env is None else key_in(api_key_env)
-    looks, default_model = PENDING_LOOKS, "demo"
+        raise ValueError("--api-key-env requires --base-url.")
+    api_key = None if api_key_env is None else read_api_key(api_key_env)
+    polls, default_model = PENDING_POLLS, "demo"
     if base_url is not None:
-        # Clients append /v1 by themselves, and users paste addresses with it.
-        base_url = reachable(base_url.rstrip("/").removesuffix("/v1"))
-        looks, default_model = PENDING_LOOKS_OF_REAL_MODEL, "default"
+        # Clients append /v1, and users paste URLs that include it.
+        base_url = require_reachable(base_url.rstrip("/").removesuffix("/v1"))
+        polls, default_model = PENDING_POLLS_OF_REAL_MODEL, "default"
     return Setup(
         base_url=base_url,
         model=model or default_model,
-        pending_looks=looks,
+        pending_polls=polls,
         scenarios=SCENARIOS,
         api_key=api_key,
     )
 
 
-def key_in(name: str) -> str:
-    """Read a key from an environment variable; it is never shown.
+def read_api_key(name: str) -> str:
+    """Read an API key from an environment variable. It is never printed.
 
     Raises:
-        ValueError: There is none, or it cannot be sent.
+        ValueError: It is not set or not valid in an HTTP header.
     """
     key = environment().get(name, "").strip()
     if not key:
-        raise ValueError(f"--api-key-env must name a variable with the key, but {name} is not set.")
-    # What an HTTP header may hold: https://datatracker.ietf.org/doc/html/rfc6750#section-2.1
+        raise ValueError(f"--api-key-env: {name} is not set.")
+    # Characters valid in an HTTP header: https://datatracker.ietf.org/doc/html/rfc6750#section-2.1
     if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"--api-key-env: {name} holds characters that a key cannot have.")
+        raise ValueError(
+            f"--api-key-env: {name} contains characters that are invalid in an API key."
+        )
     return key
 
 
-def reachable(base_url: str) -> str:
-    """Return `base_url`, or explain why nothing can be asked there.
+def require_reachable(base_url: str) -> str:
+    """Return `base_url` if a server accepts connections there.
 
     Raises:
-        ValueError: It is not an address of a server, or nobody listens there.
+        ValueError: It is not a valid URL, or no server accepts connections there.
     """
     host, port = host_and_port(base_url)
     try:
-        # Looked at before any scenario starts, or four programs would each report the same failure.
+        # Checked first, or four programs would each report the same failure.
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"No model server answers at {redact_url(base_url)} ({error}). "
-            f"Start it, or leave --base-url out to use the built-in one."
+            f"No model server at {redact_url(base_url)} ({error}). "
+            "Start it, or omit --base-url to use the built-in one."
         ) from error
     return base_url
 
 
 def host_and_port(base_url: str) -> tuple[str, int]:
-    """Read where a server listens.
+    """Parse the host and port of a URL.
 
     Raises:
-        ValueError: It is not the address of a server.
+        ValueError: It is not the URL of a server.
     """
-    with contextlib.suppress(ValueError):  # such as a bracket, or a port that is not a number
+    with contextlib.suppress(ValueError):  # e.g. a bracket, or a port that is not a number
         parts = urlsplit(base_url)
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     raise ValueError(
-        f"--base-url must be like http://localhost:11434/v1, got {redact_url(base_url)!r}."
+        f"--base-url must be a URL such as http://localhost:11434/v1, got {redact_url(base_url)!r}."
     )
 
 
 def play(setup: Setup, *, as_json: bool) -> int:
-    """Run every scenario, say what happened, and judge it."""
+    """Run all scenarios and print their outcomes; return the exit status."""
     screen = console()
     started = time.monotonic()
-    with Servers(setup.pending_looks) as servers, Play(setup, servers) as running:
+    with DemoServers(setup.pending_polls) as servers, DemoRun(setup, servers) as running:
         if not as_json:
             show_setup(screen, setup, servers)
             watch(screen, running)
-        # A program that failed is told here, when all that there was to see has been shown.
+        # Raises the error of a failed program, after progress has been shown.
         outcomes = [future.result() for future in running.futures]
     seconds = time.monotonic() - started
     if as_json:
         print(json.dumps(events(setup, outcomes, seconds), indent=2))  # noqa: T201  its output
     else:
         show_outcomes(screen, setup, outcomes, seconds)
-    return judge(setup, outcomes)
+    return report_unexpected(setup, outcomes)
 
 
-def judge(setup: Setup, outcomes: list[ScenarioOutcome]) -> int:
-    """Say on standard error which scenario ended otherwise than it should.
+def report_unexpected(setup: Setup, outcomes: list[ScenarioOutcome]) -> int:
+    """Print scenarios that did not end as expected to standard error; return the exit status.
 
-    A real model is not judged: it may end by itself before a limit is reached.
+    With a real model there is no expectation: it may finish before a limit is reached.
     """
-    wrong = [
+    unexpected = [
         outcome
         for outcome in outcomes
-        if setup.base_url is None and outcome.errand.stop_reason != outcome.scenario.ends_with
+        if setup.base_url is None and outcome.result.stop_reason != outcome.scenario.ends_with
     ]
-    for outcome in wrong:
+    for outcome in unexpected:
         sys.stderr.write(
             f"otel-limits demo: {outcome.scenario.name} ended with "
-            f"{outcome.errand.stop_reason!r}, not with {outcome.scenario.ends_with!r}.\n"
+            f"{outcome.result.stop_reason!r}, expected {outcome.scenario.ends_with!r}.\n"
         )
-    return FAILED if wrong else 0
+    return FAILED if unexpected else 0

@@ -1,4 +1,4 @@
-"""Runs the demo's scenarios, each in a program of its own, and gathers the events."""
+"""Runs each scenario of the demo in its own process and collects the outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from otel_limits.bindings.messages import is_synthetic
 from otel_limits.cli.launch import environment_for
 from otel_limits.core.messages import MARKER
-from otel_limits.demo.server import CACHE, JOB, Seen, Servers
+from otel_limits.demo.server import CACHE, JOB, DemoServers, RequestCounts
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+AGENT: Final = "report-watcher"
 AGENT_PROGRAM: Final = ("-m", "otel_limits.demo.agent")
-WATCH_PROMPT: Final = f"Tell me when the job {JOB} is done."
-CACHE_PROMPT: Final = "How long does a nightly report take, usually?"
-MOST_CALLS: Final = 35
-"""How often one agent may ask the model, whether its looks at the job succeed or not.
+JOB_PROMPT: Final = f"Let me know when the job {JOB} is done."
+CACHE_PROMPT: Final = "How long does a nightly report usually take?"
+MAX_CALLS_PER_RUN: Final = 35
+"""Model calls of one agent, whether or not its polls succeed.
 
-Three scenarios have no cap on turns and one has six, so a real model is asked 111 times at most.
+Three scenarios have no cap on turns and one has six, so a real model gets at most 111 calls.
 """
 
 METRIC_PREFIX: Final = "otel_limits_"
@@ -43,32 +44,32 @@ EXCEPTION: Final = re.compile(r"[\w.]+(Error|Exception): ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run of the agent: all that differs is the environment."""
+    """One run of the agent. Only the environment differs."""
 
     name: str
     variables: Mapping[str, str]
     ends_with: str
-    """The stop reason that it is meant to show."""
-    asks_cache: bool = False
-    """Whether the same program makes a real zero-token call afterwards."""
+    """The expected stop reason."""
+    calls_cache: bool = False
+    """Whether the same process makes a real zero-token call afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the scenarios have in common."""
+    """Settings shared by all scenarios."""
 
     base_url: str | None
     """A real model server, or `None` for the built-in one."""
     model: str
-    pending_looks: int
-    """How often the job is found pending before the demo lets it be done."""
+    pending_polls: int
+    """Polls that return "pending" before the job is done."""
     api_key: str | None = None
-    """What a real model server wants to see."""
+    """API key of a real model server."""
     scenarios: tuple[Scenario, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class RunResult:
     """How one invocation of an agent ended."""
 
     stop_reason: str
@@ -77,17 +78,17 @@ class Errand:
     usage: Mapping[str, int]
     """Tokens as the framework counted them."""
     out_of_calls: bool
-    """Whether the demo ended it, as it had asked the model often enough."""
+    """Whether the demo ended it after its maximum number of model calls."""
 
     @property
-    def synthetic(self) -> bool:
+    def is_synthetic(self) -> bool:
         """Whether the last message comes from a halt."""
         return is_synthetic(self.message)
 
     @property
     def halt(self) -> Mapping[str, Any] | None:
-        """What the halt left in the message, if there was one."""
-        # Through the message alone, as a program would that only has the conversation.
+        """The details of the halt, if it was halted."""
+        # From the message, the only source for a program that has just the conversation.
         custom = self.message.get("metadata", {}).get("custom", {})
         halt: Mapping[str, Any] | None = custom.get(MARKER)
         return halt
@@ -98,39 +99,36 @@ class ScenarioOutcome:
     """The events of one scenario."""
 
     scenario: Scenario
-    errand: Errand
-    cached: Errand | None
-    """The zero-token call that the same program made afterwards."""
-    seen: Seen
-    bounded: bool
-    """Whether the demo ended what would have gone on: the job was done, or no call was left."""
+    result: RunResult
+    cached: RunResult | None
+    """The zero-token call that the same process made afterwards."""
+    server_counts: RequestCounts
+    ended_by_demo: bool
+    """Whether the demo ended a runaway, by finishing the job or refusing another model call."""
     metrics_url: str
     metrics: Mapping[str, float]
-    """Every sample of ours that was scraped."""
+    """All scraped samples of otel-limits."""
     log: tuple[str, ...]
-    """What the program wrote to standard error."""
+    """Lines of the process's standard error."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The lines about a limit that was reached."""
-        return tuple(line for line in self.log if " halted by " in line)
+        """Log lines about a reached limit."""
+        return tuple(line for line in self.log if " max_" in line)
 
     @property
     def model_calls(self) -> int:
-        """Requests to the model, by /metrics; the zero-token call belongs to another agent."""
-        # By /metrics and not by the server: what is shown is what otel-limits has counted.
+        """Model calls as counted by otel-limits, without the other agent's zero-token call."""
         return round(self.total("otel_limits_model_calls_total"))
 
     @property
     def tokens(self) -> int:
-        """Tokens, by /metrics."""
+        """Tokens as counted by otel-limits."""
         return round(self.total("otel_limits_tokens_total"))
 
     def total(self, metric: str, **labels: str) -> float:
-        """Sum a metric over this agent's series that have these labels."""
-        wanted = [
-            f'{name}="{value}"' for name, value in (("agent", self.scenario.name), *labels.items())
-        ]
+        """Sum a metric over the agent's series with these labels."""
+        wanted = [f'{name}="{value}"' for name, value in (("agent", AGENT), *labels.items())]
         return sum(
             value
             for series, value in self.metrics.items()
@@ -139,19 +137,19 @@ class ScenarioOutcome:
 
 
 class AgentFailedError(Exception):
-    """The agent's program ended without a result; the message says why."""
+    """The agent's process ended without a result."""
 
 
-class Play:
-    """All scenarios at once, each in its own process.
+class DemoRun:
+    """Runs all scenarios concurrently, each in its own process.
 
     Args:
-        setup: What to play.
-        servers: Who the agents talk to.
+        setup: The scenarios and their model.
+        servers: The demo's own servers.
     """
 
-    def __init__(self, setup: Setup, servers: Servers) -> None:
-        """Start nothing yet."""
+    def __init__(self, setup: Setup, servers: DemoServers) -> None:
+        """Create the run without starting it."""
         self.setup = setup
         self.servers = servers
         self.futures: tuple[Future[ScenarioOutcome], ...] = ()
@@ -159,24 +157,21 @@ class Play:
         self._programs: list[subprocess.Popen[str]] = []
         self._lock = threading.Lock()
         self._stopped = False
-        # All at once: the runs without limits take longest, and nobody wants to wait for four in a
-        # row.
         self._pool = ThreadPoolExecutor(max_workers=len(setup.scenarios))
 
     def __enter__(self) -> Self:
-        """Start every program."""
+        """Start all processes."""
         self.futures = tuple(
             self._pool.submit(self._run, scenario) for scenario in self.setup.scenarios
         )
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End every program that still runs."""
+        """Kill all processes that are still running."""
+        # Under the lock, or a process started concurrently would outlive the demo.
         with self._lock:
-            # Under the lock: a program that starts at this moment would be in no list, and outlive
-            # the demo.
             self._stopped = True
-            # Killed and not asked: an agent may be waiting for a model that takes minutes.
+            # Not terminated: an agent may be waiting minutes for a model.
             for program in self._programs:
                 program.kill()
         self._pool.shutdown()
@@ -187,33 +182,30 @@ class Play:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
             program = self._start(scenario, port, log)
             try:
-                errand = self._send(program, log, scenario.name, WATCH_PROMPT)
-                # Here and not in the list of scenarios: it has to be the same process, with the
-                # same metrics.
-                cached = (
-                    self._send(program, log, CACHE, CACHE_PROMPT) if scenario.asks_cache else None
-                )
-                # While the program still runs, since its endpoint goes with it.
+                result = self._send(program, log, AGENT, JOB_PROMPT, self._model(scenario.name))
+                cached = None
+                if scenario.calls_cache:  # in the same process, with the same metrics
+                    cached = self._send(program, log, CACHE, CACHE_PROMPT, self._cache())
                 metrics = scrape(url, log)
             finally:
                 program.communicate()  # closes its input, which ends it
-            seen = self.servers.seen(scenario.name)
+            counts = self.servers.counts(scenario.name)
             return ScenarioOutcome(
                 scenario=scenario,
-                errand=errand,
+                result=result,
                 cached=cached,
-                seen=seen,
-                bounded=seen.looks > self.setup.pending_looks or errand.out_of_calls,
+                server_counts=counts,
+                ended_by_demo=counts.polls > self.setup.pending_polls or result.out_of_calls,
                 metrics_url=url,
                 metrics=metrics,
                 log=tuple(read_all(log).splitlines()),
             )
 
     def _start(self, scenario: Scenario, port: int, log: IO[str]) -> subprocess.Popen[str]:
-        """Start the agent's program as `otel-limits run` does."""
+        """Start the agent's process as `otel-limits run` does."""
         variables = {**scenario.variables, "OTEL_LIMITS_PROMETHEUS_PORT": str(port)}
-        environ = quiet_environment(environment(), embedded=self.setup.base_url is None)
-        # Under the lock, or an interruption in between would leave a program that nobody kills.
+        environ = isolated_environment(environment(), embedded=self.setup.base_url is None)
+        # Under the lock, or a process started during an interruption would never be killed.
         with self._lock:
             if self._stopped:
                 raise AgentFailedError("The demo was interrupted.")
@@ -230,97 +222,96 @@ class Play:
         return program
 
     def _send(
-        self, program: subprocess.Popen[str], log: IO[str], agent: str, prompt: str
-    ) -> Errand:
-        """Send the program's agent on an errand and wait for the result."""
+        self,
+        program: subprocess.Popen[str],
+        log: IO[str],
+        agent: str,
+        prompt: str,
+        model: Mapping[str, str | None],
+    ) -> RunResult:
+        """Send a task to a process and wait for the result."""
         assert program.stdin is not None
         assert program.stdout is not None
-        errand = {
-            "agent": agent,
-            "prompt": prompt,
-            "most_calls": MOST_CALLS,
-            **self._model(agent),
-        }
+        task = {"agent": agent, "prompt": prompt, "max_calls": MAX_CALLS_PER_RUN, **model}
         try:
-            program.stdin.write(json.dumps(errand) + "\n")
+            program.stdin.write(json.dumps(task) + "\n")
             program.stdin.flush()
             line = program.stdout.readline()
-        # The program has ended already; its log says why, below.
+        # The process has already ended; the reason is in its log.
         except BrokenPipeError:
             line = ""
         if not line:
-            raise AgentFailedError(f"The agent {agent!r} failed: {reason_of(read_all(log))}")
-        return Errand(**json.loads(line))
+            raise AgentFailedError(f"The agent {agent!r} failed: {failure_reason(read_all(log))}")
+        return RunResult(**json.loads(line))
 
-    def _model(self, agent: str) -> dict[str, str | None]:
-        if agent == CACHE:  # ours, which is told no secret
-            return {"base_url": self.servers.url(agent), "model": CACHE, "api_key": None}
-        base_url = self.setup.base_url or self.servers.url(agent)
+    def _model(self, scenario: str) -> dict[str, str | None]:
+        base_url = self.setup.base_url or self.servers.url(scenario)
         return {"base_url": base_url, "model": self.setup.model, "api_key": self.setup.api_key}
+
+    def _cache(self) -> dict[str, str | None]:
+        # Never with the API key, which belongs to the real model server.
+        return {"base_url": self.servers.url(CACHE), "model": "cached", "api_key": None}
 
 
 def command_line(variables: Mapping[str, str]) -> str:
-    """Write what a user would type for the same effect."""
+    """Return the equivalent shell command."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*assignments, "otel-limits run -- python agent.py"])
 
 
-def quiet_environment(environ: Mapping[str, str], *, embedded: bool) -> dict[str, str]:
-    """Take from an environment what would change the demo or reach beyond it.
-
-    The agents send nothing to the user's telemetry, and reach loopback without a proxy.
-    """
-    # The user's own limits would be in force in the scenario without any.
+def isolated_environment(environ: Mapping[str, str], *, embedded: bool) -> dict[str, str]:
+    """Return an environment without the user's limits, telemetry and, if `embedded`, proxies."""
     kept = {name: value for name, value in environ.items() if not name.startswith("OTEL_")}
     if embedded:
         kept = {n: value for n, value in kept.items() if not n.upper().endswith("_PROXY")}
     loopback = "127.0.0.1,localhost"
-    # Both, as libraries disagree about which of the two they read.
+    # Libraries disagree about which of the two they read.
     for name in ("NO_PROXY", "no_proxy"):
         kept[name] = f"{kept[name]},{loopback}" if kept.get(name) else loopback
-    return kept | {"OTEL_LIMITS_QUIET": "true"}  # the demo says itself what limits its programs
+    return kept | {"OTEL_LIMITS_QUIET": "true"}  # the demo prints the limits
 
 
 def free_port() -> int:
-    """Find a TCP port on loopback that nobody uses."""
+    """Return a free TCP port on loopback.
+
+    Another program may bind it first; then the scrape fails with an error message.
+    """
     with socket.socket() as probe:
-        # Another program may take it before ours does; then the scrape fails with a sentence.
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
 
 
 def scrape(url: str, log: IO[str]) -> dict[str, float]:
-    """Read our metrics from an endpoint, as Prometheus does.
+    """Scrape the otel-limits metrics from an endpoint.
 
     Raises:
-        AgentFailedError: Nobody answers there; the log of the program may know why.
+        AgentFailedError: The endpoint is unreachable; the message includes the cause from the log.
     """
     parts = urlsplit(url)
     try:
-        # Not urlopen, which would ask the user's proxy for an address on loopback.
+        # urlopen would use the user's proxy.
         connection = http.client.HTTPConnection(parts.netloc, timeout=SCRAPE_SECONDS)
         connection.request("GET", parts.path)
         text = connection.getresponse().read().decode()
         connection.close()
     except OSError as error:
         raise AgentFailedError(
-            f"{url} cannot be scraped ({error}): {reason_of(read_all(log))}"
+            f"{url} cannot be scraped ({error}): {failure_reason(read_all(log))}"
         ) from error
-    # From the right: the value of a label may have spaces in it.
+    # From the right, because label values may contain spaces.
     samples = (line.rpartition(" ") for line in text.splitlines() if line.startswith(METRIC_PREFIX))
     return {series: float(value) for series, _, value in samples if "_created{" not in series}
 
 
 def read_all(log: IO[str]) -> str:
-    """Read a log from its beginning."""
+    """Read a log from its start."""
     log.seek(0)
     return log.read()
 
 
-def reason_of(log: str) -> str:
-    """Find the line that says why a program failed: of the last exception, otherwise the last."""
+def failure_reason(log: str) -> str:
+    """Return the last line with an exception, or else the last line."""
     lines = [line for line in log.splitlines() if line.strip()]
-    # The last exception is the outermost one, which says most.
     exceptions = [line for line in lines if EXCEPTION.match(line)]
-    return (exceptions or lines or ["it said nothing."])[-1]
+    return (exceptions or lines or ["no output."])[-1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from otel_limits.core.events import Event, ModelCall, QuotaGrant, Started, Stop, ToolCall
-from otel_limits.demo.fleet import history
+from otel_limits.demo.sample_fleet import history
 from otel_limits.ledger import rows
 
 FILE: Final = "ledger.db"
@@ -43,7 +43,7 @@ def record(directory: str) -> int:
     today = datetime.fromtimestamp(time.time(), timezone.utc).date()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        seen = write(path, today)
+        seen = write_ledger(path, today)
     except OSError as error:
         return _refuse(f"{path} cannot be written: {error.strerror or error}.")
     sys.stdout.write(
@@ -65,7 +65,7 @@ def _refuse(sentence: str) -> int:
     return BAD_ARGUMENT
 
 
-def write(path: Path, today: date) -> Counter[str]:
+def write_ledger(path: Path, today: date) -> Counter[str]:
     """Write what the fleet did before a day into a new ledger.
 
     Returns:

@@ -1,8 +1,8 @@
-"""The demo's servers, on loopback: an OpenAI-compatible model, and the jobs that its agent watches.
+"""The demo's servers on loopback: an OpenAI-compatible model and the jobs its agent polls.
 
-The model is a stand-in that follows one rule: look at the job again until it is done. Everything
-around it is real: HTTP, server-sent events, tool calls in pieces, and usage that grows with the
-prompt (four characters count as one token).
+The model follows one rule: poll the job until it is done. Everything else is real: HTTP,
+server-sent events, tool calls in several chunks, and usage that grows with the prompt (four
+characters count as one token).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ CHARACTERS_PER_TOKEN: Final = 4
 JOB: Final = "nightly-report"
 ANSWER: Final = f"The job {JOB} is done."
 
-CACHE: Final = "cache"
-"""Name under which the model answers as a caching gateway does: at no cost, with zero tokens."""
-CACHED_ANSWER: Final = "You asked this before: the answer comes from a cache and costs nothing."
+CACHE: Final = "faq-assistant"
+"""The agent whose model calls are served from a cache, with zero tokens."""
+CACHED_ANSWER: Final = "About two minutes. (From the cache: zero tokens.)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the servers have seen of one agent."""
+class RequestCounts:
+    """Requests of one scenario."""
 
     requests: int = 0
-    looks: int = 0
+    polls: int = 0
     tokens: int = 0
     last_tokens: int = 0
-    """Those of the newest request."""
+    """Tokens of the latest request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """What the model says: a text, or a tool call when there are arguments."""
+    """A text, or a tool call if there are arguments."""
 
     text: str = ""
     arguments: str = ""
@@ -54,8 +54,8 @@ class ModelReply:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens, under the names of the OpenAI protocol."""
-        output = tokens(self.text + self.arguments) if self.prompt_tokens else 0
+        """Usage in the OpenAI protocol."""
+        output = count_tokens(self.text + self.arguments) if self.prompt_tokens else 0
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": output,
@@ -63,26 +63,25 @@ class ModelReply:
         }
 
 
-class Servers(socketserver.ThreadingTCPServer):
-    """Both servers on one free port; each agent has a path of its own and is counted apart.
+class DemoServers(socketserver.ThreadingTCPServer):
+    """Both servers on one free port, with a path per scenario to count its requests.
 
     Args:
-        pending_looks: How often a job is found pending before it is done, so that nothing runs
-            for ever: this is what bounds the demo.
+        pending_polls: Polls that return "pending" before the job is done, which ends the demo.
     """
 
     daemon_threads = True
 
-    def __init__(self, pending_looks: int) -> None:
+    def __init__(self, pending_polls: int) -> None:
         """Bind a free port on loopback."""
         super().__init__(("127.0.0.1", 0), Handler)
-        self._pending_looks = pending_looks
+        self._pending_polls = pending_polls
         self._lock = threading.Lock()
-        self._seen: defaultdict[str, Seen] = defaultdict(Seen)
+        self._seen: defaultdict[str, RequestCounts] = defaultdict(RequestCounts)
 
     def __enter__(self) -> Self:
-        """Serve in a thread of its own."""
-        # Half a second by default, which `shutdown` would wait for at the end of the demo.
+        """Start serving in a background thread."""
+        # `shutdown` waits for the poll interval, by default 0.5 s.
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -92,26 +91,25 @@ class Servers(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def url(self, agent: str) -> str:
-        """Where one agent finds its servers: the model below /v1, the jobs below /jobs."""
+        """Return the base URL of a scenario: its model is at /v1, its jobs at /jobs."""
         return f"http://127.0.0.1:{self.server_address[1]}/{agent}"
 
-    def seen(self, agent: str) -> Seen:
-        """What has been seen of one agent."""
+    def counts(self, agent: str) -> RequestCounts:
+        """Return the requests of a scenario so far."""
         with self._lock:
             return self._seen[agent]
 
-    def look(self, agent: str) -> str:
-        """One agent looks at its job."""
-        # Under the lock: an agent may ask several tools at once.
+    def poll(self, agent: str) -> str:
+        """Return the state of a scenario's job."""
+        # An agent may call several tools concurrently.
         with self._lock:
             seen = self._seen[agent]
-            self._seen[agent] = dataclasses.replace(seen, looks=seen.looks + 1)
-        # After its number was taken, so that two looks at once cannot both be the last pending one.
-        return "pending" if seen.looks < self._pending_looks else "done"
+            self._seen[agent] = dataclasses.replace(seen, polls=seen.polls + 1)
+        return "pending" if seen.polls < self._pending_polls else "done"
 
     def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> ModelReply:
-        """Answer one agent's model call."""
-        reply = think(messages) if agent != CACHE else ModelReply(text=CACHED_ANSWER)
+        """Return the model's reply and count its tokens."""
+        reply = next_reply(messages) if agent != CACHE else ModelReply(text=CACHED_ANSWER)
         used = reply.usage["total_tokens"]
         with self._lock:
             seen = self._seen[agent]
@@ -121,29 +119,27 @@ class Servers(socketserver.ThreadingTCPServer):
         return reply
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of an agent that hung up: those of an interrupted demo do."""
-        # Anything else is a mistake of the demo, and is shown.
+        """Ignore closed connections, which an interrupted demo causes."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
-def think(messages: Sequence[Mapping[str, Any]]) -> ModelReply:
-    """Look again, unless the last thing heard is that the job is done."""
-    prompt_tokens = tokens(json.dumps(messages))
+def next_reply(messages: Sequence[Mapping[str, Any]]) -> ModelReply:
+    """Poll the job again, or answer if it is done."""
+    prompt_tokens = count_tokens(json.dumps(messages))
     last = messages[-1]
-    # As text, since tools answer in text whatever they mean by it.
     if last["role"] == "tool" and '"done"' in "".join(each["text"] for each in last["content"]):
         return ModelReply(text=ANSWER, prompt_tokens=prompt_tokens)
     return ModelReply(arguments=json.dumps({"job": JOB}), prompt_tokens=prompt_tokens)
 
 
-def tokens(text: str) -> int:
-    """Tokens of a text, at least one."""
+def count_tokens(text: str) -> int:
+    """Estimate the tokens of a text, at least one."""
     return max(1, len(text) // CHARACTERS_PER_TOKEN)
 
 
 def chunks(reply: ModelReply, model: str, call_id: str) -> Iterator[dict[str, Any]]:
-    """Say a reply in the chunks of the OpenAI protocol, usage in the last one."""
+    """Split a reply into chunks of the OpenAI protocol, with usage in the last one."""
 
     def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
@@ -151,11 +147,11 @@ def chunks(reply: ModelReply, model: str, call_id: str) -> Iterator[dict[str, An
 
     head = {"id": f"chatcmpl-{call_id}", "object": "chat.completion.chunk", "model": model}
     yield chunk({"role": "assistant"})
-    # Word by word, as a real model streams: a single chunk would hide what breaks between two.
+    # Word by word, as real models stream: a single chunk would hide bugs at chunk boundaries.
     for piece in re.findall(r"\s*\S+", reply.text):
         yield chunk({"content": piece})
     if reply.arguments:
-        # In two pieces, as providers send arguments: nothing may rely on whole JSON in a chunk.
+        # In two pieces, like real providers: a chunk need not contain complete JSON.
         yield chunk(tool_call_delta(reply.arguments[:1], call_id, "job_state"))
         yield chunk(tool_call_delta(reply.arguments[1:]))
     yield chunk({}, "tool_calls" if reply.arguments else "stop")
@@ -165,29 +161,28 @@ def chunks(reply: ModelReply, model: str, call_id: str) -> Iterator[dict[str, An
 def tool_call_delta(
     arguments: str, call_id: str | None = None, name: str | None = None
 ) -> dict[str, Any]:
-    """Make a piece of a tool call; only the first one has an id and a name."""
+    """Return part of a tool call. Only the first part has an ID and a name."""
     function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
     identity = {"id": call_id, "type": "function"} if call_id else {}
     return {"tool_calls": [{"index": 0, **identity, "function": function}]}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Translates HTTP into the servers' methods."""
+    """The HTTP interface of the servers."""
 
-    server: Servers
+    server: DemoServers
 
     def do_GET(self) -> None:
-        """Tell the state of a job: GET /AGENT/jobs/JOB."""
-        # Each agent by a path of its own, so that its calls are counted without any header.
+        """Return the state of a job: GET /SCENARIO/jobs/JOB."""
         agent, kind, job = self._path()
         if kind != "jobs":
-            self._send(404, "application/json", b'{"error": "There are only jobs here."}')
+            self._send(404, "application/json", b'{"error": "Only /jobs is served."}')
             return
-        state = {"job": job, "state": self.server.look(agent)}
+        state = {"job": job, "state": self.server.poll(agent)}
         self._send(200, "application/json", json.dumps(state).encode())
 
     def do_POST(self) -> None:
-        """Answer a model call: POST /AGENT/v1/chat/completions."""
+        """Serve a model call: POST /SCENARIO/v1/chat/completions."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         agent, version, method = self._path()
         if (version, method) != ("v1", "chat/completions") or not request.get("stream"):
@@ -195,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(400, "application/json", error)
             return
         reply = self.server.answer(agent, request["messages"])
-        call_id = f"call-{self.server.seen(agent).requests}"
+        call_id = f"call-{self.server.counts(agent).requests}"
         self._send(200, "text/event-stream")
         for chunk in chunks(reply, request["model"], call_id):
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
@@ -214,4 +209,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class' name
-        """Keep quiet: the display belongs to the demo."""
+        """Log nothing, as the terminal shows the demo."""

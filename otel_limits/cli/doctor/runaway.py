@@ -82,7 +82,7 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
     """Start the runaway and wait for its end; return the last that it said."""
     program = place / "app" / "app.py"  # alone in its directory, which Python puts on its path
     program.parent.mkdir()
-    source = importlib.resources.files("otel_limits.demo") / "runaway.py"
+    source = importlib.resources.files("otel_limits.demo") / "doctor_agent.py"
     with importlib.resources.as_file(source) as path:
         shutil.copyfile(path, program)
     # Nothing of the sandbox may reach a real collector, whatever the launcher configures by itself.

@@ -1,11 +1,11 @@
-"""The runaway agent of `otel-limits doctor`, which stands in the place of an application.
+"""The runaway agent that `otel-limits doctor` runs instead of an application.
 
 Usage: python app.py REPORT EXPECTED
 
-It is started as a copy, by whatever launcher is examined, and knows nothing of limits until its
-agent has ended. Then it looks at what became of it, and writes that to the file REPORT as JSON.
-EXPECTED are the variables of otel-limits that it was started with, as JSON: a launcher that changes
-one of them would have the agent write to a real ledger or ask a real quota, so it is not called.
+A copy of this file is started by the launcher under test. Until its agent has ended, it imports
+nothing that enables limits; then it writes what happened to the file REPORT, as JSON. EXPECTED is a
+JSON object of the OTEL_LIMITS_* variables it was started with. If the launcher changed one of them,
+the agent is not called, because it could write to a real ledger or use a real quota.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Final
 from strands import Agent, tool
 
 MOST_CALLS: Final = 30
-"""Tool calls after which it ends by itself, where nothing halts it."""
+"""Tool calls after which it ends if it is not halted."""
 
-SEEN: Final[dict[str, Any]] = {}
-"""What the tool saw of the invocation that it works for."""
+OBSERVED: Final[dict[str, Any]] = {}
+"""Observations that the tool makes about its invocation."""
 
 
 @tool
@@ -31,12 +31,12 @@ def search() -> str:
     """Search."""
     from otel_limits.runs.tree import current
 
-    SEEN["spans"] = not getattr(current(), "unsampled", True)
+    OBSERVED["spans"] = not getattr(current(), "unsampled", True)
     return "nothing found"
 
 
 def changed(expected: dict[str, str]) -> list[str]:
-    """Name the variables of otel-limits that are not as they were given."""
+    """Return the names of OTEL_LIMITS_* variables that differ from the expected ones."""
     from otel_limits.settings.table import PREFIX
     from otel_limits.settings.variables import environment
 
@@ -45,7 +45,7 @@ def changed(expected: dict[str, str]) -> list[str]:
 
 
 def run() -> dict[str, Any]:
-    """Call the agent, and return what there is to know afterwards."""
+    """Call the agent and return the report."""
     from opentelemetry import trace
 
     from otel_limits.bindings.known import FRAMEWORKS
@@ -54,11 +54,11 @@ def run() -> dict[str, Any]:
     from otel_limits.runtime.runtime import RUNTIME
     from otel_limits.testing import ScriptedModel, says, uses
 
-    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("nobody has stopped me")])
+    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("not halted")])
     agent = Agent(model=model, tools=[search], name="runaway", callback_handler=None)
     reason = str(agent("go").stop_reason)
     enforcement = RUNTIME.enforcement()
-    # Frameworks are probed in a process that is switched on; here that may have failed.
+    # Enabling otel-limits probes frameworks, but it may have failed here.
     gaps = enforcement if enforcement.source else probed(FRAMEWORKS)
     provider = type(trace.get_tracer_provider())
     return {
@@ -67,7 +67,7 @@ def run() -> dict[str, Any]:
         "source": enforcement.source,
         "obstacles": gaps.obstacles,
         "weakened": gaps.weakened,
-        "spans": SEEN.get("spans", False),
+        "spans": OBSERVED.get("spans", False),
         "provider": f"{provider.__module__}.{provider.__qualname__}",
         "strands": version("strands-agents"),
         "python": sys.executable,
@@ -80,5 +80,5 @@ if __name__ == "__main__":
     report = {"changed": names} if names else run()
     Path(sys.argv[1]).write_text(json.dumps(report), encoding="utf-8")
     sys.stdout.flush()
-    # Nobody is to export anything of this agent, which at the end of a process many would.
+    # Skip exit handlers, which would export this agent's telemetry.
     os._exit(0)

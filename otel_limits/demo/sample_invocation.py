@@ -46,7 +46,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Incident:
     """How an invocation ended that did not end as it should."""
 
     turns: int
@@ -60,7 +60,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Plan:
     """What is drawn of an invocation before it is told."""
 
     agent: str
@@ -72,13 +72,13 @@ class Story:
     result: int
     tenant: str
     limits: Limits
-    trouble: Trouble | None = None
-    starts: Sequence[Story] = ()
+    incident: Incident | None = None
+    sub_agents: Sequence[Plan] = ()
     """The agents that it asks: one in each turn but the last."""
 
 
 @dataclass(slots=True)
-class Progress:
+class RunState:
     """What an invocation has used so far."""
 
     at: float
@@ -98,9 +98,11 @@ class Progress:
         )
 
 
-def run(story: Story, chance: Random, parent: Invocation | None = None) -> Iterator[Event]:
+def invocation_events(
+    story: Plan, chance: Random, parent: Invocation | None = None
+) -> Iterator[Event]:
     """Tell an invocation from its beginning to its end, with those that it starts."""
-    invocation = named(story, chance, parent)
+    invocation = make_invocation(story, chance, parent)
     yield Started(
         invocation=invocation,
         limits=story.limits,
@@ -109,20 +111,20 @@ def run(story: Story, chance: Random, parent: Invocation | None = None) -> Itera
         attributes={TENANT: story.tenant},
         at=story.at,
     )
-    done = Progress(story.at)
+    done = RunState(story.at)
     for turn in range(1, story.turns + 1):
-        yield call_of(story, invocation, turn, done, chance)
+        yield model_call(story, invocation, turn, done, chance)
         # A runaway ends while its tools run, not with an answer.
-        is_last = turn == story.turns and not (story.trouble and story.trouble.is_stuck)
-        if turn <= len(story.starts):
-            yield from run(story.starts[turn - 1], chance, invocation)
-        yield from () if is_last else tools_of(story, invocation, turn, done, chance)
-    if story.trouble is not None and story.trouble.reason == "error":
-        yield failure_of(invocation, done)
-    yield stop_of(story, invocation, done)
+        is_last = turn == story.turns and not (story.incident and story.incident.is_stuck)
+        if turn <= len(story.sub_agents):
+            yield from invocation_events(story.sub_agents[turn - 1], chance, invocation)
+        yield from () if is_last else tool_calls(story, invocation, turn, done, chance)
+    if story.incident is not None and story.incident.reason == "error":
+        yield failed_call(invocation, done)
+    yield stop_event(story, invocation, done)
 
 
-def named(story: Story, chance: Random, parent: Invocation | None) -> Invocation:
+def make_invocation(story: Plan, chance: Random, parent: Invocation | None) -> Invocation:
     """Give an invocation its ids."""
     # By the same chance as everything else: a page can name a trace of the example ledger.
     identity = f"{chance.getrandbits(128):032x}"
@@ -136,14 +138,16 @@ def named(story: Story, chance: Random, parent: Invocation | None) -> Invocation
     )
 
 
-def call_of(
-    story: Story, invocation: Invocation, turn: int, done: Progress, chance: Random
+def model_call(
+    story: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> ModelCall:
     """Tell a model call: each request has all that was said before, and the new results."""
     output = 60 + int(240 * chance.random())
     prompt = done.prompt + story.result // 2 + int(story.result * chance.random())
     prompt = story.prompt if turn == 1 else prompt
-    usage = Usage(input=prompt, output=output, **cached(story.model.price, done.prompt, prompt))
+    usage = Usage(
+        input=prompt, output=output, **cache_usage(story.model.price, done.prompt, prompt)
+    )
     is_reported = chance.random() >= UNREPORTED
     # 0.4 s to the first token, and then 80 tokens a second.
     seconds = round(0.4 + output / 80, 3)
@@ -164,7 +168,7 @@ def call_of(
     return call
 
 
-def failure_of(invocation: Invocation, done: Progress) -> ModelCall:
+def failed_call(invocation: Invocation, done: RunState) -> ModelCall:
     """Tell the model call that ended an invocation: the provider refused it, and bills nothing."""
     last = done.calls[-1]
     done.at += 1.0
@@ -177,18 +181,18 @@ def failure_of(invocation: Invocation, done: Progress) -> ModelCall:
     return call
 
 
-def cached(price: Price, former: int, prompt: int) -> dict[str, int]:
+def cache_usage(price: Price, former: int, prompt: int) -> dict[str, int]:
     """Tell which part of a prompt is read from a cache, and which is put there."""
     if price.cache_write is None:
         return {}
     return {"cache_read": former, "cache_write": prompt - former}
 
 
-def tools_of(
-    story: Story, invocation: Invocation, turn: int, done: Progress, chance: Random
+def tool_calls(
+    story: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> Iterator[ToolCall]:
     """Tell the tool call of a turn."""
-    is_stuck = story.trouble is not None and story.trouble.is_stuck
+    is_stuck = story.incident is not None and story.incident.is_stuck
     # The last of its tools is the one with which an agent is stuck.
     tool = story.tools[-1 if is_stuck else int(len(story.tools) * chance.random())]
     status: ToolStatus = "error" if chance.random() < FAILING and not is_stuck else "success"
@@ -211,9 +215,9 @@ def tools_of(
     )
 
 
-def stop_of(story: Story, invocation: Invocation, done: Progress) -> Stop:
+def stop_event(story: Plan, invocation: Invocation, done: RunState) -> Stop:
     """Tell how it ended: the sums of its calls."""
-    trouble = story.trouble
+    trouble = story.incident
     costs = [call.price or NO_COST for call in done.calls]
     return Stop(
         reason=trouble.reason if trouble else "end_turn",

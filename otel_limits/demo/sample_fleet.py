@@ -16,7 +16,7 @@ from typing import Final
 from otel_limits.core.events import Event, QuotaGrant
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.price import Price
-from otel_limits.demo.invocation import Model, Story, Trouble, run
+from otel_limits.demo.sample_invocation import Incident, Model, Plan, invocation_events
 from otel_limits.settings.table import PRESETS
 
 WEEKS: Final = 4
@@ -110,30 +110,30 @@ WATCHER: Final = Agent(
 FLEET: Final = (SUPPORT, RESEARCH, REVIEWER, EXTRACTOR, WATCHER)
 
 ALIKE: Final = "max_identical_tool_calls"
-LOST_PARCEL: Final = Trouble(
+LOST_PARCEL: Final = Incident(
     turns=64, reason="error", action="observed", is_stuck=True,
     breach=Breach(ALIKE, 5, 5, "loop_detected", "identical calls", "track_parcel"),
 )  # fmt: skip
 """The carrier has lost a parcel, and answers the same for ever. The preset was only observed, so
 that the agent went on until its provider refused."""
-FLAKY_TESTS: Final = Trouble(
+FLAKY_TESTS: Final = Incident(
     turns=20, reason="max_turns", action="halted", is_stuck=True,
     breach=Breach("max_turns", 20, 20, "max_turns", "turns"),
 )  # fmt: skip
-FLAKY_TESTS_AGAIN: Final = Trouble(
+FLAKY_TESTS_AGAIN: Final = Incident(
     turns=5, reason="loop_detected", action="halted", is_stuck=True, limits=OWN_CAPS_SINCE_A_LOOP,
     breach=Breach(ALIKE, 5, 5, "loop_detected", "identical calls", "run_tests"),
 )  # fmt: skip
 """The same once more, after somebody had set a second limit."""
-BUDGET_SPENT: Final = Trouble(
+BUDGET_SPENT: Final = Incident(
     turns=1,
     reason="quota_exceeded",
     action="halted",
     breach=Breach("tenant-daily-usd", Decimal(2), Decimal("2.001"), "quota_exceeded", "USD"),
 )
-KILLED: Final = Trouble(turns=9, reason="killed", action="halted")
+KILLED: Final = Incident(turns=9, reason="killed", action="halted")
 
-TROUBLES: Final[Mapping[tuple[str, int, int], Trouble]] = {
+INCIDENTS: Final[Mapping[tuple[str, int, int], Incident]] = {
     (WATCHER.name, 0, 3): LOST_PARCEL,
     (WATCHER.name, 1, 1): LOST_PARCEL,
     (WATCHER.name, 2, 4): LOST_PARCEL,
@@ -142,8 +142,8 @@ TROUBLES: Final[Mapping[tuple[str, int, int], Trouble]] = {
     (REVIEWER.name, 2, 0): FLAKY_TESTS_AGAIN,
     (REVIEWER.name, 3, 1): KILLED,
     (SUPPORT.name, 2, 2): BUDGET_SPENT,
-    (SUPPORT.name, 2, 3): Trouble(turns=2, reason="error"),
-    (EXTRACTOR.name, 1, 5): Trouble(turns=1, reason="max_tokens"),
+    (SUPPORT.name, 2, 3): Incident(turns=2, reason="error"),
+    (EXTRACTOR.name, 1, 5): Incident(turns=1, reason="max_tokens"),
 }
 """What befell the first invocation of an agent, by week and weekday."""
 
@@ -163,33 +163,33 @@ def history(today: date) -> Iterator[Event]:
         day = today - timedelta(days=ago)
         week = (DAYS - ago) // 7
         for agent in FLEET:
-            yield from day_of(agent, day, week)
-    yield from grants(today)
+            yield from events_of_day(agent, day, week)
+    yield from quota_changes(today)
 
 
-def day_of(agent: Agent, day: date, week: int) -> Iterator[Event]:
+def events_of_day(agent: Agent, day: date, week: int) -> Iterator[Event]:
     """Tell what one agent did on a day."""
     weekday = day.weekday()
     # A text, which is the same seed in every process and in every version of Python.
     chance = Random(f"{agent.name} {week} {weekday}")  # noqa: S311  an example, not a secret
-    trouble = TROUBLES.get((agent.name, week, weekday))
+    trouble = INCIDENTS.get((agent.name, week, weekday))
     opens = midnight(day) + 3_600 * agent.opens
     for place in range(agent.weekend if weekday >= SATURDAY else agent.weekday):
         at = opens + 4_800 * place + round(3_000 * chance.random())
-        story = story_of(agent, at, chance, (week, weekday), trouble if not place else None)
-        yield from run(story, chance)
+        story = plan_invocation(agent, at, chance, (week, weekday), trouble if not place else None)
+        yield from invocation_events(story, chance)
 
 
-def story_of(
-    agent: Agent, at: float, chance: Random, when: tuple[int, int], trouble: Trouble | None
-) -> Story:
+def plan_invocation(
+    agent: Agent, at: float, chance: Random, when: tuple[int, int], trouble: Incident | None
+) -> Plan:
     """Draw one invocation of an agent, with those that it starts."""
     low, high = agent.turns
     # By `random()`, whose numbers are promised for ever: what `randint` draws may change.
     turns = low + int((high - low + 1) * chance.random())
     readers = turns - 1 if agent is RESEARCH else 0
     is_dearer = agent is REVIEWER and when >= DEARER_FROM
-    return Story(
+    return Plan(
         agent=agent.name,
         model=GPT if is_dearer else agent.model,
         tools=agent.tools,
@@ -199,12 +199,14 @@ def story_of(
         result=agent.result,
         tenant=agent.tenants[int(len(agent.tenants) * chance.random())],
         limits=trouble.limits if trouble and trouble.limits else agent.limits,
-        trouble=trouble,
-        starts=[story_of(READER, at + 20 * n, chance, when, None) for n in range(1, readers + 1)],
+        incident=trouble,
+        sub_agents=[
+            plan_invocation(READER, at + 20 * n, chance, when, None) for n in range(1, readers + 1)
+        ],
     )
 
 
-def grants(today: date) -> Iterator[QuotaGrant]:
+def quota_changes(today: date) -> Iterator[QuotaGrant]:
     """Tell what an operator changed in a quota, in the week after it had refused."""
     at = midnight(today - timedelta(days=4)) + 3_600 * 8
     grant = QuotaGrant(
