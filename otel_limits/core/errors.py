@@ -209,7 +209,7 @@ class LoopDetectedError(LimitReachedError):
         self.tool_name = tool_name
         self.count = count
 
-    def _by_itself(self) -> str:
+    def _fallback_message(self) -> str:
         """Name the tool and how often."""
         tool = f" of tool {self.tool_name!r}" if self.tool_name else ""
         return f"loop detected: {self.count} repetitions{tool}."
@@ -226,7 +226,7 @@ class QuotaUnavailableError(LimitReachedError):
 
     limit = "quota"
 
-    def _by_itself(self) -> str:
+    def _fallback_message(self) -> str:
         """Say what could not be asked."""
         return "The quotas could not be asked: their store does not answer."
 
@@ -240,7 +240,7 @@ class KilledError(LimitReachedError):
         """There is nothing to count."""
         super().__init__(observed, cap)
 
-    def _by_itself(self) -> str:
+    def _fallback_message(self) -> str:
         """Say no more than is known."""
         return "The invocation was killed."
 

@@ -91,7 +91,7 @@ class Quota:
 
     def count(self, key: Key, now: float) -> Count:
         """Name what is counted of a key at a time, in seconds since the epoch."""
-        return Count(self.name, key.id, self.windows.at(now), key.shown, self.unit)
+        return Count(self.name, key.id, self.windows.at(now), self.unit, key.shown)
 
     def figures(self, standing: Standing) -> Figures:
         """Put how a count stands into the unit of the quota."""

@@ -54,9 +54,8 @@ def from_text(identity: str, text: str) -> Settle:
     return Settle(
         identity,
         tuple(
-            # Earlier versions wrote no unit.
-            Charge(count=Count(quota, key, Window(start, end), unit="".join(unit)), amount=amount)
-            for quota, key, start, end, amount, *unit in json.loads(text)
+            Charge(count=Count(quota, key, Window(start, end), unit), amount=amount)
+            for quota, key, start, end, amount, unit in json.loads(text)
         ),
     )
 

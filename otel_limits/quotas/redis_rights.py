@@ -22,7 +22,6 @@ COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
     "time": (),
     "script|load": ("return 1",),
     "evalsha": (sha_of("reserve"), 0),
-    "get": ("KEY",),
     "set": ("KEY", "1", "PX", 1),
     "hget": ("HASH", "f"),
     "hmget": ("HASH", "f"),

@@ -116,11 +116,11 @@ class KeyNames:
         """Where it is told that something became free for which somebody waits."""
         return f"{self.tag}:freed:{self.database}"
 
-    def buckets(self, count: Count) -> tuple[str, str, str, str]:
-        """One count and its leases, plainly; and where another unit was counted there first."""
-        plain = f"{self.tag}:{count.quota}:{count.key}:{count.window.start}"
-        own = f"{plain}:{count.unit}" if count.unit else plain
-        return plain, f"{plain}:leases", own, f"{own}:leases"
+    def bucket(self, count: Count) -> tuple[str, str]:
+        """One count and its leases."""
+        # With the unit: after a change of unit, 15 USD must not be read as 15,000,000,000 tokens.
+        name = f"{self.tag}:{count.quota}:{count.key}:{count.window.start}:{count.unit}"
+        return name, f"{name}:leases"
 
     def grants(self, count: Count) -> str:
         """What was granted to one key of a quota."""
@@ -147,7 +147,7 @@ class KeyNames:
         arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000)]
         for demand in operation.demands:
             count, window = demand.count, demand.count.window
-            keys += [*self.buckets(count), self.grants(count), self.index(count.quota)]
+            keys += [*self.bucket(count), self.grants(count), self.index(count.quota)]
             numbers = (
                 f"{demand.amount} {demand.limit} "
                 f"{window.start * 1000} {window.end * 1000} {expires(count)} "
@@ -159,27 +159,26 @@ class KeyNames:
 
     def _settlement(self, operation: Settle) -> ScriptCall:
         done, place = self._done(operation.id)
-        keys = [done, self.expired, f"{self.tag}:operation:{operation.id}"]
+        keys = [done, self.expired]
         remembered = str(REMEMBERED_SECONDS * 1000)
         arguments = [operation.id, str(place), remembered, self.freed_channel]
         for charge in operation.charges:
             count = charge.count
-            keys += self.buckets(count)
+            keys += self.bucket(count)
             numbers = f"{charge.amount} {expires(count)} {charge.known}"
-            arguments += [numbers, count.unit, line_of(count)]
+            arguments += [numbers, line_of(count)]
         return ScriptCall("settle", keys, arguments)
 
     def _renewal(self, operation: Renew) -> ScriptCall:
-        keys = [name for count in operation.counts for name in self.buckets(count)]
-        units = [count.unit for count in operation.counts]
+        keys = [name for count in operation.counts for name in self.bucket(count)]
         lease = str(int(operation.lease_seconds * 1000))
-        return ScriptCall("renew", keys, [operation.id, lease, *units])
+        return ScriptCall("renew", keys, [operation.id, lease])
 
     def _question(self, operation: Look) -> ScriptCall:
         keys = [self.expired, f"{self.tag}:workers"]
         arguments = [operation.worker, str(WORKER_SECONDS * 1000)]
         for count, amount in operation.counts:
-            keys += [*self.buckets(count), self.grants(count)]
+            keys += [*self.bucket(count), self.grants(count)]
             arguments += [str(amount), count.unit]
         return ScriptCall("look", keys, arguments)
 
@@ -212,8 +211,8 @@ def kill_of(order: str) -> Kill:
     """Read the order to end agents."""
     identity, _, pattern = order.partition(" ")
     _, _, given = identity.partition("@")
-    # An earlier version gave no time: its order ends whatever is live when it is heard.
-    return Kill(identity, pattern, int(given) / 1e6 if given.isdecimal() else math.inf)
+    # A message that is not a kill ends nothing.
+    return Kill(identity, pattern, int(given) / 1e6 if given.isdecimal() else -math.inf)
 
 
 def block_member(identity: str, block: Block) -> str:

@@ -142,9 +142,8 @@ class RedisStore:
         Raises:
             StoreError: The server does not answer.
         """
-        arguments = [count.unit, str(scripts.expires(count))]
-        call = ScriptCall("reset", list(self._names.buckets(count)), arguments)
-        self._server.evaluate(call)
+        arguments = [str(scripts.expires(count))]
+        self._server.evaluate(ScriptCall("reset", [*self._names.bucket(count)], arguments))
         self._tell_freed(count)
 
     def grant(self, count: Count, amount: int, until: float) -> None:
@@ -154,7 +153,7 @@ class RedisStore:
             StoreError: The server does not answer.
         """
         # A set holds a member once, and two grants of one amount are two.
-        member = f"{amount}:{uuid.uuid4().hex}" + f":{count.unit}" * bool(count.unit)
+        member = f"{amount}:{uuid.uuid4().hex}:{count.unit}"
         self._permit(count, member, until)
 
     def revoke(self, count: Count) -> int:

@@ -80,11 +80,10 @@ class Count:
     key: str
     """Id of the key, a hash."""
     window: Window
+    unit: str
+    """What its numbers count."""
     shown: str = ""
     """The key for people."""
-    unit: str = ""
-    """What its numbers count; empty for whatever was counted there first, as in a ledger from
-    before units were noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,7 +212,7 @@ def kept(server: Server, quotas: int, calls: int = CALLS) -> tuple[float, float]
 
     def call(number: int, key: str) -> None:
         now = window.at(time.time())
-        counts = [Count(f"k{n}", key, now, "#0123456789ab", "tokens") for n in range(quotas)]
+        counts = [Count(f"k{n}", key, now, "tokens", "#0123456789ab") for n in range(quotas)]
         name = f"{owner}-{number}"
         demands = tuple(Demand(count=each, amount=9, limit=10**12) for each in counts)
         store.run([Reserve(name, demands, 300.0)])

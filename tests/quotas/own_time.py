@@ -102,7 +102,7 @@ class Timers:
         self._loop = loop
         self._handles: list[asyncio.TimerHandle] = []
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> int:
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> int:
         """Call something later."""
         self._handles.append(self._loop.call_later(seconds, callback))
         return len(self._handles) - 1
@@ -348,7 +348,7 @@ class Asking:
 
     def is_permitted(self, count: Count, standing: Standing) -> bool:
         """Tell whether never more was admitted than was permitted at some time."""
-        name = Count(count.quota, count.key, count.window)
+        name = Count(count.quota, count.key, count.window, "")
         self.most[name] = max(self.most.get(name, 0), standing.limit)
         return standing.used + standing.reserved <= self.most[name]
 

@@ -39,7 +39,7 @@ def told() -> Told:
 def count() -> Count:
     """What quota `q` counts."""
     key = Template("").key("q", dict[str, object]().get)
-    return Count("q", key.id, Always().at(time.time()), key.shown, "concurrency")
+    return Count("q", key.id, Always().at(time.time()), "concurrency", key.shown)
 
 
 def standing(store: SharedStore) -> Standing:
@@ -184,7 +184,7 @@ def test_a_place_is_leased_for_half_a_minute(
         task = start(make_agent(model))
         await until(lambda: bool(model.asked))
         ((_, ends),) = server.client.zrange(
-            "{otel_limits}:q:" + count().key + ":0:leases", 0, -1, withscores=True
+            "{otel_limits}:q:" + count().key + ":0:concurrency:leases", 0, -1, withscores=True
         )
         assert 20 < ends / 1000 - time.time() <= 30
         model.may_answer.set()
@@ -199,15 +199,22 @@ def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_he
     """With the times that are shipped: every ten seconds, for thirty."""
     timers: list[tuple[float, Callable[[], None]]] = []
 
-    def after(seconds: float, callback: Callable[[], None]) -> int:
+    def schedule(seconds: float, callback: Callable[[], None]) -> int:
         timers.append((seconds, callback))
         return len(timers)
 
-    monkeypatch.setattr(LIVE.deadlines, "after", after)
+    monkeypatch.setattr(LIVE.deadlines, "schedule", schedule)
     hold({"q": TWO})
     gate: Any = LIVE.observers.gate
-    sent: list[Operation] = []
-    monkeypatch.setattr(gate._client._carrier, "send", sent.append)
+    sent: list[Renew] = []
+    send = gate._client._carrier.send
+
+    def note(operation: Operation) -> Any:
+        if isinstance(operation, Renew):
+            sent.append(operation)
+        return send(operation)
+
+    monkeypatch.setattr(gate._client._carrier, "send", note)
 
     async def run() -> None:
         model = Held()
@@ -217,7 +224,6 @@ def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_he
         renew()
         assert seconds == 10.0
         (renewal,) = sent
-        assert isinstance(renewal, Renew)
         assert (renewal.counts, renewal.lease_seconds) == ((count(),), 30.0)
         model.may_answer.set()
         await task

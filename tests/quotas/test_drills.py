@@ -49,7 +49,6 @@ def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
         "q",
         Template("").key("q", dict[str, object]().get).id,
         Always().at(store.now()),
-        "",
         "concurrency",
     )
     store.run([Reserve("held-0", (Demand(count=count, amount=1, limit=1),), 300.0)])

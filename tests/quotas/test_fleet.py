@@ -135,15 +135,15 @@ def process(command: list[str], variables: dict[str, str]) -> Iterator[subproces
                 os.killpg(started.pid, signal.SIGKILL)
 
 
-def this_count(rule: str = "month") -> Count:
+def this_count(unit: str = "tokens") -> Count:
     """What quota `q` counts now."""
     key = Template("").key("q", dict[str, object]().get)
-    return Count("q", key.id, Windows(rule).at(time.time()))
+    return Count("q", key.id, Windows("month").at(time.time()), unit)
 
 
-def standing(store: SharedStore, amount: int) -> Standing:
+def standing(store: SharedStore, amount: int, unit: str = "tokens") -> Standing:
     """How quota `q` stands."""
-    (found,) = store.look([(this_count(), amount)])
+    (found,) = store.look([(this_count(unit), amount)])
     return found
 
 
@@ -154,7 +154,7 @@ def test_of_a_thousand_that_ask_at_once_a_hundred_are_admitted(
     said = fleet({"model_calls": 100, "window": "month"}, "ask_once", count=250)
     assert said["end_turn"] == 100
     assert said["quota_exceeded"] == 900
-    assert standing(store, 100) == Standing(100, 0, 100)
+    assert standing(store, 100, "model_calls") == Standing(100, 0, 100)
 
 
 def test_a_token_quota_is_never_passed_where_output_caps_are_known(

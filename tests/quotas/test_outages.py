@@ -97,7 +97,7 @@ class Place:
     def count(self) -> Count:
         """What quota `calls` counts now."""
         key = Template("").key("calls", dict[str, object]().get)
-        return Count("calls", key.id, Windows("month").at(time.time()))
+        return Count("calls", key.id, Windows("month").at(time.time()), "model_calls")
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def test_a_settlement_that_is_lost_again_and_again_counts_once(
     wire.cuts = 5
     agent("go")
     key = Template("").key("calls", dict[str, object]().get)
-    count = Count("calls", key.id, Windows("month").at(time.time()))
+    count = Count("calls", key.id, Windows("month").at(time.time()), "model_calls")
     eventually(lambda: wire.cuts == 0)
     eventually(lambda: store.look([(count, AMOUNT)]) == [Standing(2, 0, AMOUNT)])
 
@@ -503,7 +503,7 @@ def test_a_key_of_a_wrong_type_refuses_nobody_else(
         make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
     )
     joe("go")
-    (bucket,) = place.server.client.keys("*:calls:*[0-9]")
+    (bucket,) = place.server.client.keys("*:calls:*:model_calls")
     place.server.client.set(bucket, "not ours")
     assert joe("go").stop_reason == "quota_unavailable"
     assert [jane("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
@@ -536,7 +536,7 @@ def test_a_settlement_that_can_never_be_done_holds_up_no_other(
         make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
     )
     joe("go")
-    (bucket,) = place.server.client.keys("*:calls:*[0-9]")
+    (bucket,) = place.server.client.keys("*:calls:*:model_calls")
     place.server.client.set(bucket, "not ours")
     monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda *what: said.append(what[-1]))
     place.be_read_only()

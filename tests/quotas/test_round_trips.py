@@ -54,7 +54,7 @@ OTHERS = {
 def this_count(quota: str = "calls") -> Count:
     """What a quota without a key counts this month."""
     key = Template("").key(quota, dict[str, object]().get)
-    return Count(quota, key.id, Windows("month").at(time.time()), key.shown)
+    return Count(quota, key.id, Windows("month").at(time.time()), "model_calls", key.shown)
 
 
 def no_listeners() -> None:

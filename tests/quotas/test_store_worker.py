@@ -37,7 +37,7 @@ TIMEOUT = 2.0
 
 def this_count() -> Count:
     """The count of these tests."""
-    return Count("worker", "0" * 32, Windows("P366D").at(time.time()), "(all)", "tokens")
+    return Count("worker", "0" * 32, Windows("P366D").at(time.time()), "tokens", "(all)")
 
 
 def reserve(name: str) -> Reserve:
@@ -121,7 +121,7 @@ def test_operation_is_sent_again_after_a_broken_connection(
 def test_key_of_a_wrong_type_fails_one_operation_only(process: Process, server: Server) -> None:
     """Other operations must not suffer, so this is not an outage."""
     names: Any = process.courier._store
-    server.client.set(names._names.buckets(this_count())[0], "foreign")
+    server.client.set(names._names.bucket(this_count())[0], "foreign")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         process.send(reserve(unique()))
     assert not process.courier._is_down

@@ -74,7 +74,7 @@ class Bench:
 
 def count(name: str = "q", window: Window = TODAY) -> Count:
     """One thing to count."""
-    return Count(name, "k", window, "everybody")
+    return Count(name, "k", window, "tokens", "global")
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_clock_that_goes_back_finds_what_was_used(bench: Bench) -> None:
 def test_counts_outlive_their_window_by_more_than_a_day(server: Server, on_server: Bench) -> None:
     """So that a step of a day finds them."""
     on_server.reserve("a", 60)
-    (key,) = server.client.keys("*q:k:*[0-9]")
+    (key,) = server.client.keys("*q:k:*:tokens")
     assert server.client.expiretime(key) == TODAY.end + RETENTION_SECONDS
     assert RETENTION_SECONDS > DAY
 
@@ -284,7 +284,7 @@ def test_a_clock_that_leaps_ahead_frees_leases_and_still_counts(bench: Bench) ->
 
 # --- calls at once --------------------------------------------------------------------------------
 
-PLACE = Count("q", "k", Always().at(time.time()), "everybody", "concurrency")
+PLACE = Count("q", "k", Always().at(time.time()), "concurrency", "global")
 
 
 def test_a_lease_is_renewed_only_while_it_lasts(bench: Bench) -> None:

@@ -47,7 +47,7 @@ def told() -> Told:
 def count(quota: str = "q", rule: str = "month", unit: str = "tokens") -> Count:
     """What a quota without keys counts now."""
     key = Template("").key(quota, dict[str, object]().get)
-    return Count(quota, key.id, Windows(rule).at(time.time()), key.shown, unit)
+    return Count(quota, key.id, Windows(rule).at(time.time()), unit, key.shown)
 
 
 def take(store: SharedStore, name: str, amount: int, lease: float = 60.0, **of: str) -> None:
@@ -298,7 +298,7 @@ def test_who_missed_what_was_told_asks_when_it_listens_again(
         model.may_answer.set()
         task = start(make_agent(model))
         await until(lambda: told.waiting == 1)
-        server.client.hdel(*server.client.keys("*q:*[0-9]"), "waited")  # so that nothing is told
+        server.client.hdel(*server.client.keys("*q:*:tokens"), "waited")  # so that nothing is told
         await asyncio.to_thread(give_back, store, "elsewhere", 100)
         server.client.client_kill_filter(_type="pubsub")
         return str((await task).stop_reason)

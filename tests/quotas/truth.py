@@ -310,7 +310,7 @@ class Truth(RuleBasedStateMachine):
 
     def count(self, name: str) -> Count:
         """What a quota counts now."""
-        return Count(name, "k", QUOTAS[name][0].at(self.now), "everybody", "tokens")
+        return Count(name, "k", QUOTAS[name][0].at(self.now), "tokens", "global")
 
     def book(self, count: Count) -> Book:
         """Return the book of a count."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS: Final = 5
 
-PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1))
+PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
 """A count that nobody has: looking at it runs a script, and writes nothing."""
 
 

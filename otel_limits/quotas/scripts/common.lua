@@ -1,6 +1,6 @@
 -- What every script begins with. Times are milliseconds of the server's clock.
--- bucket: hash of one count: unit, used, reserved, doubtful, at (when it was reserved of last), waited
---       (until when somebody waits who is to be told what becomes free), and `lease:ID` = "AMOUNT CERTAIN".
+-- bucket: hash of one count: used, reserved, doubtful, at (when it was reserved of last), waited (until
+--       when somebody waits who is to be told what becomes free), and `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation ids by the time at which their lease expires.
 -- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by the time until which they hold.
 -- done: hash of what was done of a hundred operations, by their last digits: "settled -", or
@@ -19,25 +19,16 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Find a count. It stands under its plain name where its unit is the first that was counted there in
--- this window, and under a name with its unit otherwise: 15 USD must not be read as 15,000,000,000
--- tokens. Earlier versions wrote no unit, and share what stands there with the first that does.
--- names: plain bucket and leases, then those with the unit.
-local function open(names, unit, operation)
-  local fields = { 'unit', 'used', 'reserved', 'doubtful', 'at', 'lease:' .. (operation or ''), 'waited' }
-  local bucket, leases = names[1], names[2]
-  local found = redis.call('HMGET', bucket, unpack(fields))
-  if unit ~= '' and found[1] and found[1] ~= unit then
-    bucket, leases = names[3], names[4]
-    found = redis.call('HMGET', bucket, unpack(fields))
-  end
-  local doubtful = tonumber(found[4] or 0)
+-- Read a count, and the lease of an operation if one is given.
+local function open(bucket, leases, operation)
+  local found = redis.call('HMGET', bucket, 'used', 'reserved', 'doubtful', 'at', 'waited',
+    'lease:' .. (operation or ''))
+  local doubtful = tonumber(found[3] or 0)
   return {
-    bucket = bucket, leases = leases, unit = unit, has_unit = found[1] or unit == '',
-    exists = found[2] or found[3],
-    used = tonumber(found[2] or 0), reserved = tonumber(found[3] or 0),
+    bucket = bucket, leases = leases, exists = found[1],
+    used = tonumber(found[1] or 0), reserved = tonumber(found[2] or 0),
     doubtful = doubtful, saved_doubtful = doubtful,
-    at = tonumber(found[5] or nil), lease = found[6], waited = tonumber(found[7] or 0),
+    at = tonumber(found[4] or nil), waited = tonumber(found[5] or 0), lease = found[6],
   }
 end
 
@@ -47,10 +38,6 @@ local function save(count, expires, ...)
   if count.doubtful ~= count.saved_doubtful then
     fields[#fields + 1], fields[#fields + 2] = 'doubtful', whole(count.doubtful)
     count.saved_doubtful = count.doubtful
-  end
-  if not count.has_unit then
-    fields[#fields + 1], fields[#fields + 2] = 'unit', count.unit
-    count.has_unit = true
   end
   redis.call('HSET', count.bucket, unpack(fields))
   if not count.exists then
@@ -76,7 +63,7 @@ local EXPIRED_MS = 3600000
 local VOIDED = 200
 
 -- Give back what was set aside for calls whose worker is taken for dead.
-local function void(count, expired, now)
+local function void(count, expired, now, unit)
   if not count.exists then
     return
   end
@@ -92,7 +79,7 @@ local function void(count, expired, now)
     end
     -- Of a place among the calls at once nothing is left to be counted. All counts share this key:
     -- what is not ours under its name must not hold them up.
-    if count.unit ~= 'concurrency' then
+    if unit ~= 'concurrency' then
       redis.pcall('ZADD', expired, whole(now), operation)
     end
   end
@@ -125,15 +112,9 @@ local function granted(grants, unit, now)
   local sum, block = 0, nil
   local held = redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf', 'WITHSCORES')
   for n = 1, #held, 2 do
-    local amount, of = string.match(held[n], '^(%d+):%x+:?([%a_]*)$')
+    local amount, of = string.match(held[n], '^(%d+):%x+:([%a_]*)$')
     local reason = string.match(held[n], '^block:%x+:(.*)$')
-    if amount and of == '' and unit ~= '' then
-      -- From before units were noted: it is of the first unit that asks.
-      redis.call('ZREM', grants, held[n])
-      redis.call('ZADD', grants, held[n + 1], held[n] .. ':' .. unit)
-      of = unit
-    end
-    if amount and (of == unit or unit == '') then
+    if amount and of == unit then
       sum = sum + amount
     elseif reason then
       block = held[n + 1] .. ':' .. reason

@@ -1,5 +1,5 @@
 -- Permit more of one key until a time, or nothing at all.
--- KEYS: grants, index. ARGV: member "AMOUNT:ID" or "block:ID:REASON", until, how long to keep what is
+-- KEYS: grants, index. ARGV: member "AMOUNT:ID:UNIT" or "block:ID:REASON", until, how long to keep what is
 -- over, index member.
 
 local now, last = now_ms(), ARGV[2] + ARGV[3]

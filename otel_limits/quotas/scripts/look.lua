@@ -1,5 +1,5 @@
 -- Tell how counts stand.
--- KEYS: expired, workers, then for each count: its two buckets, each with its leases; grants.
+-- KEYS: expired, workers, then for each count: its bucket, leases and grants.
 -- ARGV: which worker asks, empty for none; how long it is taken for a worker; then for each count: the
 --       amount of its quota, its unit.
 
@@ -13,13 +13,13 @@ if ARGV[1] ~= '' then
 end
 
 local reply, blocked = { 'looked', whole(now), '-', whole(workers) }, {}
-for n = 1, (#KEYS - 2) / 5 do
-  local key, unit = 5 * n - 3, ARGV[2 * n + 2]
-  local count = open({ KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] }, unit)
-  void(count, KEYS[1], now)
+for n = 1, (#KEYS - 2) / 3 do
+  local key, unit = 3 * n - 1, ARGV[2 * n + 2]
+  local count = open(KEYS[key + 1], KEYS[key + 2])
+  void(count, KEYS[1], now, unit)
   table.insert(reply, whole(count.used))
   table.insert(reply, whole(count.reserved))
-  local more, block = granted(KEYS[key + 5], unit, now)
+  local more, block = granted(KEYS[key + 3], unit, now)
   table.insert(reply, whole(ARGV[2 * n + 1] + more))
   if block then
     table.insert(blocked, (n - 1) .. '=' .. block)

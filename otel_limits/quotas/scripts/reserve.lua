@@ -1,5 +1,5 @@
 -- Set aside what a call may take at most, of all counts or of none.
--- KEYS: done, expired, kills, then for each demand: its two buckets, each with its leases; grants, index.
+-- KEYS: done, expired, kills, then for each demand: its bucket, leases, grants, index.
 -- ARGV: operation id, its place in done, how long to remember; then for each demand: its numbers, in one
 --       text as that is read fastest: amount, limit, start and end of the window, expiry of the bucket,
 --       enforced, certain, alone, known, how long the asker waits, lease; its unit; its index member.
@@ -15,16 +15,15 @@ local now = now_ms()
 local earlier, already = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or '', '^(%a+) (.*)$')
 
 local demands = {}
-for n = 1, (#KEYS - 3) / 6 do
-  local key, arg = 6 * n - 3, 3 * n
+for n = 1, (#KEYS - 3) / 4 do
+  local key, arg = 4 * n - 1, 3 * n
   local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease =
     string.match(ARGV[arg + 1], NUMBERS)
   if not earlier and (now < tonumber(start) or now >= tonumber(finish)) then
     return 'elsewhere ' .. whole(now) .. ' - 0'
   end
   demands[n] = {
-    names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] },
-    grants = KEYS[key + 5], index = KEYS[key + 6],
+    bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
     amount = tonumber(amount), limit = tonumber(limit), finish = finish, expires = expires,
     enforced = enforced == '1', certain = certain, alone = alone == '1', known = known,
     waits = tonumber(waits), lease = tonumber(lease), unit = ARGV[arg + 2], member = ARGV[arg + 3],
@@ -35,10 +34,10 @@ end
 
 local lacking, refused = {}, false
 for n, demand in ipairs(demands) do
-  local count = open(demand.names, demand.unit)
+  local count = open(demand.bucket, demand.leases)
   demand.count = count
   restore(count, demand.known)
-  void(count, KEYS[2], now)
+  void(count, KEYS[2], now, demand.unit)
   shorten(count, now, demand.lease)
   if demand.certain == '0' and count.doubtful > 0 then
     demand.amount = DOUBTFUL * demand.amount

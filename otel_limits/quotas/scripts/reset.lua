@@ -1,7 +1,7 @@
 -- Count from 0 again.
--- KEYS: the two buckets of the count, each with its leases. ARGV: unit, expiry of the bucket.
+-- KEYS: the bucket of the count, its leases. ARGV: expiry of the bucket.
 
-local count = open(KEYS, ARGV[1])
+local count = open(KEYS[1], KEYS[2])
 count.used = 0
-save(count, ARGV[2])
+save(count, ARGV[1])
 return 1

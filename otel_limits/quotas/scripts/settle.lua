@@ -1,28 +1,20 @@
 -- Count what a call really took, and give back what was set aside for it.
--- KEYS: done; expired; the operation as earlier versions noted it; then for each charge: its two buckets,
---       each with its leases.
+-- KEYS: done, expired; then for each charge: its bucket and leases.
 -- ARGV: operation id, its place in done, how long to remember, channel for what becomes free; then for
---       each charge: amount, expiry and known in one text; unit; "QUOTA KEY".
+--       each charge: amount, expiry and known in one text; "QUOTA KEY".
 
 local operation = ARGV[1]
-local counts, is_reserved = {}, #KEYS > 3
-for n = 1, (#KEYS - 3) / 4 do
-  local key = 4 * n - 1
-  local names = { KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4] }
-  counts[n] = open(names, ARGV[3 * n + 3], operation)
-  is_reserved = is_reserved and counts[n].lease
+local counts = {}
+-- All are read before any is changed: one that is not ours ends the script.
+for n = 1, #KEYS / 2 - 1 do
+  counts[n] = open(KEYS[2 * n + 1], KEYS[2 * n + 2], operation)
 end
 local is_done = redis.call('HGET', KEYS[1], ARGV[2]) == 'settled -'
--- An earlier version has not settled what still holds all that was set aside for it.
-if not is_done and not is_reserved then
-  is_done = string.sub(redis.call('GET', KEYS[3]) or '', 1, 7) == 'settled'
-end
-
 local now = now_ms()
 local reply = { 'settled', whole(now), '-', '0' }
 for n, count in ipairs(counts) do
   if not is_done then
-    local amount, expires, known = string.match(ARGV[3 * n + 2], '^(%S+) (%S+) (%S+)$')
+    local amount, expires, known = string.match(ARGV[2 * n + 3], '^(%S+) (%S+) (%S+)$')
     restore(count, known)
     local taken, doubtful = count.used + count.reserved, count.doubtful
     if count.lease then
@@ -38,7 +30,7 @@ for n, count in ipairs(counts) do
       or count.reserved == 0
     if count.waited > now and is_easier then
       -- Who may use no channels must be able to settle all the same.
-      redis.pcall('PUBLISH', ARGV[4], ARGV[3 * n + 4])
+      redis.pcall('PUBLISH', ARGV[4], ARGV[2 * n + 4])
     end
   end
   table.insert(reply, whole(count.used))
