@@ -15,7 +15,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.cli.check import print_table
 from otel_limits.cli.parser import make_parser
-from otel_limits.core.hints import closest_match
+from otel_limits.core.wording import closest_match
 
 
 def commands_below(parser: ArgumentParser, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import importlib.metadata
+import math
 import subprocess
 import sys
 import threading
@@ -145,18 +146,21 @@ def test_the_most_specific_glob_decides() -> None:
     assert found == [4, 3, 1, 2]
 
 
-@pytest.mark.parametrize("amount", [-1, 1.5, "1", True, Decimal("NaN"), Decimal("inf"), None])
-def test_an_amount_that_is_not_exact_is_refused(amount: Any) -> None:
-    """The sentence names the part and the value."""
+@pytest.mark.parametrize(
+    "amount", [-1, -0.5, math.nan, "1", True, Decimal("NaN"), Decimal("inf"), None]
+)
+def test_invalid_price_is_rejected(amount: Any) -> None:
+    """The message names the rate and the value."""
     with pytest.raises(
         ValueError, match=r"^output must be USD per million tokens, 0 or more, .*, got "
     ):
         Price(input=Decimal(1), output=amount)
 
 
-def test_whole_numbers_are_amounts() -> None:
-    """An int is as exact as a Decimal."""
-    assert Price(input=3, output=15) == Price(input=Decimal(3), output=Decimal(15))  # type: ignore[arg-type]
+def test_price_of_int_or_float_equals_its_decimal_form() -> None:
+    """A float counts by its shortest decimal form, so 0.1 is a tenth."""
+    price = Price(input=3, output=0.1)  # type: ignore[arg-type]
+    assert price == Price(input=Decimal(3), output=Decimal("0.1"))
 
 
 # --- without any price ------------------------------------------------------------------------

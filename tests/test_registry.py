@@ -69,7 +69,7 @@ def test_an_observer_names_the_facts_that_it_wants(runs: RunRegistry) -> None:
     """It is told those and how each invocation ended."""
 
     class Selective:
-        wants = (Turn,)
+        subscribes_to = (Turn,)
 
         def __init__(self) -> None:
             self.told: list[Event] = []

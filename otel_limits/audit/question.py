@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import asking
 from otel_limits.audit.formatting import written
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.hints import closest_match
+from otel_limits.core.wording import closest_match
 from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.words import KEY_PREFIX, OWN_NAMES
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from otel_limits.audit.answers import Answer, CellKind, Column
-    from otel_limits.core.work import Progress
+    from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.reading import Waiting
     from otel_limits.ledger.selection import Selection
@@ -120,7 +120,7 @@ class Inquiry:
     waiting: Waiting
     """What is not in it yet, and is seen all the same."""
     selection: Selection
-    work: Progress
+    work: ProgressBar
     has_charts: bool
     """False where the answer is shown without them, so that nobody asks for what they show."""
 

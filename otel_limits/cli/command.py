@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from otel_limits.cli.examples import example_of
-from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_text, redact_url
+from otel_limits.core.wording import closest_match
 
 USAGE_ERROR: Final = 2
 """Exit status for invalid arguments, the same as argparse's."""

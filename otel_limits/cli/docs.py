@@ -9,8 +9,8 @@ from typing import Any, Final
 from otel_limits import docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console
-from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import closest_match
 
 HELP: Final = """\
 Show a documentation page, or list all pages.

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.core.events import QuotaGrant
-from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
-from otel_limits.core.wording import pluralize
+from otel_limits.core.wording import closest_match, pluralize
 from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, unit_name
 from otel_limits.quotas.recovery import settle_expired

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import rich.progress
     from rich.console import Console
 
-    from otel_limits.core.work import Progress
+    from otel_limits.core.wording import ProgressBar
 
 PLAIN_WIDTH: Final = 100
 """Columns of tables where there is no terminal."""
@@ -89,7 +89,7 @@ class Unseen:
 
 
 @contextlib.contextmanager
-def working(title: str) -> Iterator[Progress]:
+def working(title: str) -> Iterator[ProgressBar]:
     """Work on something; a bar appears after a second, and goes away at the end."""
     if not sys.stderr.isatty():
         yield Unseen()  # at once: a script does not wait for the import of what draws bars

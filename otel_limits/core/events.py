@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from otel_limits.core.frozen import FrozenDict
 from otel_limits.core.usage import NO_COST, NO_USAGE, Number, Usage
+from otel_limits.core.values import FrozenDict
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Breach, Level, Limits
@@ -96,11 +96,6 @@ class Started:
         """Keep both dictionaries as they are now, whatever becomes of those given."""
         object.__setattr__(self, "attributes", FrozenDict(self.attributes))
         object.__setattr__(self, "tree", FrozenDict(self.tree))
-
-    @property
-    def blind(self) -> bool:
-        """The former name of `unsampled`. Deprecated."""
-        return self.unsampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

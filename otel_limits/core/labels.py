@@ -1,24 +1,30 @@
-"""Names from outside, made safe to store, to scrape and to show, and not too many for metrics."""
+"""Names of agents, models and tools: matched by globs, made safe to show, limited in metrics."""
 
 from __future__ import annotations
 
+import fnmatch
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
+
+WILDCARDS: Final = "*?["
 
 MAX_LENGTH: Final = 128
 
 MAX_AGENTS: Final = 50
-"""Distinct agents that metrics tell apart unless told otherwise, beside those of the policy."""
+"""Default number of distinct agents in metrics, in addition to those named in the policy."""
 
 OTHER: Final = "_other"
-"""The label of all names beyond the number that metrics tell apart."""
+"""The label value of all names beyond the limit."""
+
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Characters that start a formula in a spreadsheet; the last four are full-width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names that an operator has written down, in a policy file, without a glob."""
+    """The names in a policy file that are not globs."""
 
     agents: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
@@ -28,11 +34,35 @@ class Names:
 NO_NAMES: Final = Names()
 
 
+def specificity(glob: str) -> tuple[bool, int]:
+    """Rank a glob: plain names first, then by the number of literal characters."""
+    is_name = not any(wildcard in glob for wildcard in WILDCARDS)
+    # Literal characters rather than the length, or `a***` would rank above `ab*`.
+    return is_name, sum(character not in "*?[]" for character in glob)
+
+
+def matching(globs: Iterable[str], name: str) -> list[str]:
+    """Return the globs that match `name`, the most specific one last.
+
+    `*` matches any characters, `?` one, `[abc]` one of these; case matters. Of two equally specific
+    globs the later one comes later.
+    """
+    # Not `fnmatch`, which ignores case on Windows: a policy must mean the same on every machine.
+    # Sorting is stable, so the later one of two equals comes last.
+    return sorted((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), key=specificity)
+
+
+def best_match(globs: Iterable[str], name: str) -> str | None:
+    """Return the most specific glob that matches `name`, or `None`."""
+    found = matching(globs, name)
+    return found[-1] if found else None
+
+
 @functools.lru_cache(maxsize=4096)
 def clean(value: str, limit: int = MAX_LENGTH) -> str:
-    """Return `value` without surrogates and control characters, and not too long.
+    """Return `value` without surrogates and control characters, shortened if too long.
 
-    One lone surrogate would make every scrape of the process fail, and a NUL every row that has
+    One lone surrogate would break every scrape of the process, and one NUL every row that contains
     it.
     """
     shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in value)
@@ -40,13 +70,13 @@ def clean(value: str, limit: int = MAX_LENGTH) -> str:
 
 
 class LabelLimiter:
-    """Cleans label values, and folds into `_other` those of a label that has too many.
+    """Cleans label values, and replaces those beyond a limit by `_other`.
 
     Args:
-        limit: Distinct values that are told apart, beside those that are always kept.
-        always: Returns what is always kept, such as the names that a policy file gives: they are
-            finite, and processes that meet names in another order agree on them.
-        folded: Called each time that a value is folded.
+        limit: Number of distinct values, in addition to those that are always kept.
+        always: Returns the values that are always kept, such as the names in a policy file: they
+            are finite, and all processes agree on them, in whatever order they see names.
+        folded: Called each time a value is replaced.
     """
 
     def __init__(
@@ -56,7 +86,7 @@ class LabelLimiter:
         always: Callable[[], Collection[str]] = tuple,
         folded: Callable[[], None] = lambda: None,
     ) -> None:
-        """Admit nothing yet."""
+        """Create a limiter without values."""
         self._limit = limit
         self._always = always
         self._folded = folded
@@ -64,28 +94,24 @@ class LabelLimiter:
         self._kept = 0
 
     def __call__(self, value: str, *scope: str) -> str:
-        """Return the value to use as a label, one of those admitted together with `scope`."""
+        """Return the label value to use for a value; values are counted together with `scope`."""
         key = (value, *scope)
         known = self._admitted.get(key)
         if known is not None:
             return known
-        # Asked for new names only, and each time: the policy file may have been changed since.
+        # Read for new names only, and each time: the policy file may have changed since.
         if value in self._always():
-            self._kept += 1  # it takes the place of no other
+            self._kept += 1  # does not count toward the limit
         elif len(self._admitted) - self._kept >= self._limit:
-            # Nothing is kept of a name that is folded: there is no end to them.
+            # Nothing is kept of a replaced name: there can be any number of them.
             self._folded()
             return OTHER
         return self._admitted.setdefault(key, clean(value))
 
 
-FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""The last four are as wide as a Chinese character."""
-
-
 def escape_formula(value: Any) -> Any:
-    """Quote text that a spreadsheet would take for a formula.
+    """Quote text that a spreadsheet would evaluate as a formula.
 
-    As OWASP has it: https://owasp.org/www-community/attacks/CSV_Injection
+    As recommended by OWASP: https://owasp.org/www-community/attacks/CSV_Injection
     """
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value

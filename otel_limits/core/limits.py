@@ -325,7 +325,8 @@ class Limits:
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     max_calls_per_tool: Mapping[str, int] | None = None
-    max_cost_usd: Decimal | None = None
+    max_cost_usd: Decimal | float | None = None
+    """Kept as a `Decimal`; a float counts by its shortest decimal form, so 0.1 is a tenth."""
     max_duration_seconds: float | None = None
     max_consecutive_same_tool: int | None = None
     max_identical_tool_calls: int | None = None

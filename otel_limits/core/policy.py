@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from otel_limits.core.globs import best_match
-from otel_limits.core.labels import clean
+from otel_limits.core.labels import best_match, clean
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     NO_LIMITS,

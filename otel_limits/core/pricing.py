@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.catalogue import MODELS, PACKAGE, Catalogue, installed_version, price_of
-from otel_limits.core.globs import best_match
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.core.labels import best_match
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import OF_NO_CALL, Price, Quote
 from otel_limits.core.regions import premium

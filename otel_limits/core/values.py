@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from otel_limits.core.frozen import FrozenDict
-from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import closest_match
 
+K = TypeVar("K")
 T = TypeVar("T")
+V = TypeVar("V")
 
 MAX_PORT: Final = 65_535
 
@@ -29,6 +30,31 @@ DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "day
 WRITER: Final = reprlib.Repr()
 WRITER.maxlevel = 2
 WRITER.maxstring = WRITER.maxother = WRITER.maxlong = 200
+
+
+class FrozenDict(dict[K, V]):
+    """An immutable dictionary, for events and limits.
+
+    A `dict` rather than a `MappingProxyType`, so that observers can pickle it, copy it and write it
+    as JSON.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("Events and limits are immutable. Change a copy of this dictionary.")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    # Each of them, because those of `dict` do not go through `__setitem__`.
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        """Agree with equality, so that objects that contain it can be hashed, too."""
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy it as a whole, since items cannot be set one by one."""
+        return type(self), (dict(self),)
 
 
 class InvalidValueError(ValueError):
@@ -213,9 +239,10 @@ def _real(value: object) -> float:
 
 
 def _exact(value: object) -> Decimal:
-    # A binary fraction such as 0.1 would be compared as 0.1000000000000000055….
-    if isinstance(value, float) and math.isfinite(value):
-        raise InvalidValueError(f"A float is not exact: write Decimal('{value}').")
+    if isinstance(value, float):
+        # The shortest decimal form: Decimal(0.1) would be 0.1000000000000000055…. Not `repr`, which
+        # a subclass such as numpy's replaces.
+        value = Decimal(float.__repr__(value))
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         raise InvalidValueError
     if not Decimal(value).is_finite():

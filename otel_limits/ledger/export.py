@@ -21,7 +21,7 @@ from otel_limits.ledger.selection import Joins, Selection, audit_keys
 from otel_limits.ledger.words import KEY_PREFIX
 
 if TYPE_CHECKING:
-    from otel_limits.core.work import Progress
+    from otel_limits.core.wording import ProgressBar
 
 
 What = Literal["calls", "invocations", "tools"]
@@ -56,7 +56,9 @@ class ExportedColumn:
     column: Any
 
 
-def write(connection: sa.Connection, selection: Selection, chosen: Export, work: Progress) -> None:
+def write(
+    connection: sa.Connection, selection: Selection, chosen: Export, work: ProgressBar
+) -> None:
     """Write the rows of a selection, in the order in which they were recorded.
 
     Raises:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.work import Progress
+    from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import State
 
@@ -195,7 +195,7 @@ def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:
 
 
 def import_files(
-    database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: Progress
+    database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: ProgressBar
 ) -> Imported:
     """Import the spans of some files; doing it again changes nothing.
 
@@ -230,7 +230,7 @@ def import_files(
     return done
 
 
-def _read(path: Path, keys: Sequence[str], traces: Traces, work: Progress) -> None:
+def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) -> None:
     """Read a file; what cannot be read of it costs nothing else."""
     try:
         file = _opened(path)

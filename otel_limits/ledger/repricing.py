@@ -21,7 +21,7 @@ from otel_limits.ledger.totals import add_prices
 
 if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
-    from otel_limits.core.work import Progress
+    from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
 
 PORTION: Final = 2_000
@@ -69,7 +69,7 @@ def reprice(
     database: Database,
     prices: Prices,
     selection: Selection,
-    work: Progress,
+    work: ProgressBar,
     *,
     every: bool = False,
     writes: bool = True,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
-from otel_limits.core.hints import closest_match
 from otel_limits.core.quota_state import Remaining
+from otel_limits.core.wording import closest_match
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit
 from otel_limits.quotas.store import Look, Standing, StoreError

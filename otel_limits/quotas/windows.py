@@ -9,8 +9,8 @@ from datetime import date, datetime, timedelta, timezone
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from otel_limits.core.hints import closest_match
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import closest_match
 
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600

@@ -95,14 +95,12 @@ class EventDispatcher:
 
 def subscriptions_of(observer: Observer) -> Mapping[type, Handler]:
     """Return what takes the facts that an observer names, or all: a mock has any attribute."""
-    for name in ("subscribes_to", "wants"):  # the second is the first one's name until 0.1
-        named = getattr(observer, name, None)
-        # Types are looked at, and not only whether there is something: a mock answers to every
-        # name.
-        if isinstance(named, dict):
-            return named
-        if isinstance(named, tuple):
-            return dict.fromkeys(named, observer)
+    named = getattr(observer, "subscribes_to", None)
+    # By type, because a mock has every attribute.
+    if isinstance(named, dict):
+        return named
+    if isinstance(named, tuple):
+        return dict.fromkeys(named, observer)
     return dict.fromkeys(EVERY_KIND, observer)
 
 

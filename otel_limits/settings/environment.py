@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits.core.hints import closest_match
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
+from otel_limits.core.wording import closest_match
 from otel_limits.settings.table import (
     METRICS,
     POLICY_FIELDS,

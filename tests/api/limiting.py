@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from decimal import Decimal
 
 from strands import Agent
 
@@ -30,7 +29,7 @@ def make() -> Agent:
 
 def switch_on() -> list[str]:
     """Limit every agent; return what is wrong with the settings."""
-    caps = Limits(max_turns=30, max_cost_usd=Decimal("0.50"), max_calls_per_tool={"search": 20})
+    caps = Limits(max_turns=30, max_cost_usd=0.5, max_calls_per_tool={"search": 20})
     try:
         otel_limits.enable(max_turns=5, max_cost_usd=Decimal("0.50"))
         otel_limits.enable(caps, action="wrap_up", tree=Limits(max_token_budget=100_000))

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from otel_limits.core.globs import WILDCARDS
-from otel_limits.core.labels import MAX_LENGTH, OTHER
+from otel_limits.core.labels import MAX_LENGTH, OTHER, WILDCARDS
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, Fleet

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.globs import matching, specificity
-from otel_limits.core.labels import Names
+from otel_limits.core.labels import Names, matching, specificity
 from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
 from otel_limits.core.origins import file_name
 from otel_limits.settings.table import POLICY_FIELDS, Setting

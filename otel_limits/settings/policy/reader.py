@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from otel_limits.core.hints import closest_match
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
 from otel_limits.core.origins import file_name
 from otel_limits.core.price import Price, PriceTier
@@ -21,6 +20,7 @@ from otel_limits.core.values import (
     Kind,
     MappingKind,
 )
+from otel_limits.core.wording import closest_match
 from otel_limits.settings.policy import yaml_tree
 from otel_limits.settings.policy.document import (
     ABOVE,
