@@ -60,10 +60,47 @@ LONGEST = (
 """The files that take longest, about 20 seconds of one process or more."""
 
 
+NOT_QUICK = {
+    "": (
+        *("deadlines", "demo_with_a_real_model", "faults", "fuzz", "multiprocess", "pages"),
+        *("production", "providers", "release", "secrets", "streams", "trees", "unscraped"),
+    ),
+    "dashboards": ("*",),
+    "ledger": (
+        *("audit", "counters", "emitters", "keeping", "page", "postgresql", "proof", "questions"),
+        *("reconcile", "selected", "shipped_times", "silent_spans", "spend", "terminals"),
+        "upgrade",
+    ),
+    "otlp": ("*",),
+    "quotas": (
+        *("capacity", "concurrency", "doctor_store", "estimates", "grace", "leases", "refusals"),
+        *("rights", "shipped_times", "store_worker", "stores", "truth", "units", "waiting"),
+    ),
+    "top": ("screen",),
+    "wire": ("cut", "output_caps"),
+}
+"""By folder, other files that need a server or more than 10 seconds."""
+
+
+def is_quick(path: Path) -> bool:
+    """Return whether the tests of a file belong to `pytest -m quick`."""
+    folder = path.relative_to(Path(__file__).parent).parent.as_posix().removeprefix(".")
+    excluded = NOT_QUICK.get(folder, ())
+    name = path.stem.removeprefix("test_")
+    return path.name not in LONGEST and name not in excluded and "*" not in excluded
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files begin first: one process has all of a file, and the last delays all."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+    """Mark quick tests, and start the longest files first.
+
+    One process runs all tests of a file, so a long one at the end would delay the session.
+    """
+    for item in items:
+        if is_quick(item.path):
+            item.add_marker("quick")
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 
 
 @pytest.hookimpl(wrapper=True)
