@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.hints import closest_match
 from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits, require_tree
 from otel_limits.core.origins import caller_location
 from otel_limits.core.policy import ACTION, Action
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import closest_match
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.leaving import flush_on_sigterm, say_if_unscraped
