@@ -15,90 +15,80 @@ COMMITTED: Final = Path(__file__).parent
 
 BUILDS: Final = "otel_limits_build_info"
 
-ENVIRONMENT = panels.variable(
-    "deployment_environment",
-    BUILDS,
-    "What the resource of the service says: deployment.environment.name.",
-    absent=True,
+CLUSTER = panels.variable(
+    "cluster", BUILDS, "If your Prometheus adds this label.", is_optional=True
 )
-PLACE = (
-    panels.variable(
-        "cluster",
-        f"{BUILDS}{{{queries.ENVIRONMENT}}}",
-        "Where Prometheus adds this label.",
-        absent=True,
-    ),
-    panels.variable(
-        "namespace",
-        f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster"}}',
-        "Where Prometheus adds this label.",
-        absent=True,
-    ),
-    panels.variable(
-        "job",
-        f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster",namespace=~"$namespace"}}',
-        "Scrape job, or service name over OTLP.",
-        absent=True,
-    ),
-    panels.variable(
-        "instance",
-        f'{BUILDS}{{{queries.ENVIRONMENT},cluster=~"$cluster",namespace=~"$namespace",job=~"$job"}}',
-        "Process that reports.",
-        absent=True,
-    ),
+NAMESPACE = panels.variable(
+    "namespace",
+    f'{BUILDS}{{cluster=~"$cluster"}}',
+    "If your Prometheus adds this label.",
+    is_optional=True,
 )
-AGENT = panels.variable(
-    "agent", queries.select("otel_limits_turns_total"), "Agent, by the name it has in the code."
+JOB = panels.variable(
+    "job",
+    f'{BUILDS}{{cluster=~"$cluster",namespace=~"$namespace"}}',
+    "Scrape job, or service name over OTLP.",
+    is_optional=True,
 )
+INSTANCE = panels.variable(
+    "instance",
+    f'{BUILDS}{{cluster=~"$cluster",namespace=~"$namespace",job=~"$job"}}',
+    "Reporting process.",
+    is_optional=True,
+)
+AGENT = panels.variable("agent", queries.select("otel_limits_turns_total"), "Agent name.")
 MODEL = panels.variable(
     "model",
     queries.select("otel_limits_model_calls_total", queries.AGENT),
-    "Model id, as the provider knows it. Only what is about model calls follows it.",
+    "Model ID. Affects model-call panels only.",
 )
 REASON = panels.variable(
     "reason",
     queries.select("otel_limits_stops_total", queries.AGENT),
-    "Why an invocation ended. Only what is about ends follows it.",
+    "Stop reason. Affects invocation panels only.",
 )
 QUOTA = panels.variable(
     "quota",
     queries.select("otel_limits_quota_limit"),
-    "Quota of the policy file. Only what is about quotas follows it.",
+    "Quota name. Affects quota panels only.",
 )
+TARGETS: Final = (CLUSTER, NAMESPACE, JOB, INSTANCE)
 
 ANNOTATIONS: Final = (
-    panels.annotation("Deployments", "blue", queries.DEPLOYMENTS, queries.DEPLOYED),
-    panels.annotation("Policy files", "purple", queries.POLICIES, "Policy file {{outcome}}"),
-    panels.annotation("Kills", "red", queries.KILLED, "{{agent}} was killed"),
+    panels.annotation(
+        "Deployments",
+        "blue",
+        queries.DEPLOYMENTS,
+        "{{job}}: version {{service_version}}, otel-limits {{version}}",
+    ),
+    panels.annotation("Policy files", "purple", queries.POLICY_READS, "Policy file {{outcome}}"),
+    panels.annotation("Kills", "red", queries.KILLS, "{{agent}} was killed"),
 )
-"""What happened to the agents from outside, drawn over everything."""
 
 
 def dashboards() -> dict[str, Any]:
-    """Every dashboard, by file name."""
+    """Return every dashboard by file name."""
     return {
         "agent-limits": _filled(
             panels.make_dashboard(
-                agent_limits.UID,
+                panels.AGENTS,
                 "Agent limits",
-                "What stops LLM agents, and how close the others are to their limits.",
-                ENVIRONMENT,
-                *PLACE,
+                "Why agents halt, what they spend and how close they are to their limits.",
+                *TARGETS,
                 AGENT,
                 MODEL,
                 REASON,
                 QUOTA,
             ),
             agent_limits.ROWS,
-            halts_shown=False,  # they are what its panels draw
+            mark_halts=False,  # its panels show them
         ),
         "token-spend": _filled(
             panels.make_dashboard(
-                token_spend.UID,
+                panels.SPEND,
                 "Token spend",
-                "Tokens and US dollars that LLM agents use, by agent and model.",
-                ENVIRONMENT,
-                *PLACE,
+                "Token usage and cost by agent, model and quota.",
+                *TARGETS,
                 AGENT,
                 MODEL,
                 QUOTA,
@@ -107,11 +97,10 @@ def dashboards() -> dict[str, Any]:
         ),
         "health": _filled(
             panels.make_dashboard(
-                health.UID,
+                panels.HEALTH,
                 "otel-limits health",
-                "Whether otel-limits sees every invocation, and whether it works.",
-                ENVIRONMENT,
-                *PLACE,
+                "Telemetry coverage and internal errors of otel-limits.",
+                *TARGETS,
                 AGENT,
             ),
             health.ROWS,
@@ -120,11 +109,11 @@ def dashboards() -> dict[str, Any]:
 
 
 def _filled(
-    board: Any, rows: tuple[tuple[str, tuple[Any, ...]], ...], *, halts_shown: bool = True
+    board: Any, rows: tuple[tuple[str, tuple[Any, ...]], ...], *, mark_halts: bool = True
 ) -> Any:
-    """Put rows of panels into a dashboard, each with its own id, and what is marked on all."""
+    """Add annotations and rows of numbered panels to a dashboard."""
     halts = panels.annotation(
-        "Halts", "orange", queries.HALTED, "{{agent}}: {{reason}}", shown=halts_shown
+        "Halts", "orange", queries.ALL_HALTS, "{{agent}}: {{reason}}", shown=mark_halts
     )
     for each in (*ANNOTATIONS, halts):
         board = board.annotation(each)
@@ -136,8 +125,8 @@ def _filled(
     return board.build()
 
 
-def _plain(board: Any) -> dict[str, Any]:
-    """Turn a dashboard into what JSON knows, without what the SDK adds and Grafana has no more."""
+def _as_json(board: Any) -> dict[str, Any]:
+    """Return the JSON of a dashboard, without fields of the SDK that Grafana no longer has."""
     plain: dict[str, Any] = json.loads(json.dumps(board, cls=JSONEncoder))
     for each in plain["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min"):
@@ -148,14 +137,14 @@ def _plain(board: Any) -> dict[str, Any]:
 
 
 def write(directory: Path) -> None:
-    """Write one JSON file per dashboard, and what is made of the templates."""
-    boards = directory / "grafana" / "dashboards"
-    boards.mkdir(parents=True, exist_ok=True)
-    made = {name: _plain(board) for name, board in dashboards().items()}
-    for name, board in made.items():
+    """Write one JSON file per dashboard, and the rules."""
+    out = directory / "grafana" / "dashboards"
+    out.mkdir(parents=True, exist_ok=True)
+    boards = {name: _as_json(board) for name, board in dashboards().items()}
+    for name, board in boards.items():
         text = json.dumps(board, indent=2, sort_keys=True)
-        (boards / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
-    rules.write(directory, made)
+        (out / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    rules.write(directory, boards)
 
 
 if __name__ == "__main__":

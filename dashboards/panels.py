@@ -1,4 +1,4 @@
-"""How every panel looks: the defaults, once."""
+"""Panel types, variables and annotations, with their defaults."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-with warnings.catch_warnings():  # the SDK prefers the next schema, which few Grafanas read yet
+with warnings.catch_warnings():  # the SDK prefers schema v2, which few Grafana releases read
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import (
         bargauge,
         dashboard,
-        heatmap,
         stat,
         table,
         text,
@@ -24,7 +23,6 @@ from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders import prometheus
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models import text as text_models
 
@@ -49,32 +47,29 @@ COLOURS: Final = {
     "error": "#6e7687",
     "aborted": "#b0b0b8",
 }
-"""A reason has one colour wherever it is shown: what ends by itself is green or grey. So has how a
-tool call ends."""
+"""A stop reason has the same colour on every panel: natural ends are green or grey."""
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
-
-SHORTEST_STEP: Final = "2m"
-"""Two scrapes of a Prometheus that is left at its one per minute: no step can do with less."""
-
+MIN_STEP: Final = "2m"
+"""Two scrapes at the default scrape interval of Prometheus, one minute."""
 
 AGENTS, SPEND, HEALTH = "otel-limits-agents", "otel-limits-spend", "otel-limits-health"
-"""What Grafana knows the dashboards by."""
+"""UIDs of the dashboards."""
 
 LINKS: Final = {
     "agent": ((AGENTS, "Limits of this agent"), (SPEND, "Spend of this agent")),
-    "reason": ((AGENTS, "Halts of this reason"),),
+    "reason": ((AGENTS, "Halts with this reason"),),
     "model": ((SPEND, "Spend of this model"),),
     "quota": ((SPEND, "This quota"),),
 }
-"""Where a label leads to: the dashboard with nothing else in it."""
+"""Links from the value of a label to dashboards filtered by it."""
 
-KEPT: Final = ("datasource", "environment", "cluster", "namespace", "job", "instance")
-"""Variables that a link takes along."""
+KEPT: Final = ("datasource", "cluster", "namespace", "job", "instance")
+"""Variables that a link preserves."""
 
 Steps: TypeAlias = tuple[tuple[float | None, str], ...]
-"""From which value on there is which colour; the first has none and begins below all."""
+"""Thresholds and their colours; the first has no value."""
 
 PLAIN: Final[Steps] = ((None, "blue"),)
 
@@ -88,12 +83,12 @@ class Target:
     exemplars: bool = False
 
 
-Form: TypeAlias = Literal["range", "instant", "heatmap", "table"]
-"""How Prometheus is asked, and how Grafana reads the answer."""
+Form: TypeAlias = Literal["range", "instant", "table"]
+"""Kind of query, and the format of its result."""
 
 
-class Words(NamedTuple):
-    """What a panel says about itself."""
+class Heading(NamedTuple):
+    """Title, description and unit of a panel."""
 
     title: str
     description: str
@@ -101,7 +96,7 @@ class Words(NamedTuple):
 
 
 def lines(title: str, description: str, unit: str, *targets: Target, **layout: Any) -> Any:
-    """Draw values over time."""
+    """Make a graph of values over time."""
     panel = (
         timeseries.Panel()
         .draw_style(common.GraphDrawStyle.LINE)
@@ -109,24 +104,24 @@ def lines(title: str, description: str, unit: str, *targets: Target, **layout: A
         .fill_opacity(8.0)
         .show_points(common.VisibilityMode.AUTO)
         .span_nulls(False)  # noqa: FBT003  the SDK's signature
-        .interval(SHORTEST_STEP)
+        .interval(MIN_STEP)
     )
-    return _over_time(panel, Words(title, description, unit), targets, **layout)
+    return _over_time(panel, Heading(title, description, unit), targets, **layout)
 
 
 def bars(title: str, description: str, unit: str, *targets: Target, **layout: Any) -> Any:
-    """Draw counts over time, on top of each other."""
+    """Make a graph of stacked counts over time."""
     panel = (
         timeseries.Panel()
         .draw_style(common.GraphDrawStyle.BARS)
-        .bar_alignment(common.BarAlignment.BEFORE)  # each counts what came before its time
+        .bar_alignment(common.BarAlignment.BEFORE)  # a bar counts the events before its time
         .line_width(1.0)
         .fill_opacity(70.0)
         .stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
-        .interval(SHORTEST_STEP)
+        .interval(MIN_STEP)
         .decimals(0)
     )
-    return _over_time(panel, Words(title, description, unit), targets, **layout)
+    return _over_time(panel, Heading(title, description, unit), targets, **layout)
 
 
 def number(
@@ -138,17 +133,17 @@ def number(
     steps: Steps = PLAIN,
     width: int = 4,
 ) -> Any:
-    """Show one number in a small panel: six of them are a row."""
+    """Make a small panel with one number."""
     panel = (
         _counting(stat.Panel(), unit)
         .graph_mode(common.BigValueGraphMode.NONE)
         .color_mode(common.BigValueColorMode.VALUE)
-        .reduce_options(_last_value())
+        .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_thresholds(steps))
         .no_value("0")
     )
-    words = Words(title, description, unit)
-    return _finish(panel, words, [Target(query)], "instant", width=width, height=4)
+    heading = Heading(title, description, unit)
+    return _finish(panel, heading, [Target(query)], "instant", width=width, height=4)
 
 
 def ranking(
@@ -160,41 +155,22 @@ def ranking(
     steps: Steps = PLAIN,
     **layout: Any,
 ) -> Any:
-    """Show the largest values, or the ones nearest to where the colour changes."""
+    """Make horizontal bars of the largest values."""
     panel = (
         _counting(bargauge.Panel(), unit)
         .orientation(common.VizOrientation.HORIZONTAL)
         .display_mode(common.BarGaugeDisplayMode.BASIC)
-        .reduce_options(_last_value())
+        .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .min(0)
         .thresholds(_thresholds(steps))
         .no_value("None")
     )
-    words = Words(title, description, unit)
-    return _finish(_coloured(panel, target), words, [target], "instant", **layout)
-
-
-def spread(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
-    """Show the buckets of a histogram over time."""
-    panel = (
-        heatmap.Panel()
-        .calculate(False)  # noqa: FBT003  the SDK's signature
-        .color(
-            heatmap.HeatmapColorOptions()
-            .mode(heatmap_models.HeatmapColorMode.SCHEME)
-            .scheme("Oranges")
-            .steps(64)
-        )
-        .y_axis(heatmap.YAxisConfig().unit(unit))
-        .cell_gap(1)
-        .interval(SHORTEST_STEP)
-        .no_value("None")
-    )
-    return _finish(panel, Words(title, description, SHORT), [target], "heatmap", **layout)
+    heading = Heading(title, description, unit)
+    return _finish(_coloured(panel, target), heading, [target], "instant", **layout)
 
 
 def listing(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
-    """Show labels and values as a table."""
+    """Make a table of labels and values."""
     hidden = {"Time": True, "job": True, "instance": True}
     panel = (
         table.Panel()
@@ -203,11 +179,11 @@ def listing(title: str, description: str, unit: str, target: Target, **layout: A
         )
         .no_value("None")
     )
-    return _finish(panel, Words(title, description, unit), [target], "table", **layout)
+    return _finish(panel, Heading(title, description, unit), [target], "table", **layout)
 
 
 def note(title: str, description: str, content: str, *, width: int = 24, height: int = 4) -> Any:
-    """Show a text, with what the variables say in their places."""
+    """Make a text panel; Grafana fills in its variables."""
     return (
         text.Panel()
         .title(title)
@@ -220,11 +196,11 @@ def note(title: str, description: str, content: str, *, width: int = 24, height:
 
 
 def row(title: str) -> Any:
-    """Begin a row of panels."""
+    """Make a row of panels."""
     return dashboard.Row(title)
 
 
-def _over_time(panel: Any, words: Words, targets: Sequence[Target], **layout: Any) -> Any:
+def _over_time(panel: Any, heading: Heading, targets: Sequence[Target], **layout: Any) -> Any:
     panel = (
         panel.legend(
             common_builders.VizLegendOptions()
@@ -241,14 +217,12 @@ def _over_time(panel: Any, words: Words, targets: Sequence[Target], **layout: An
         .min(0)
         .no_value("0")
     )
-    for target in targets:
-        panel = _coloured(panel, target)
-    return _finish(panel, words, targets, "range", **layout)
+    return _finish(_coloured(panel, *targets), heading, targets, "range", **layout)
 
 
-def _coloured(panel: Any, target: Target) -> Any:
-    """Give each end its colour, also where it stands behind the name of an agent."""
-    if not re.search(r"{{(reason|limit|status)}}$", target.legend) and target.legend not in COLOURS:
+def _coloured(panel: Any, *targets: Target) -> Any:
+    """Give each stop reason its colour, also after the name of an agent."""
+    if not any(target.legend.endswith(("{{reason}}", "{{limit}}")) for target in targets):
         return panel
     for name, colour in COLOURS.items():
         fixed = models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
@@ -258,47 +232,43 @@ def _coloured(panel: Any, target: Target) -> Any:
 
 def _finish(
     panel: Any,
-    words: Words,
+    heading: Heading,
     targets: Sequence[Target],
     form: Form,
     *,
     width: int = 12,
     height: int = 8,
 ) -> Any:
-    """Give a panel its words, queries and size; 12 of 24 columns are half a row."""
+    """Set what all panels have: heading, queries, links and size (in 24 columns)."""
     links = _links(targets, form)
     panel = panel.data_links(links) if links else panel
     return (
-        panel.title(words.title)
-        .description(words.description)
-        .unit(words.unit)
+        panel.title(heading.title)
+        .description(heading.description)
+        .unit(heading.unit)
         .datasource(DATASOURCE)
-        .targets(_queries(targets, form))
+        .targets(
+            [_query(ref_id, target, form) for ref_id, target in zip("AB", targets, strict=False)]
+        )
         .span(width)
         .height(height)
     )
 
 
 def _links(targets: Sequence[Target], form: Form) -> list[Any]:
-    """Lead from each agent, reason, model and quota to the dashboard of it alone."""
-    # A table has no legend: its columns are what its query keeps.
+    """Link each agent, reason, model and quota to the dashboards filtered by it."""
+    # A table has no legend: its columns are the labels its query keeps.
     shown = " ".join(target.legend or target.query.partition("(")[2][:40] for target in targets)
     labels = [label for label in LINKS if re.search(rf"\b{label}\b", shown)]
     value = "__data.fields" if form == "table" else "__field.labels"
     kept = "&".join(f"${{{name}:queryparam}}" for name in KEPT)
-    # Where no format is named, Grafana leaves the `&` of a name as it is, and its `+`, a blank.
+    # Without a format, Grafana does not escape `&` and `+` in a name.
     return [
         dashboard.DashboardLink(title).url(
             f"/d/{uid}?${{__url_time_range}}&{kept}&var-{label}=${{{value}.{label}:percentencode}}"
         )
         for label in labels
         for uid, title in LINKS[label]
-    ]
-
-
-def _queries(targets: Sequence[Target], form: Form) -> list[Any]:
-    return [
-        _query(ref_id, target, form) for ref_id, target in zip("ABCDEFGH", targets, strict=False)
     ]
 
 
@@ -312,18 +282,14 @@ def _query(ref_id: str, target: Target, form: Form) -> Any:
         .editor_mode(prometheus_models.QueryEditorMode.CODE)
     )
     query = query.instant() if form in ("instant", "table") else query.range()
-    if form in ("heatmap", "table"):
-        query = query.format(prometheus_models.PromQueryFormat(form))
+    if form == "table":
+        query = query.format(prometheus_models.PromQueryFormat.TABLE)
     return query.exemplar(True) if target.exemplars else query  # noqa: FBT003  the SDK's signature
 
 
 def _counting(panel: Any, unit: str) -> Any:
-    """Show counts whole: Prometheus extrapolates increases to fractions."""
+    """Round counts: Prometheus extrapolates increases to fractions."""
     return panel.decimals(0) if unit == SHORT else panel
-
-
-def _last_value() -> Any:
-    return common_builders.ReduceDataOptions().calcs(["lastNotNull"])
 
 
 def _thresholds(steps: Steps) -> Any:
@@ -335,7 +301,7 @@ def _thresholds(steps: Steps) -> Any:
 
 
 def make_dashboard(uid: str, title: str, description: str, *variables: Any) -> Any:
-    """Begin a dashboard that has the variables of all, and links to the others."""
+    """Make an empty dashboard with its variables and links to the other dashboards."""
     links = (
         dashboard.DashboardLink("otel-limits")
         .type(models.DashboardLinkType.DASHBOARDS)
@@ -343,6 +309,7 @@ def make_dashboard(uid: str, title: str, description: str, *variables: Any) -> A
         .include_vars(True)  # noqa: FBT003  the SDK's signature
         .keep_time(True)  # noqa: FBT003  the SDK's signature
     )
+    data_source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     return (
         dashboard.Dashboard(title)
         .uid(uid)
@@ -354,45 +321,36 @@ def make_dashboard(uid: str, title: str, description: str, *variables: Any) -> A
         .timezone("browser")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .link(links)
-        .variables([_datasource_variable(), *variables])
+        .variables([data_source, *variables])
     )
 
 
-def _datasource_variable() -> Any:
-    return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
-
-
-def variable(name: str, metric: str, description: str, *, absent: bool = False) -> Any:
-    """Offer the values of a label.
+def variable(name: str, series: str, description: str, *, is_optional: bool = False) -> Any:
+    """Make a variable with the values of a label.
 
     Args:
         name: The label.
-        metric: Where its values are looked up.
-        description: What it says.
-        absent: True for a label that a process may not have.
+        series: Selector of the series that have it.
+        description: Its tooltip.
+        is_optional: Whether "All" includes series without the label.
     """
-    query = f"label_values({metric}, {name})"
     return (
-        dashboard.QueryVariable(VARIABLES.get(name, name))
-        .label(VARIABLES.get(name, name).capitalize())
+        dashboard.QueryVariable(name)
+        .label(name.capitalize())
         .description(description)
         .datasource(DATASOURCE)
-        .query({"query": query, "refId": name, "qryType": 1})
+        .query({"query": f"label_values({series}, {name})", "refId": name, "qryType": 1})
         .multi(True)  # noqa: FBT003  the SDK's signature
         .include_all(True)  # noqa: FBT003  the SDK's signature
-        .all_value(".*" if absent else ".+")
+        .all_value(".*" if is_optional else ".+")
         .current(models.VariableOption(selected=True, text=["All"], value=["$__all"]))
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(models.VariableSort.ALPHABETICAL_ASC)
     )
 
 
-VARIABLES: Final = {"deployment_environment": "environment"}
-"""Variables that are called by a shorter name than their label."""
-
-
 def annotation(name: str, colour: str, expr: str, title: str, *, shown: bool = True) -> Any:
-    """Mark moments on every panel over time."""
+    """Mark moments on every graph."""
     return (
         dashboard.AnnotationQuery()
         .name(name)
@@ -400,6 +358,6 @@ def annotation(name: str, colour: str, expr: str, title: str, *, shown: bool = T
         .enable(shown)
         .icon_color(colour)
         .expr(expr)
-        .step(SHORTEST_STEP)
+        .step(MIN_STEP)
         .title_format(title)
     )

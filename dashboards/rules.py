@@ -1,7 +1,7 @@
-"""Writes rules and alerts: the template, with the growth of every counter spelled out.
+"""Writes rules and alerts from their template.
 
-Grafana's own alerts are made of the same rules. It has no recorded series where no Prometheus loads
-the rules, so that each of their names is replaced by what is recorded under it.
+Grafana-managed alerts are made from the same rules. They run without the recording rules, so each
+recorded series is replaced by its expression.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ THRESHOLDS: Final = "prometheus/thresholds.yaml"
 MANAGED: Final = "grafana/provisioning/alerting/otel-limits.yaml"
 
 GRAFANA: Final = "http://localhost:3000"
-"""Where `compose.yaml` has it; `export --grafana` puts the real address in its place."""
+"""The address in `compose.yaml`; `export --grafana` replaces it."""
 
-GROWTH: Final = re.compile(r"^( *)<<(\S+) (\w+)>>$", re.MULTILINE)
-"""A line that stands for how much a counter went up: its selector, and over how long."""
+TOTAL: Final = re.compile(r"^( *)<<(\S+) (\w+)>>$", re.MULTILINE)
+"""A line of the template that stands for a total: its selector and its window."""
 
 ALERT: Final = "      - alert: "
 PANEL: Final = re.compile(r"^( *)panel: (.+)$", re.MULTILINE)
@@ -34,15 +34,15 @@ RECORDED: Final = re.compile(r"\w+:otel_limits\w*:\w+|otel_limits:\w+:\w+")
 MATCHED: Final = re.compile(rf"({RECORDED.pattern})(?:{{([^}}]*)}})?( offset \w+)?")
 
 FILTERS: Final = ("job", "agent", "reason", "model", "quota")
-"""Labels of alerts that dashboards have variables for."""
+"""Labels of alerts that are variables of dashboards."""
 
 Boards = Mapping[str, Mapping[str, Any]]
 
 
 def write(directory: Path, boards: Boards) -> None:
-    """Write what Prometheus and Grafana load, with links to panels of `boards`."""
+    """Write the rules for Prometheus and Grafana, with links to the panels of `boards`."""
     template = (HERE / "templates/rules.yaml").read_text(encoding="utf-8")
-    rules = _linked(GROWTH.sub(_spelled_out, template), boards)
+    rules = _linked(TOTAL.sub(_expanded, template), boards)
     thresholds = (HERE / THRESHOLDS).read_text(encoding="utf-8")
     head = (HERE / "templates/alerting.yaml").read_text(encoding="utf-8")
     managed = "".join(_managed(yaml.safe_load(rules), yaml.safe_load(thresholds), boards))
@@ -52,15 +52,15 @@ def write(directory: Path, boards: Boards) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _spelled_out(found: re.Match[str]) -> str:
-    """Put each branch of an expression on a line of its own, as deep as what it stands for."""
-    indent, selector, over = found.groups()
-    branches = queries.branches_of_growth(selector, over)
-    return f"\n{indent}or\n".join(f"{indent}  {branch}" for branch in branches)
+def _expanded(found: re.Match[str]) -> str:
+    """Write each part of a total on a line of its own."""
+    indent, selector, window = found.groups()
+    total = queries.total(selector, window)
+    return indent + re.sub(r" (unless|or) ", rf"\n{indent}\1 ", total)
 
 
 def _linked(text: str, boards: Boards) -> str:
-    """Put the address of its panel in front of the panel's name, of what the alert is about."""
+    """Add the address of its panel to each alert, filtered by the labels of the alert."""
     linked = []
     for alert in text.split(ALERT):
         found = PANEL.search(alert)
@@ -69,24 +69,24 @@ def _linked(text: str, boards: Boards) -> str:
 
 
 def _link(found: re.Match[str], alert: str, boards: Boards) -> str:
-    indent, title = found.groups()
-    uid, number = _place_of(title, boards)
-    # A label that may be absent stands within `with`, and would select nothing.
+    indent, panel = found.groups()
+    uid, number = _find(panel, boards)
+    # A label that may be missing is used within `with`, and would select nothing.
     named = [label for label in FILTERS if f"{{{{ $labels.{label} }}}}" in alert]
     chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in named)
     return (
         f"{indent}dashboard_url: {GRAFANA}/d/{uid}?viewPanel={number}{chosen}\n"
-        f"{indent}panel: {title}"
+        f"{indent}panel: {panel}"
     )
 
 
-def _place_of(title: str, boards: Boards) -> tuple[str, int]:
-    """Find the dashboard and the number of a panel."""
+def _find(panel: str, boards: Boards) -> tuple[str, int]:
+    """Return the dashboard UID and the number of a panel, named "dashboard / panel"."""
     ((uid, number),) = (
-        (board["uid"], panel["id"])
+        (board["uid"], each["id"])
         for board in boards.values()
-        for panel in board["panels"]
-        if panel["title"] == title
+        for each in board["panels"]
+        if f"{board['title']} / {each['title']}" == panel
     )
     return uid, number
 
@@ -94,7 +94,7 @@ def _place_of(title: str, boards: Boards) -> tuple[str, int]:
 def _managed(
     rules: Mapping[str, Any], thresholds: Mapping[str, Any], boards: Boards
 ) -> Iterator[str]:
-    """Write each alert as one of Grafana's."""
+    """Yield each alert as a Grafana-managed alert."""
     every = [rule for each in (rules, thresholds) for rule in each["groups"][0]["rules"]]
     records = {rule["record"]: rule["expr"] for rule in every if "record" in rule}
     template = (HERE / "templates/managed.yaml").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def _managed(
         if "alert" not in rule:
             continue
         name, annotations = rule["alert"], rule["annotations"]
-        uid, number = _place_of(annotations["panel"], boards)
+        uid, number = _find(annotations["panel"], boards)
         values = {
             "uid": "-".join(["otel", *re.findall("[A-Z][a-z]+", name)[1:]]).lower(),
             "title": name,
@@ -124,19 +124,19 @@ def _managed(
 
 
 def inlined(expr: str, records: Mapping[str, str]) -> str:
-    """Replace the names of recorded series by what is recorded under them."""
+    """Replace recorded series by their expressions."""
 
-    def spelled_out(found: re.Match[str]) -> str:
+    def expression(found: re.Match[str]) -> str:
         name, matchers, offset = found.groups()
         whole = inlined(records[name], records)
         if matchers:
             whole = re.sub(r"(otel_limits_\w+){", rf"\1{{{matchers},", whole)
-        # An offset belongs to a selector; for an expression it takes a subquery of one step.
+        # Only selectors and subqueries take an offset: this subquery has one step.
         return f"last_over_time(({whole})[1m:1m]{offset})" if offset else f"({whole})"
 
-    return MATCHED.sub(spelled_out, expr)
+    return MATCHED.sub(expression, expr)
 
 
 def _for_grafana(text: str) -> str:
-    """Write a template without dollar signs: Grafana would take variables of the environment."""
+    """Remove dollar signs, which Grafana takes for environment variables."""
     return text.replace("$labels.", ".Labels.").replace("$value", ".Values.A.Value")

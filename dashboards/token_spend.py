@@ -1,4 +1,4 @@
-"""The dashboard of those who pay: tokens and US dollars, by agent and model, and quotas."""
+"""Dashboard for people who pay: tokens and cost by agent and model, and quotas."""
 
 from __future__ import annotations
 
@@ -6,217 +6,153 @@ from typing import Final
 
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHARE, SHORT, USD, Target
+from dashboards.queries import RANGE
 
-UID: Final = panels.SPEND
-
-
-TIME_RANGE: Final = (
+SELECTED_RANGE: Final = (
     panels.number(
-        "Agents used these tokens",
-        "Input and output tokens in the time range.",
-        SHORT,
-        queries.or_zero(queries.in_range(queries.TOKENS)),
-    ),
-    panels.number(
-        "Agents spent these dollars",
-        "Spent in the time range on model calls whose price is known.",
+        "Cost",
+        "Cost of model calls with a known price.",
         USD,
-        queries.or_zero(queries.in_range(queries.COST)),
+        queries.or_zero(queries.sum_total(queries.COST, RANGE)),
+        width=5,
     ),
     panels.number(
-        "The month will still cost",
-        "What will be spent until the month is over (UTC), at the pace of the time range.",
+        "Projected cost, rest of month",
+        "At the pace of the selected range (UTC).",
         USD,
-        queries.or_zero(queries.until_end_of_month(queries.COST)),
+        queries.or_zero(queries.PROJECTED_COST),
+        width=5,
     ),
     panels.number(
-        "The month will still use",
-        "What will be used until the month is over (UTC), at the pace of the time range.",
+        "Tokens",
+        "Input and output tokens.",
         SHORT,
-        queries.or_zero(queries.until_end_of_month(queries.TOKENS)),
+        queries.or_zero(queries.sum_total(queries.TOKENS, RANGE)),
+        width=5,
     ),
     panels.number(
-        "A cache gave so much input",
-        "Share of the input tokens that the provider read from its cache.",
+        "Cache hit rate",
+        "Share of input tokens read from the provider's cache.",
         SHARE,
-        queries.share(
-            queries.in_range(queries.CACHE_READS), queries.in_range(queries.INPUT_TOKENS)
+        queries.or_zero(
+            queries.ratio(
+                queries.sum_total(queries.CACHE_READS, RANGE),
+                queries.sum_total(queries.INPUT_TOKENS, RANGE),
+            )
         ),
+        width=5,
     ),
     panels.number(
-        "So many tokens lack a price",
-        "Share of the tokens whose price is unknown. No number in US dollars includes them.",
+        "Unpriced token share",
+        "Not included in any USD figure.",
         SHARE,
-        queries.share(queries.in_range(queries.UNPRICED), queries.in_range(queries.TOKENS)),
+        queries.or_zero(
+            queries.ratio(
+                queries.sum_total(queries.UNPRICED, RANGE), queries.sum_total(queries.TOKENS, RANGE)
+            )
+        ),
         steps=((None, "green"), (0.01, "orange"), (0.25, "red")),
     ),
 )
-"""One number each, for the time range."""
 
+COST: Final = (
+    panels.lines(
+        "Spend rate by agent",
+        "USD per hour, for model calls with a known price.",
+        USD,
+        Target(queries.per_hour(queries.COST, "agent"), "{{agent}}"),
+    ),
+    panels.lines(
+        "Spend rate by model",
+        "USD per hour, for model calls with a known price.",
+        USD,
+        Target(queries.per_hour(queries.COST, "model"), "{{model}}"),
+    ),
+    panels.ranking(
+        "Top agents by cost",
+        "In the selected range.",
+        USD,
+        Target(queries.top(10, queries.sum_total(queries.COST, RANGE, "agent")), "{{agent}}"),
+    ),
+    panels.ranking(
+        "Top models by cost",
+        "In the selected range.",
+        USD,
+        Target(queries.top(10, queries.sum_total(queries.COST, RANGE, "model")), "{{model}}"),
+    ),
+)
 
-TOKENS: Final = (
+TOKEN_USAGE: Final = (
     panels.lines(
-        "Agents read and wrote so many tokens a minute",
-        "Input includes cached tokens.",
+        "Token rate by agent",
+        "Input and output tokens per minute.",
         SHORT,
-        Target(queries.per_minute(queries.rate(queries.TOKENS, "type")), "{{type}}"),
+        Target(queries.per_minute(queries.TOKENS, "agent"), "{{agent}}"),
     ),
     panels.lines(
-        "These agents used the tokens, a minute",
-        "Input and output together.",
+        "Token rate by model",
+        "Input and output tokens per minute.",
         SHORT,
-        Target(queries.per_minute(queries.rate(queries.TOKENS, "agent")), "{{agent}}"),
+        Target(queries.per_minute(queries.TOKENS, "model"), "{{model}}"),
     ),
     panels.lines(
-        "These models used the tokens, a minute",
-        "Input and output together.",
+        "Tokens per invocation, p95",
+        "By agent, input and output tokens.",
         SHORT,
-        Target(queries.per_minute(queries.rate(queries.TOKENS, "model")), "{{model}}"),
-    ),
-    panels.lines(
-        "19 of 20 invocations used at most so many tokens",
-        "Input and output tokens: 19 of 20 invocations of an agent used no more.",
-        SHORT,
-        Target(queries.quantile(0.5, queries.INVOCATION_TOKENS), "all agents, median"),
         Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
-    ),
-    panels.lines(
-        "Caches were read and written, tokens a minute",
-        "Parts of the input: tokens read from the provider's cache, and tokens written to it.",
-        SHORT,
-        Target(queries.per_minute(queries.rate(queries.CACHED_TOKENS, "kind")), "{{kind}}"),
-    ),
-    panels.lines(
-        "Caches gave each model so much of its input",
-        "Share of a model's input tokens that were read from the cache.",
-        SHARE,
-        Target(
-            queries.ratio(queries.CACHE_READS, queries.INPUT_TOKENS, "model"),
-            "{{model}}",
-        ),
+        width=24,
     ),
 )
-"""Where the tokens go."""
-
-
-MONEY: Final = (
-    panels.lines(
-        "These agents spent the money, USD an hour",
-        "Spend rate on model calls whose price is known.",
-        USD,
-        Target(queries.per_hour(queries.rate(queries.COST, "agent")), "{{agent}}"),
-    ),
-    panels.lines(
-        "These models cost the money, USD an hour",
-        "Spend rate on model calls whose price is known.",
-        USD,
-        Target(queries.per_hour(queries.rate(queries.COST, "model")), "{{model}}"),
-    ),
-    panels.ranking(
-        "These agents cost most",
-        "US dollars in the time range.",
-        USD,
-        Target(queries.top(10, queries.in_range(queries.COST, "agent")), "{{agent}}"),
-    ),
-    panels.ranking(
-        "These models cost most",
-        "US dollars in the time range.",
-        USD,
-        Target(queries.top(10, queries.in_range(queries.COST, "model")), "{{model}}"),
-    ),
-)
-"""Where the money goes."""
-
 
 QUOTAS: Final = (
-    panels.ranking(
-        "These quotas are used most",
-        "Share that the whole fleet has used of what a quota permits in its present window, "
-        "grants included.",
+    panels.lines(
+        "Quota utilization",
+        "At 100%, further calls are refused.",
         SHARE,
-        Target(queries.top(10, queries.share_of_quota(queries.QUOTA_USED)), "{{quota}}: {{key}}"),
-        steps=((None, "green"), (0.75, "orange"), (0.9, "red")),
+        Target(queries.quota_share(queries.QUOTA_USED), "{{quota}}: {{key}}"),
     ),
     panels.listing(
-        "Quotas begin again after this time",
-        "What was used counts until then.",
+        "Time until quota reset",
+        "Usage counts until then.",
         SECONDS,
-        Target(queries.until_reset()),
+        Target(queries.TIME_UNTIL_RESET),
     ),
     panels.lines(
-        "Quotas were used to this share",
-        "Share of what a quota permits. At 100 % every further model call is refused.",
-        SHARE,
-        Target(queries.share_of_quota(queries.QUOTA_USED), "{{quota}}: {{key}}"),
-    ),
-    panels.lines(
-        "Calls under way have reserved this share",
-        "Share that is set aside for model calls under way. What they don't take comes back when "
-        "they end, or after 5 minutes when their worker was killed.",
-        SHARE,
-        Target(queries.share_of_quota(queries.QUOTA_RESERVED), "{{quota}}: {{key}}"),
-    ),
-    panels.lines(
-        "So many calls wait for these quotas",
-        "Model calls that wait because their quota has on_exceeded: wait and too little is left.",
+        "Calls waiting for quota",
+        "Only quotas with on_exceeded: wait.",
         SHORT,
-        Target(f"sum by (quota) ({queries.gauge(queries.QUOTA_WAITING)})", "{{quota}}"),
-    ),
-    panels.lines(
-        "19 of 20 calls that waited did so at most this long",
-        "95th percentile by quota, however the wait ended.",
-        SECONDS,
-        Target(queries.quantile(0.95, queries.QUOTA_WAIT, "quota"), "{{quota}}"),
+        Target(f"sum by (quota) ({queries.QUOTA_WAITING})", "{{quota}}"),
     ),
     panels.bars(
-        "Quotas decided like this",
-        "A model call to which several quotas apply is decided by each. Those that begin with "
-        "degraded were taken while the store did not answer.",
-        SHORT,
-        Target(queries.per_bar(queries.QUOTA_DECISIONS, "decision"), "{{decision}}"),
-    ),
-    panels.bars(
-        "Quotas did not simply admit these calls",
-        "refused; observed (enforcement would have refused it); unpriced (a quota in US dollars "
-        "did not count it); degraded (decided without the store).",
+        "Quota decisions other than admitted",
+        "One per quota that applies to a call. degraded_*: made while the store was unavailable.",
         SHORT,
         Target(
             queries.per_bar(queries.NOT_ADMITTED, "quota", "decision"), "{{quota}}: {{decision}}"
         ),
     ),
 )
-"""What is left of the budgets that a fleet shares."""
 
-
-UNKNOWNS: Final = (
+UNMEASURED_AND_UNPRICED: Final = (
     panels.bars(
-        "These models used tokens without a price",
-        "Give the model a price in the policy file, and they appear in the panels above.",
+        "Unpriced tokens by model",
+        "Add a price in the policy file.",
         SHORT,
         Target(queries.per_bar(queries.UNPRICED, "model"), "{{model}}"),
     ),
     panels.bars(
-        "Providers reported no usage of these calls",
-        "Calls whose provider reported no usage. Their tokens are estimated unless "
-        "OTEL_LIMITS_UNMEASURED says otherwise.",
+        "Unmeasured calls by agent and model",
+        "The provider reported no usage. Tokens are estimated unless OTEL_LIMITS_UNMEASURED is set "
+        "otherwise.",
         SHORT,
         Target(queries.per_bar(queries.UNMEASURED, "agent", "model"), "{{agent}}: {{model}}"),
     ),
-    panels.bars(
-        "Model calls were of these kinds",
-        "Measured, zero_token (the provider reported 0), unmeasured (it reported nothing), failed.",
-        SHORT,
-        Target(queries.per_bar(queries.MODEL_CALLS, "kind"), "{{kind}}"),
-        width=24,
-    ),
 )
-"""What the numbers above don't know."""
 
 ROWS: Final = (
-    ("The time range", TIME_RANGE),
-    ("Where the money went", MONEY),
-    ("Where the tokens went", TOKENS),
-    ("What is left of the quotas", QUOTAS),
-    ("What was not measured or not priced", UNKNOWNS),
+    ("Selected range", SELECTED_RANGE),
+    ("Cost", COST),
+    ("Token usage", TOKEN_USAGE),
+    ("Quotas", QUOTAS),
+    ("Unmeasured and unpriced usage", UNMEASURED_AND_UNPRICED),
 )
-"""Rows of panels, from the answer to the details."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CEILINGS: Final = {"pages": 258, "dashboards": 60, "package": 2019, "tests": 1592}
+CEILINGS: Final = {"pages": 258, "dashboards": 6, "package": 2019, "tests": 1592}
 """How many matches the prose of each room may have."""
 NAME_CEILINGS: Final = {
     "verbs of speech": 53,
@@ -32,7 +32,7 @@ NAME_CEILINGS: Final = {
     "vague verbs": 50,
 }
 """How many functions and classes may have such a name."""
-TITLE_CEILING: Final = 57
+TITLE_CEILING: Final = 0
 """How many titles of dashboards may be sentences."""
 
 LINES: Final = (ROOT / "tests/language.tsv").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from otel_limits.dashboards.api import Line
 from otel_limits.dashboards.panels import Dashboard, Panel, Target, TimeRange
-from otel_limits.dashboards.plots import DRAWINGS, OVER_TIME, Plot, time_axis
+from otel_limits.dashboards.plots import DRAWINGS, Plot, time_axis
 from otel_limits.dashboards.theme import THEMES, Theme, style
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Page:
             return
         plot = Plot(axes, panel, lines, self.window, self.theme)
         DRAWINGS[panel.kind](plot)
-        if panel.kind in OVER_TIME:
+        if panel.kind == "timeseries":
             time_axis(plot)
 
     def _say_nothing(self, axes: Axes, panel: Panel) -> None:
@@ -170,11 +170,8 @@ def _inside(place: tuple[float, ...], panel: Panel) -> tuple[float, float, float
     """Leave room within a panel's frame for title, axis and legend."""
     left, bottom, width, height = place
     above, below, beside, right = 0.36, 0.1, 0.15, 0.15
-    if panel.kind in OVER_TIME:
-        above, below, beside = 0.42, 0.3, 0.75
     if panel.kind == "timeseries":
-        # Legends of graphs stand beside them; those of other panels are in what is drawn.
-        right = LEGEND_INCHES
+        above, below, beside, right = 0.42, 0.3, 0.75, LEGEND_INCHES
     return (
         left + beside / WIDTH_INCHES,
         bottom + below / HEIGHT_INCHES,

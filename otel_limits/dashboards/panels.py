@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-PanelKind = Literal["timeseries", "stat", "bargauge", "heatmap", "table", "text"]
+PanelKind = Literal["timeseries", "stat", "bargauge", "table", "text"]
 
 SCRAPES_PER_RATE: Final = 4
 """Grafana's `$__rate_interval` never covers fewer scrapes."""
@@ -158,11 +158,10 @@ def _panel(content: Mapping[str, Any]) -> Panel:
     defaults = content.get("fieldConfig", {}).get("defaults", {})
     options = content["options"]
     kind = cast("PanelKind", content["type"])
-    unit = options["yAxis"]["unit"] if kind == "heatmap" else defaults.get("unit", "")
     return Panel(
         title=content["title"],
         kind=kind,
-        unit=unit,
+        unit=defaults.get("unit", ""),
         decimals=defaults.get("decimals"),
         min_step=seconds(content.get("interval", "1s")),
         stacked=defaults.get("custom", {}).get("drawStyle") == "bars",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,6 @@ Named: TypeAlias = Sequence[tuple[str, Line]]
 MAX_LEGEND: Final = 10
 LEGEND_LETTERS: Final = 29
 """What a name and its value have room for beside a graph."""
-
-OVER_TIME: Final = ("timeseries", "heatmap")
-"""Kinds of panels with a time axis."""
 
 ROW_INCHES: Final = 0.36
 """What a name above a bar takes; where there is less, it stands beside the bar."""
@@ -176,31 +172,6 @@ def bargauge(plot: Plot) -> None:
     axes.set_ylim(rows - 0.6, -0.75 if above else -0.6)
 
 
-def heatmap(plot: Plot) -> None:
-    """Draw buckets, which count what is below them: each without the one beneath."""
-    ordered = sorted((float(line.labels["le"]), line) for _, line in plot.lines)
-    times = sorted({time for _, line in ordered for time in line.times})
-    counted = [dict(zip(line.times, line.values, strict=True)) for _, line in ordered]
-    cells = [
-        [max(0.0, upper.get(time, 0) - lower.get(time, 0)) for time in times]
-        for lower, upper in zip([{}, *counted], counted, strict=False)
-    ]
-    # A single column has no neighbour that says how wide it is.
-    step = times[1] - times[0] if len(times) > 1 else 60.0
-    edges = [*(time - step for time in times), times[-1]]
-    axes = plot.axes
-    mesh = axes.pcolormesh(edges, range(len(cells) + 1), cells, cmap=plot.theme.scale, vmin=0)
-    bar = axes.figure.colorbar(mesh, ax=axes, pad=0.01, fraction=0.04)
-    bar.outline.set_visible(False)
-    axes.set_yticks(
-        [number + 0.5 for number in range(len(cells))],
-        [
-            f"≤ {written(bound, plot.panel.unit)}" if math.isfinite(bound) else "more"
-            for bound, _ in ordered
-        ],
-    )
-
-
 def table(plot: Plot) -> None:
     """Draw labels and values, as many rows as Grafana shows without scrolling."""
     axes = plot.axes
@@ -247,7 +218,6 @@ DRAWINGS: Final[Mapping[str, Drawing]] = {
     "timeseries": timeseries,
     "stat": stat,
     "bargauge": bargauge,
-    "heatmap": heatmap,
     "table": table,
     "text": text,
 }

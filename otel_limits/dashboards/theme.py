@@ -18,8 +18,6 @@ class Theme:
     faint: str
     """Of what is read second: axes, legends, rows."""
     line: str
-    scale: str
-    """Colour map of a heatmap, from nothing to most."""
 
 
 # The colours of Grafana itself, so that a picture is known again on the screen.
@@ -30,7 +28,6 @@ LIGHT: Final = Theme(
     text="#24292e",
     faint="#6a6f78",
     line="#e1e3e8",
-    scale="Oranges",
 )
 DARK: Final = Theme(
     suffix="-dark",
@@ -39,7 +36,6 @@ DARK: Final = Theme(
     text="#d8d9df",
     faint="#9a9ca6",
     line="#2c3036",
-    scale="inferno",
 )
 THEMES: Final = (LIGHT, DARK)
 

@@ -1,4 +1,4 @@
-"""Serves what arrives over OTLP to a Prometheus that scrapes it, as a collector does."""
+"""Serves metrics received over OTLP to a Prometheus, as a collector does."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SPECS = {spec.otel_name: spec for spec in METRICS}
 
 
 class Bridge(Received):
-    """Keeps the last state of each metric by process."""
+    """Keeps the latest state of each metric by process."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         super().__init__()
         self.processes: dict[str, dict[str, Any]] = {}
 
@@ -32,7 +32,7 @@ class Bridge(Received):
                 metrics.update({metric.name: metric for metric in scope.metrics})
 
     def page(self) -> str:
-        """What a scrape reads."""
+        """Return the page for a scrape."""
         return "".join(
             line
             for instance, metrics in list(self.processes.items())
@@ -59,14 +59,14 @@ def lines(name: str, metric: Any, instance: str) -> Iterator[str]:
 
 
 def sample(name: str, labels: dict[str, str], value: float) -> str:
-    """Write one sample."""
-    told = ",".join(f'{label}="{text}"' for label, text in labels.items())
-    return f"{name}{{{told}}} {value}\n"
+    """Format one sample."""
+    pairs = ",".join(f'{label}="{text}"' for label, text in labels.items())
+    return f"{name}{{{pairs}}} {value}\n"
 
 
 @contextmanager
 def bridged() -> Iterator[tuple[Bridge, str, int]]:
-    """Serve a bridge; gives it, where OTLP is sent to, and the port that is scraped."""
+    """Serve a bridge; yield it, its OTLP endpoint and the port to scrape."""
     bridge = Bridge()
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,7 +79,7 @@ def bridged() -> Iterator[tuple[Bridge, str, int]]:
             self.wfile.write(page)
 
         def log_message(self, *_: Any) -> None:
-            """Be silent."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

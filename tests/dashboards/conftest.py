@@ -1,4 +1,4 @@
-"""One scene for all tests that look at it."""
+"""One scene, shared by all tests of panels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ ROUNDS = 3
 
 @pytest.fixture(scope="session")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Real agents that have been scraped by a real Prometheus."""
+    """Real agents, scraped by a real Prometheus."""
     with scene(tmp_path_factory.mktemp("scene"), ROUNDS) as played:
         yield played

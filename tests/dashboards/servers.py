@@ -1,4 +1,4 @@
-"""Starts a real Prometheus that scrapes real agents, and ends both."""
+"""Starts and stops a real Prometheus and the agents that it scrapes."""
 
 from __future__ import annotations
 
@@ -38,46 +38,44 @@ JOB = """
     honor_labels: true
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
-"""Labels of a target stay as they are: a collector knows by which instance something was sent."""
+"""`honor_labels` keeps the instance that a collector reports."""
 
 
 def program(name: str) -> str:
-    """Find a program of Debian's package `prometheus`; without it, only CI insists."""
+    """Find a program of Debian's package `prometheus`; skip without it, except in CI."""
     path = shutil.which(name)
     if path is not None:
         return path
-    sentence = f"{name} is not installed. Run: apt-get install prometheus"
+    message = f"{name} is not installed. Run: apt-get install prometheus"
     if os.environ.get("CI") == "true":
-        pytest.fail(sentence)
-    pytest.skip(sentence)
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def newer(name: str) -> str:
-    """Find a program of a Prometheus 3: in the directory that PROMETHEUS_3 names, or on PATH."""
+    """Find a program of Prometheus 3 in the directory PROMETHEUS_3 or on PATH."""
     path = shutil.which(name, path=os.environ.get("PROMETHEUS_3"))
     if path is not None and major_version(path) >= 3:
         return path
-    pytest.skip(
-        f"There is no {name} of a Prometheus 3. Set PROMETHEUS_3 to the directory where it is."
-    )
+    pytest.skip(f"{name} of Prometheus 3 is not installed. Set PROMETHEUS_3 to its directory.")
 
 
 def major_version(path: str) -> int:
-    """Version of a program of Prometheus, up to its first dot."""
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"version (\d+)\.", said)
-    assert found is not None, said
+    """Return the major version of a program of Prometheus."""
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"version (\d+)\.", output)
+    assert found is not None, output
     return int(found[1])
 
 
 Find: TypeAlias = Callable[[str], str]
-"""`program` or `newer`: of which Prometheus the programs are."""
+"""`program` or `newer`."""
 
 RELEASES: Final = (pytest.param(program, id="of Debian"), pytest.param(newer, id="3"))
 
 
 def until(claim: Callable[[], Any], what: str) -> Any:
-    """Ask again and again until the answer is true; another process has to get there."""
+    """Poll until the claim is true."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -87,14 +85,14 @@ def until(claim: Callable[[], Any], what: str) -> Any:
         if answer:
             return answer
         time.sleep(0.1)
-    pytest.fail(f"It did not happen within {PATIENCE_SECONDS:.0f} s: {what}.")
+    pytest.fail(f"Not within {PATIENCE_SECONDS:.0f} s: {what}.")
 
 
 class Agents:
     """The process of the agents."""
 
     def __init__(self, directory: Path) -> None:
-        """Start it; every series is there when it says that it is warm."""
+        """Start it and wait until every series exists."""
         self.port = free_port()
         policy = directory / "limits.yaml"
         policy.write_text(workload.POLICY, encoding="utf-8")
@@ -113,41 +111,41 @@ class Agents:
             stderr=self._log,
             text=True,
         )
-        self._hear("warm")
+        self._receive("warm")
 
     def play_round(self, numbers: Sequence[int]) -> dict[str, str]:
-        """Have some agents invoked; returns the trace ids of halts."""
+        """Invoke some agents; return the trace IDs of halts."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{json.dumps(list(numbers))}\n")
         self.process.stdin.flush()
-        traces: dict[str, str] = self._hear("played")["traces"]
+        traces: dict[str, str] = self._receive("played")["traces"]
         return traces
 
     def end(self) -> None:
-        """Let it come to its end."""
+        """Let it exit."""
         self.process.communicate(timeout=60)
         self._log.close()
 
-    def _hear(self, word: str) -> Any:
+    def _receive(self, event: str) -> Any:
         assert self.process.stdout is not None
-        words = json.loads(self.process.stdout.readline() or "{}")
-        assert words.get("said") == word, Path(self._log.name).read_text(encoding="utf-8")
-        return words
+        message = json.loads(self.process.stdout.readline() or "{}")
+        assert message.get("event") == event, Path(self._log.name).read_text(encoding="utf-8")
+        return message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What was played, and the Prometheus that watched."""
+    """The agents that were invoked, and the Prometheus that scraped them."""
 
     prometheus: Prometheus
     url: str
     port: int
-    """Where the agents serve their metrics."""
+    """Port of the agents' metrics."""
     rounds: int
     traces: dict[str, str]
-    """Trace ids of the halts of the last round, by agent."""
+    """Trace IDs of the halts of the last round, by agent."""
     window: TimeRange
-    """From before the first of these rounds to after the last."""
+    """From before the first round to after the last."""
     version: str
 
 
@@ -159,7 +157,7 @@ def watched(
     find: Find = program,
     features: str = "exemplar-storage",
 ) -> Iterator[str]:
-    """Run a Prometheus that scrapes a port for each job; gives its address."""
+    """Run a Prometheus that scrapes one port per job; yield its URL."""
     own_port = free_port()
     config = directory / "prometheus.yaml"
     jobs = "".join(JOB.format(job=job, port=port) for job, port in ports.items())
@@ -186,13 +184,13 @@ def watched(
 
 @contextmanager
 def scene(directory: Path, rounds: int) -> Iterator[Scene]:
-    """Play rounds of agents before a Prometheus that has seen every series at rest."""
+    """Play rounds of agents after Prometheus has scraped every series."""
     with rehearsed(directory) as (agents, url, prometheus):
         start = time.time()
-        scraped_afresh(prometheus)
+        wait_for_scrape(prometheus)
         for _ in range(rounds):
             traces = agents.play_round(range(len(workload.ACTORS)))
-        scraped_afresh(prometheus)
+        wait_for_scrape(prometheus)
         end = time.time()
         yield Scene(
             prometheus=prometheus,
@@ -205,8 +203,8 @@ def scene(directory: Path, rounds: int) -> Iterator[Scene]:
         )
 
 
-def scraped_afresh(prometheus: Prometheus) -> None:
-    """Wait for a scrape that began after now: one may have been under way, and is the first."""
+def wait_for_scrape(prometheus: Prometheus) -> None:
+    """Wait for a scrape that starts after now; the first one may already be in progress."""
     scrapes = "count_over_time(otel_limits_build_info[5m])"
     seen = value_of(prometheus, scrapes)
     until(lambda: value_of(prometheus, scrapes) >= seen + 2, "two more scrapes")
@@ -214,7 +212,7 @@ def scraped_afresh(prometheus: Prometheus) -> None:
 
 @contextmanager
 def rehearsed(directory: Path) -> Iterator[tuple[Agents, str, Prometheus]]:
-    """Have agents whose series Prometheus has seen, and that Prometheus with its address."""
+    """Yield agents whose series Prometheus has scraped, and that Prometheus with its URL."""
     program("prometheus")
     agents = Agents(directory)
     try:
@@ -230,7 +228,7 @@ def rehearsed(directory: Path) -> Iterator[tuple[Agents, str, Prometheus]]:
 
 
 def value_of(prometheus: Prometheus, expr: str) -> float:
-    """The one value of a query now, 0 when there is none."""
+    """Return the single value of a query now, 0 if it has none."""
     lines = prometheus.query(expr, time.time())
     return lines[0].last if lines else 0.0
 
@@ -243,14 +241,14 @@ def remembering(
     authorization: str | None = None,
     find: Find = program,
 ) -> Iterator[str]:
-    """Run a Prometheus that has these samples in its past, and return its address.
+    """Run a Prometheus with these samples in its past; yield its URL.
 
     Args:
-        directory: Where it keeps everything.
-        samples: What promtool makes a database of, in the format OpenMetrics.
-        users: Its web configuration, where only some may ask it.
-        authorization: How one of them says who they are.
-        find: Of which Prometheus the programs are.
+        directory: Its working directory.
+        samples: Samples in the OpenMetrics format, for promtool.
+        users: Its web configuration, if it requires credentials.
+        authorization: Credentials for it.
+        find: Finds the programs of one release.
     """
     (directory / "samples").write_text(samples, encoding="utf-8")
     command = ["tsdb", "create-blocks-from", "openmetrics", "samples", "data"]
@@ -283,11 +281,11 @@ def remembering(
 
 MINUTE = 60
 SCRAPES = 2
-"""A minute apart, of each that is written to the past."""
+"""Times that each page is scraped, a minute apart."""
 
 
 def past(scrapes: Sequence[str], end: float) -> str:
-    """Give every sample the labels of a target and a time, and bring metrics together."""
+    """Return the samples of pages that were scraped before `end`, grouped by metric."""
     target = 'job="agents",instance="agents-0:9464"'
     metrics: dict[str, list[str]] = {}
     times = [end - MINUTE * n for n in reversed(range(len(scrapes) * SCRAPES))]

@@ -1,4 +1,4 @@
-"""The files that are shipped fit together, and arrive where they are wanted."""
+"""The shipped files are consistent, and are exported and installed."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ BOARDS = {
 
 
 @pytest.mark.parametrize("find", RELEASES)
-def test_promtool_finds_nothing_wrong_with_the_rules(find: Find) -> None:
-    """All lint checks on, each of them fatal."""
+def test_promtool_accepts_the_rules(find: Find) -> None:
+    """With all lint checks, each fatal."""
     run(find("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES))
 
 
 @pytest.mark.parametrize("find", RELEASES)
-def test_every_alert_fires_in_its_minute_and_not_before(find: Find) -> None:
-    """Series in, alerts out, by the tests that are shipped with the rules."""
+def test_alerts_fire_in_their_minute(find: Find) -> None:
+    """By the tests that are shipped with the rules."""
     run(find("promtool"), "test", "rules", str(RULE_TESTS[0]))
 
 
-def test_what_takes_a_day_fires_in_its_five_minutes() -> None:
-    """The same, evaluated every five minutes."""
+def test_alerts_that_need_a_day_fire() -> None:
+    """Evaluated every five minutes."""
     run(program("promtool"), "test", "rules", str(RULE_TESTS[1]))
 
 
 @pytest.mark.parametrize("find", RELEASES)
-def test_promtool_finds_nothing_wrong_with_the_configuration(find: Find) -> None:
-    """The Prometheus of the compose file starts."""
+def test_promtool_accepts_the_configuration(find: Find) -> None:
+    """Otherwise the Prometheus of the compose file would not start."""
     run(find("promtool"), "check", "config", str(DASHBOARDS / "prometheus/prometheus.yaml"))
 
 
 def run(*command: str) -> None:
-    """Run a program that has to succeed."""
+    """Run a program that must succeed."""
     done = subprocess.run(
         command,
-        # Go collects garbage less often than it usually would: a quarter of what promtool does.
+        # Garbage collection is a quarter of the work of promtool.
         env={**os.environ, "GOGC": "400"},
         capture_output=True,
         text=True,
@@ -80,8 +80,8 @@ def run(*command: str) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_what_it_is_about(alert: dict[str, Any]) -> None:
-    """It has a severity, and a description with a label and, where there is one, the value."""
+def test_alert_has_severity_and_description(alert: dict[str, Any]) -> None:
+    """The description contains a label and, if there is one, the value."""
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     assert "$labels." in alert["annotations"]["summary"]
     assert "$labels." in alert["annotations"]["description"]
@@ -90,8 +90,8 @@ def test_an_alert_says_what_it_is_about(alert: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_has_a_test_of_both_minutes(alert: dict[str, Any]) -> None:
-    """One expects nothing, and one expects the alert."""
+def test_alert_has_rule_tests(alert: dict[str, Any]) -> None:
+    """One expects the alert, and one expects none."""
     tests = [
         each
         for path in RULE_TESTS
@@ -103,41 +103,41 @@ def test_an_alert_has_a_test_of_both_minutes(alert: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_has_its_place_in_the_runbook(alert: dict[str, Any]) -> None:
-    """The anchor exists, and the section says what it means, how to look and what to do."""
+def test_alert_has_a_runbook_section(alert: dict[str, Any]) -> None:
+    """With its meaning, how to diagnose it and how to fix it."""
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
     section = sections()[anchor]
 
     assert page == files.RUNBOOK
     assert anchor == alert["alert"].lower()
-    for heading in ("**What it means.**", "**How to look.**", "**What to do.**"):
+    for heading in ("**Meaning.**", "**Diagnosis.**", "**Action.**"):
         assert heading in section
 
 
 def sections() -> dict[str, str]:
-    """Sections of the README by their anchors."""
+    """Return the sections of the README by anchor."""
     parts = re.split(r"^#+ (.+)$", README, flags=re.MULTILINE)
     anchors = (re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in parts[1::2])
     return dict(zip(anchors, parts[2::2], strict=True))
 
 
-def test_the_runbook_has_no_alert_that_does_not_exist() -> None:
-    """What was renamed is renamed everywhere."""
+def test_runbook_has_no_unknown_alerts() -> None:
+    """A renamed alert is renamed everywhere."""
     named = set(re.findall(r"^### (\w+)$", README, flags=re.MULTILINE))
     assert named == {alert["alert"] for alert in ALERTS}
 
 
 @pytest.mark.parametrize("target", re.findall(r"(?:\]\(|src=\"|srcset=\")([^)#\"]+)[)\"]", README))
-def test_what_the_readme_shows_is_there(target: str) -> None:
-    """Pictures and files that are linked exist."""
+def test_readme_links_exist(target: str) -> None:
+    """Linked pictures and files."""
     assert (DASHBOARDS / target).is_file()
 
 
 # --- provisioning ---------------------------------------------------------------------------------
 
 
-def test_grafana_manages_every_alert() -> None:
-    """Under the same names, each with a uid of its own that Grafana takes."""
+def test_grafana_has_every_alert() -> None:
+    """Under the same names, with unique UIDs that Grafana accepts."""
     rules = MANAGED["groups"][0]["rules"]
     assert [each["title"] for each in rules] == [alert["alert"] for alert in ALERTS]
     assert len({each["uid"] for each in rules}) == len(rules)
@@ -145,8 +145,8 @@ def test_grafana_manages_every_alert() -> None:
 
 
 @pytest.mark.parametrize("rule", MANAGED_RULES)
-def test_a_managed_alert_uses_the_provisioned_data_source(rule: dict[str, Any]) -> None:
-    """Its uid is written in both files."""
+def test_managed_alert_uses_the_provisioned_data_source(rule: dict[str, Any]) -> None:
+    """Both files contain its UID."""
     (source,) = load(PROVISIONING / "datasources/prometheus.yaml")["datasources"]
     query, condition = rule["data"]
 
@@ -157,28 +157,28 @@ def test_a_managed_alert_uses_the_provisioned_data_source(rule: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("rule", MANAGED_RULES)
-def test_a_managed_alert_reaches_the_provisioned_contact_point(rule: dict[str, Any]) -> None:
-    """Nothing has to be changed in the tree of notification policies."""
+def test_managed_alert_uses_the_provisioned_contact_point(rule: dict[str, Any]) -> None:
+    """Notification policies need no change."""
     names = {point["name"] for point in MANAGED["contactPoints"]}
     assert rule["notification_settings"]["receiver"] in names
 
 
 @pytest.mark.parametrize("rule", MANAGED_RULES)
-def test_a_managed_alert_is_that_of_prometheus(rule: dict[str, Any]) -> None:
-    """As long, as severe, with the same words; of no recorded series, which nobody may record."""
+def test_managed_alert_equals_prometheus_alert(rule: dict[str, Any]) -> None:
+    """Same durations, severity and annotations, but without recorded series."""
     (alert,) = (each for each in ALERTS if each["alert"] == rule["title"])
     assert rule["for"] == alert.get("for", "0s")
     assert rule["keepFiringFor"] == alert.get("keep_firing_for", "0s")
     assert rule["labels"] == alert["labels"]
     for name, text in rule["annotations"].items():
-        told = alert["annotations"][name].replace("$labels.", ".Labels.")
-        assert text == told.replace("$value", ".Values.A.Value")
+        expected = alert["annotations"][name].replace("$labels.", ".Labels.")
+        assert text == expected.replace("$value", ".Values.A.Value")
     assert not re.search(r":otel_limits|otel_limits:", rule["data"][0]["model"]["expr"])
 
 
 @pytest.mark.parametrize("rule", MANAGED_RULES)
-def test_no_template_of_a_managed_alert_has_a_dollar_sign(rule: dict[str, Any]) -> None:
-    """Grafana would put a variable of the environment in its place."""
+def test_managed_alert_has_no_dollar_sign(rule: dict[str, Any]) -> None:
+    """Grafana would substitute an environment variable."""
     assert "$" not in str(rule)
 
 
@@ -186,22 +186,23 @@ def test_no_template_of_a_managed_alert_has_a_dollar_sign(rule: dict[str, Any]) 
 
 
 def panel_at(uid: str, number: int) -> dict[str, Any]:
-    """Find a panel by its dashboard and its number."""
+    """Return a panel by dashboard and number."""
     (panel,) = (each for each in BOARDS[uid]["panels"] if each["id"] == number)
     found: dict[str, Any] = panel
     return found
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_leads_to_the_panel_that_shows_it(alert: dict[str, Any]) -> None:
-    """By its number and with its title, to what the alert is about; Grafana's own to the same."""
+def test_alert_links_to_its_panel(alert: dict[str, Any]) -> None:
+    """Filtered by the labels of the alert; Grafana-managed alerts link to the same panel."""
     annotations = alert["annotations"]
     link = re.fullmatch(
         rf"{files.GRAFANA}/d/([\w-]+)\?viewPanel=(\d+)(.*)", annotations["dashboard_url"]
     )
     assert link is not None
     uid, number = link[1], int(link[2])
-    assert panel_at(uid, number)["title"] == annotations["panel"]
+    title = f"{BOARDS[uid]['title']} / {panel_at(uid, number)['title']}"
+    assert title == annotations["panel"]
 
     known = {each["name"] for each in BOARDS[uid]["templating"]["list"]}
     chosen = re.findall(r"&var-(\w+)=\{\{ \$labels\.(\w+) \| urlquery \}\}", link[3])
@@ -212,24 +213,24 @@ def test_an_alert_leads_to_the_panel_that_shows_it(alert: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", ["MaxTurnsStops", "MaxIterationsStops", "LoopDetected"])
-def test_a_halt_leads_to_the_panel_with_the_traces(name: str) -> None:
-    """Whoever is woken by one wants to see what the agent did."""
+def test_alert_on_halts_links_to_exemplars(name: str) -> None:
+    """The trace shows the steps of the agent."""
     (alert,) = (each for each in ALERTS if each["alert"] == f"OtelLimits{name}")
     link = re.search(r"/d/([\w-]+)\?viewPanel=(\d+)", alert["annotations"]["dashboard_url"])
     assert link is not None
     assert any(each.get("exemplar") for each in panel_at(link[1], int(link[2]))["targets"])
 
 
-def test_the_runbook_names_panels_that_exist() -> None:
-    """Every title in quotes is that of a panel."""
+def test_runbook_quotes_existing_panels() -> None:
+    """Every quote is the title of a panel."""
     titles = {panel["title"] for board in BOARDS.values() for panel in board["panels"]}
     _, runbook = README.split("## Runbook\n")
     quoted = {re.sub(r"\s+", " ", each) for each in re.findall(r'"([^"]+)"', runbook)}
-    assert {each for each in quoted if each != "max_iterations"} <= titles
+    assert quoted <= titles
 
 
-def test_the_compose_file_mounts_what_is_provisioned() -> None:
-    """The directory of the dashboards is the one that the provider reads."""
+def test_compose_file_mounts_provisioned_directories() -> None:
+    """The provider reads the mounted directory of the dashboards."""
     compose = load(DASHBOARDS / "compose.yaml")
     (provider,) = load(PROVISIONING / "dashboards/otel-limits.yaml")["providers"]
     mounts = {
@@ -242,8 +243,8 @@ def test_the_compose_file_mounts_what_is_provisioned() -> None:
         assert not outside.startswith(".") or (DASHBOARDS / outside).is_dir()
 
 
-def test_the_compose_file_listens_on_loopback_only() -> None:
-    """Grafana asks nobody for a password there."""
+def test_compose_file_listens_on_loopback_only() -> None:
+    """Its Grafana requires no password."""
     services = load(DASHBOARDS / "compose.yaml")["services"]
     ports = {name: port for name, each in services.items() for port in each["ports"]}
     assert ports.keys() == services.keys() == {"prometheus", "grafana"}
@@ -254,14 +255,14 @@ def test_the_compose_file_listens_on_loopback_only() -> None:
 
 
 def dashboards(directory: Path = DASHBOARDS) -> list[Path]:
-    """Every dashboard file below `directory`."""
+    """Return the dashboard files below a directory."""
     return sorted((directory / "grafana/dashboards").glob("*.json"))
 
 
 def test_export_writes_everything_but_the_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is written is what lies here."""
+    """Unchanged, except for the README."""
     assert main(["dashboards", "export", str(tmp_path)]) == 0
 
     written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
@@ -270,15 +271,17 @@ def test_export_writes_everything_but_the_code(
     left_out = {p for p in here if p.suffix in {".py", ".pyc"} or code & set(p.parts)}
     made = {Path("kubernetes/dashboards.yaml"), Path("kubernetes/prometheusrules.yaml")}
     assert written == (here - left_out) | made
-    told = capsys.readouterr().out
-    assert f"Wrote {len(written)} files to {tmp_path}." in told
-    assert "--runbook URL says where dashboards/README.md really is, and --grafana URL" in told
+    output = capsys.readouterr().out
+    assert f"Wrote {len(written)} files to {tmp_path}." in output
+    assert (
+        "Links in alerts need --runbook URL (now dashboards/README.md) and --grafana URL" in output
+    )
     for path in written - made - {Path("README.md")}:
         assert (tmp_path / path).read_bytes() == (DASHBOARDS / path).read_bytes()
 
 
-def test_every_link_of_the_exported_page_leads_somewhere(tmp_path: Path) -> None:
-    """Pages of the package are named with the command that shows them."""
+def test_links_of_exported_readme_exist(tmp_path: Path) -> None:
+    """Pages of the package are replaced by the command that shows them."""
     main(["dashboards", "export", str(tmp_path)])
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#]+)", text)
@@ -288,8 +291,8 @@ def test_every_link_of_the_exported_page_leads_somewhere(tmp_path: Path) -> None
     assert "`otel-limits docs quotas`" in text
 
 
-def test_export_puts_in_where_the_runbook_is(tmp_path: Path) -> None:
-    """Every alert then links to it."""
+def test_export_sets_the_runbook_url(tmp_path: Path) -> None:
+    """In every alert."""
     runbook = "https://wiki.example/otel-limits"
     assert main(["dashboards", "export", str(tmp_path), "--runbook", runbook]) == 0
 
@@ -302,8 +305,8 @@ def test_export_puts_in_where_the_runbook_is(tmp_path: Path) -> None:
 EXPORT = "import sys; from otel_limits.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_the_wheel_brings_the_files(tmp_path: Path) -> None:
-    """`export` and `preview` work from an installed package, without a checkout."""
+def test_wheel_contains_the_files(tmp_path: Path) -> None:
+    """`export` works from an installed package."""
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -331,15 +334,15 @@ def test_the_wheel_brings_the_files(tmp_path: Path) -> None:
     ]
 
 
-def test_a_prometheus_that_does_not_answer_is_told(
+def test_preview_of_unreachable_prometheus_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence with its address, and status 1."""
+    """With its address, and status 1."""
     options = ("--prometheus", "http://127.0.0.1:1", "--out", str(tmp_path))
     assert main(["dashboards", "preview", *options]) == 1
 
-    said = capsys.readouterr().err
-    assert said.startswith("otel-limits: http://127.0.0.1:1 does not answer like a Prometheus (")
+    error = capsys.readouterr().err
+    assert error.startswith("otel-limits: http://127.0.0.1:1 does not answer like a Prometheus (")
 
 
 @pytest.mark.parametrize(
@@ -347,24 +350,21 @@ def test_a_prometheus_that_does_not_answer_is_told(
     [("export",), ("preview", "--prometheus", "http://127.0.0.1:1", "--out")],
     ids=lambda command: command[0],
 )
-def test_a_directory_that_cannot_be_written_is_told(
+def test_unwritable_directory_is_an_error(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a sentence that names it, be it a file."""
-    taken = tmp_path / "taken"
-    taken.write_text("mine", encoding="utf-8")
-    assert main(["dashboards", *command, str(taken)]) in (1, 2)
+    """The message names it."""
+    file = tmp_path / "file"
+    file.write_text("mine", encoding="utf-8")
+    assert main(["dashboards", *command, str(file)]) in (1, 2)
 
-    said = capsys.readouterr().err
-    assert said.startswith(f"otel-limits: Cannot write to {taken}: ")
-    assert said.endswith(". Name another directory.\n")
+    error = capsys.readouterr().err
+    assert error.startswith(f"otel-limits: Cannot write to {file}: ")
 
 
 @pytest.mark.parametrize("length", ["1", "h", "0m", "1.5h", "-1h", "1w", ""])
-def test_a_length_of_time_that_is_none_is_refused(
-    length: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The sentence says what would be one."""
+def test_invalid_duration_is_rejected(length: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has examples."""
     options = ("--prometheus", "http://127.0.0.1:1", "--out", "x", f"--range={length}")
     with pytest.raises(SystemExit) as refused:
         main(["dashboards", "preview", *options])
@@ -375,23 +375,23 @@ def test_a_length_of_time_that_is_none_is_refused(
     )
 
 
-def test_the_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """It does nothing, and says what it could do."""
+def test_command_without_action_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """With status 2."""
     assert main(["dashboards"]) == 2
     assert "export" in capsys.readouterr().err
 
 
-def test_every_dashboard_can_be_read() -> None:
-    """The preview knows every kind of panel that there is."""
+def test_preview_supports_every_kind_of_panel() -> None:
+    """And no other kind."""
     from otel_limits.dashboards.plots import DRAWINGS
 
     kinds = {panel.kind for each in panels.read_all(DASHBOARDS) for panel in each.panels}
     assert kinds == set(DRAWINGS)
 
 
-@pytest.mark.parametrize(("is_bars", "asked"), [(False, (970, 1210)), (True, (960, 1320))])
-def test_a_line_ends_now_and_a_bar_with_its_step(is_bars: bool, asked: tuple[int, int]) -> None:  # noqa: FBT001  a parameter
-    """Nobody knows the values of the end of a step that is not over; bars stay where they are."""
+@pytest.mark.parametrize(("is_bars", "expected"), [(False, (970, 1210)), (True, (960, 1320))])
+def test_lines_end_now_and_bars_with_their_step(is_bars: bool, expected: tuple[int, int]) -> None:  # noqa: FBT001  a parameter
+    """Bars keep their position, and the last one may be incomplete."""
     window = panels.TimeRange(start=1000, end=1210, step=1, scrape_interval=1)
     panel = next(
         panel
@@ -400,4 +400,4 @@ def test_a_line_ends_now_and_a_bar_with_its_step(is_bars: bool, asked: tuple[int
         if panel.kind == "timeseries" and panel.stacked is is_bars
     )
     steps = window.for_panel(panel)
-    assert (steps.step, (steps.start, steps.end)) == (120, asked)
+    assert (steps.step, (steps.start, steps.end)) == (120, expected)

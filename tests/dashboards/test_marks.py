@@ -1,4 +1,4 @@
-"""Which moments annotations mark, by a real Prometheus over what a process really served."""
+"""Annotations mark the right moments, in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MOMENTS: dict[str, set[str]] = {
     "halted": {"Halts: worker: max_turns"},
     "quiet": set(),
 }
-"""What happens between two scrapes, and what is marked then."""
+"""Events between two scrapes, and their marks."""
 
 
 @pytest.mark.usefixtures("faulty")
-def test_each_moment_is_marked_when_it_happened_and_at_no_other(
+def test_events_are_marked_in_their_step_only(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Deployments, policy files that were read anew, kills and halts, on every dashboard."""
+    """Deployments, new policy files, kills and halts, on every dashboard."""
     program("promtool")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.version=1.2.3")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(tmp_path / "limits.yaml"))
@@ -61,25 +61,25 @@ def test_each_moment_is_marked_when_it_happened_and_at_no_other(
 
 
 def served() -> str:
-    """What a scrape would get."""
+    """Return the page that a scrape would get."""
     text: bytes = generate_latest(REGISTRY)  # type: ignore[no-untyped-call]
     return text.decode()
 
 
 def lived(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path) -> Iterator[None]:
-    """Live through each moment in turn."""
+    """Cause each event in turn."""
     policy.write_text("defaults: {limits: {max_turns: 9}}")
     otel_limits.enable()
     answer(make_agent)
     yield
     for text in ("limits: {max_turns: 8}", "action: stop", "limits: {max_turns: 1}"):
         policy.write_text(f"defaults: {{{text}}}")
-        # It is looked at every five seconds, when an invocation begins.
+        # The file is checked every five seconds, when an invocation starts.
         monkeypatch.setattr(RUNTIME._policy_file, "_next_look", time.monotonic() - 4)
         answer(make_agent)
         yield
     doomed = make_agent(ScriptedModel([says("done")]), name="worker")
-    doomed.hooks.add_callback(BeforeModelCallEvent, strike)
+    doomed.hooks.add_callback(BeforeModelCallEvent, kill)
     assert doomed("go").stop_reason == "killed"
     yield
     runaway = make_agent(ScriptedModel(endless(uses("search"))), name="worker")
@@ -88,21 +88,21 @@ def lived(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path) 
     yield
 
 
-def strike(event: BeforeModelCallEvent) -> None:
-    """Press the button."""
+def kill(event: BeforeModelCallEvent) -> None:
+    """Kill the agent."""
     assert otel_limits.kill(agent=event.agent.name) == 1
 
 
 def answer(make_agent: MakeAgent) -> None:
-    """Have an agent that comes to its end by itself."""
+    """Run an agent to its natural end."""
     assert make_agent(ScriptedModel([says("done")]), name="worker")("go").stop_reason == "end_turn"
 
 
 def marked(prometheus: Prometheus, annotations: list[dict[str, Any]], when: float) -> Iterator[str]:
-    """What annotations say of the step that ends then."""
-    step = TimeRange(start=when - STEP, end=when, step=STEP, scrape_interval=MINUTE)
+    """Yield the marks of the step that ends then."""
+    step = TimeRange(start=when - STEP, end=when, step=STEP, scrape_interval=MINUTE / 2)
     for each in annotations:
         for line in prometheus.query(step.fill(each["expr"]), when):
-            # Not the version of otel-limits, which is another one at the next release.
-            said = line.named(each["titleFormat"]).partition(", otel-limits")[0]
-            yield f"{each['name']}: {said}"
+            # Without the version of otel-limits, which changes with each release
+            mark = line.named(each["titleFormat"]).partition(", otel-limits")[0]
+            yield f"{each['name']}: {mark}"

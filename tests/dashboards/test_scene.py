@@ -1,4 +1,4 @@
-"""Every query, rule and picture, over a real Prometheus that watched real agents."""
+"""Every query, rule and picture, from a real Prometheus that scraped real agents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TURNS = panels.Target(
     instant=True,
     exemplars=False,
 )
-"""A number that is known exactly: by how much it is too large is the extrapolation."""
+"""A number that is known exactly, which shows the factor of the extrapolation."""
 
 RECORDED = [
     rule
@@ -59,16 +59,14 @@ RECORDED = [
         (3_599.9, "s", "1 h"),
     ],
 )
-def test_a_value_is_rounded_before_its_unit_is_chosen(value: float, unit: str, text: str) -> None:
-    """No panel says 1e+03, or 60 s, of what is all but one of the next unit."""
+def test_value_is_rounded_before_its_unit_is_chosen(value: float, unit: str, text: str) -> None:
+    """No panel shows 1e+03 or 60 s."""
     assert written(value, unit) == text
 
 
 @pytest.mark.parametrize(("dashboard", "panel"), PANELS)
-def test_a_panel_shows_what_the_agents_produced(
-    played: Scene, dashboard: str, panel: Panel
-) -> None:
-    """Each query is evaluated over the whole scene, and has the values that were scripted."""
+def test_panel_shows_scripted_values(played: Scene, dashboard: str, panel: Panel) -> None:
+    """Each query is evaluated once, over the whole window."""
     expected = expectations(played)[dashboard, panel.title]
 
     assert len(expected) == len(panel.targets)
@@ -77,19 +75,19 @@ def test_a_panel_shows_what_the_agents_produced(
 
 
 def answer(played: Scene, target: Target) -> dict[str, float]:
-    """Evaluate a query once, with every interval as long as the scene."""
+    """Evaluate a query once, with every interval as long as the window."""
     expr = played.window.fill(target.expr, whole(played))
     lines = played.prometheus.query(expr, played.window.end)
     return {line.named(target.legend): line.last for line in lines}
 
 
 def extrapolation(played: Scene) -> float:
-    """By how much Prometheus stretches an increase of this scene, at most."""
+    """Return the largest factor by which Prometheus extrapolates increases of this window."""
     return answer(played, TURNS)[ONE] / (played.rounds * total(lambda produces: produces.turns))
 
 
 def compare(found: dict[str, float], expected: Expected, factor: float) -> None:
-    """Names must be equal; values too, but for what Prometheus extrapolates."""
+    """Assert equal legends, and equal values except for extrapolation."""
     assert set(found) == set(expected.values)
     assert 1 <= factor < 1.5
     for name, value in expected.values.items():
@@ -102,29 +100,21 @@ def compare(found: dict[str, float], expected: Expected, factor: float) -> None:
 
 
 @pytest.mark.parametrize(("dashboard", "panel"), PANELS)
-def test_a_panel_has_something_to_draw(played: Scene, dashboard: str, panel: Panel) -> None:
-    """Asked over time, in steps as long as the panel wants them, every query returns data."""
+def test_panel_has_data_over_time(played: Scene, dashboard: str, panel: Panel) -> None:
+    """Every query returns data in the steps of its panel."""
     window = played.window.for_panel(panel)
     for target in panel.targets:
         assert played.prometheus.answer(target, window), (dashboard, target.expr)
 
 
-@pytest.mark.parametrize(("environment", "seen"), [("stage", 1), ("production", 0)])
-def test_an_environment_that_is_chosen_is_all_that_is_shown(
-    played: Scene, environment: str, seen: int
-) -> None:
-    """It is known of the process alone, and holds for counters and gauges of it."""
-    for title in ("Invocations finished", "Invocations are in progress"):
-        (target,) = panel_of("agent-limits", title).targets
-        expr = played.window.fill(target.expr, {"environment": environment, **whole(played)})
-        (line,) = played.prometheus.query(expr, played.window.end)
-        assert bool(line.last) == bool(seen)
-
-
 def whole(played: Scene) -> dict[str, str]:
-    """Every interval as long as the scene."""
+    """Make every interval as long as the window."""
     milliseconds = f"{played.window.range * 1000:.0f}"
-    return {"__interval": f"{milliseconds}ms", "__interval_ms": milliseconds}
+    return {
+        "__interval": f"{milliseconds}ms",
+        "__interval_ms": milliseconds,
+        "__rate_interval": f"{milliseconds}ms",
+    }
 
 
 BOARD = json.loads((directory() / "grafana/dashboards/agent-limits.json").read_text("utf-8"))
@@ -132,7 +122,7 @@ MARKS = {each["name"]: each for each in BOARD["annotations"]["list"]}
 
 
 def marks(played: Scene, name: str, end: float | None = None) -> set[str]:
-    """What an annotation says, at the end of the scene or at another time."""
+    """Return the marks of an annotation, at the end of the window or at another time."""
     mark = MARKS[name]
     lines = played.prometheus.query(
         played.window.fill(mark["expr"], whole(played)), end or played.window.end
@@ -141,44 +131,36 @@ def marks(played: Scene, name: str, end: float | None = None) -> set[str]:
 
 
 def test_halts_are_marked_with_agent_and_reason(played: Scene) -> None:
-    """On every panel over time, when that annotation is switched on."""
+    """Halts on graphs are labeled when that annotation is on."""
     assert {"research: max_turns", "coder: max_iterations"} < marks(played, "Halts")
 
 
-def test_a_deployment_is_marked_when_its_version_is_first_seen(played: Scene) -> None:
-    """In the window in which it began, and not any more in the one after it."""
-    said = f"agents: version 1.2.3, otel-limits {played.version}"
+def test_deployment_is_marked_once(played: Scene) -> None:
+    """Only in the window in which it started."""
+    mark = f"agents: version 1.2.3, otel-limits {played.version}"
     born = played.prometheus.query(
         "min_over_time(timestamp(otel_limits_build_info)[1h:1s])", played.window.end
     )[0].last
-    assert marks(played, "Deployments", born + 1) == {said}
+    assert marks(played, "Deployments", born + 1) == {mark}
     assert marks(played, "Deployments", born + played.window.range + 2) == set()
 
 
-def test_what_did_not_happen_is_not_marked(played: Scene) -> None:
-    """Nobody was killed, and the policy file that a process begins with is not news."""
+def test_first_policy_file_is_not_marked(played: Scene) -> None:
+    """It is not a change; and no agent was killed."""
     assert marks(played, "Kills") == marks(played, "Policy files") == set()
 
 
-def test_the_forecast_goes_on_at_the_pace_of_the_scene(played: Scene) -> None:
-    """What is left of the month, at what was spent per second."""
-    spent, forecast = (
-        panel_of("token-spend", title)
-        for title in ("Agents used these tokens", "The month will still use")
+def test_projected_cost_continues_at_the_pace_of_the_window(played: Scene) -> None:
+    """It is the spend per second, times the seconds left in the month."""
+    spent, projected = (
+        panel_of("token-spend", title) for title in ("Cost", "Projected cost, rest of month")
     )
     moment = time.gmtime(played.window.end)
     days = played.prometheus.query("days_in_month()", played.window.end)[0].last
     left = (days - moment.tm_mday) * 86400 + (24 - moment.tm_hour) * 3600 - moment.tm_min * 60
 
     pace = answer(played, spent.targets[0])[ONE] / round(played.window.range)
-    assert answer(played, forecast.targets[0])[ONE] == pytest.approx(pace * left)
-
-
-def test_only_the_call_under_way_has_something_reserved(played: Scene) -> None:
-    """Everybody else's calls are settled."""
-    (target,) = panel_of("token-spend", "Calls under way have reserved this share").targets
-    reserved = answer(played, target)
-    assert [name for name, share in reserved.items() if share > 0] == ["waiting: (all)"]
+    assert answer(played, projected.targets[0])[ONE] == pytest.approx(pace * left)
 
 
 def panel_of(dashboard: str, title: str) -> Panel:
@@ -193,10 +175,8 @@ def panel_of(dashboard: str, title: str) -> Panel:
 
 
 @pytest.mark.parametrize("rule", RECORDED, ids=lambda rule: rule["record"])
-def test_a_recording_rule_records_what_its_expression_says(
-    played: Scene, rule: dict[str, Any]
-) -> None:
-    """The expression returns data, and the recorded series has the same labels and values."""
+def test_recording_rule_matches_its_expression(played: Scene, rule: dict[str, Any]) -> None:
+    """The recorded series has the labels and values of the expression."""
 
     def values(expr: str, at: float) -> dict[Any, float]:
         return {
@@ -205,12 +185,13 @@ def test_a_recording_rule_records_what_its_expression_says(
         }
 
     def agree() -> bool:
-        """Compare at the moment of the last evaluation: a window that grows changes its answer."""
+        """Compare at the time of the last evaluation, since results change over time."""
         evaluated = max(values(f"timestamp({rule['record']})", time.time()).values(), default=0.0)
-        asked = values(rule["expr"], evaluated)
-        return bool(asked) and values(rule["record"], evaluated) == pytest.approx(asked, rel=0.01)
+        computed = values(rule["expr"], evaluated)
+        recorded = values(rule["record"], evaluated)
+        return bool(computed) and recorded == pytest.approx(computed, rel=0.01)
 
-    assert until(agree, "the rule records what its expression says")
+    assert until(agree, "the rule records its expression")
 
 
 ALERTS = {
@@ -227,10 +208,10 @@ MANAGED = {
 }
 
 
-def test_grafana_asks_what_the_rules_of_prometheus_ask(played: Scene) -> None:
-    """Without a recorded series it finds the same to be wrong, of the same agents."""
+def test_grafana_alerts_fire_like_prometheus_alerts(played: Scene) -> None:
+    """Without recorded series, for the same agents."""
 
-    def wrong(exprs: dict[str, str]) -> dict[str, set[frozenset[tuple[str, str]]]]:
+    def firing(exprs: dict[str, str]) -> dict[str, set[frozenset[tuple[str, str]]]]:
         found = {name: played.prometheus.query(each, time.time()) for name, each in exprs.items()}
         return {
             name: {frozenset(set(line.labels.items()) - recorded(line)) for line in lines}
@@ -242,15 +223,15 @@ def test_grafana_asks_what_the_rules_of_prometheus_ask(played: Scene) -> None:
         return {item for item in line.labels.items() if item[0] == "__name__"}
 
     def agree() -> bool:
-        by_rules = wrong(ALERTS)
+        by_rules = firing(ALERTS)
         names = ("MaxTurnsStops", "LoopDetected", "BudgetNearlyExhausted", "UnpricedTokens")
-        return by_rules.keys() >= {f"OtelLimits{n}" for n in names} and wrong(MANAGED) == by_rules
+        return by_rules.keys() >= {f"OtelLimits{n}" for n in names} and firing(MANAGED) == by_rules
 
-    assert until(agree, "both find the same")
+    assert until(agree, "both fire alike")
 
 
-def test_the_max_turns_alert_fires(played: Scene) -> None:
-    """Whoever is paged learns which agent of which job it is, how often, and where to read on."""
+def test_max_turns_alert_fires(played: Scene) -> None:
+    """The notification contains the agent, the job, the count and the runbook."""
 
     def firing() -> dict[str, Any] | None:
         alerts = played.prometheus.get("alerts")["alerts"]
@@ -267,14 +248,14 @@ def test_the_max_turns_alert_fires(played: Scene) -> None:
     alert = until(firing, "the alert fires")
     assert alert["labels"]["agent"] == "research"
     assert alert["labels"]["job"] == "agents"
-    assert alert["labels"]["severity"] == "critical"
+    assert alert["labels"]["severity"] == "warning"
     assert "reached max_turns" in alert["annotations"]["description"]
     assert alert["annotations"]["runbook_url"].endswith("#otellimitsmaxturnsstops")
 
 
-def test_an_exemplar_leads_to_the_trace_of_the_halt(played: Scene) -> None:
-    """The diamond in the graph has the trace id that the agent's result has."""
-    panel = panel_of("agent-limits", "Limits halted these agents; a diamond leads to the trace")
+def test_exemplar_has_trace_id_of_halt(played: Scene) -> None:
+    """The diamond in the graph opens the trace of the halted invocation."""
+    panel = panel_of("agent-limits", "Halts by agent and reason")
     (target,) = (target for target in panel.targets if target.exemplars)
     found = played.prometheus.get(
         "query_exemplars",
@@ -291,34 +272,34 @@ def test_an_exemplar_leads_to_the_trace_of_the_halt(played: Scene) -> None:
     assert played.traces["research"] in traces
 
 
-def test_the_preview_draws_every_panel(
+def test_preview_draws_every_panel(
     played: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each part of each dashboard light and dark, fit for a slide, and no panel without data."""
+    """Each part of each dashboard in light and dark, in the size of a slide, with data."""
     status = main(["dashboards", "preview", "--prometheus", played.url, "--out", str(tmp_path)])
-    said = capsys.readouterr()
+    output = capsys.readouterr()
 
-    assert (status, said.err) == (0, "")
+    assert (status, output.err) == (0, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"{name}-{part}{look}.png"
-        for name, parts in (("agent-limits", 4), ("token-spend", 4), ("health", 2))
+        for name, parts in (("agent-limits", 3), ("token-spend", 3), ("health", 2))
         for part in range(1, parts + 1)
         for look in ("", "-dark")
     )
     for path in tmp_path.iterdir():
-        # The size stands at the begin of a PNG (ISO/IEC 15948, 11.2.2).
+        # Width and height in the header of a PNG (ISO/IEC 15948, 11.2.2)
         assert struct.unpack(">II", path.read_bytes()[16:24]) == (1920, 1080)
-    assert "no data" not in said.out
+    assert "no data" not in output.out
 
 
-@pytest.mark.parametrize("way", ["--prometheus", "--scrape"])
-def test_top_tells_the_same_halts(
-    played: Scene, way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", ["--prometheus", "--scrape"])
+def test_top_shows_the_same_halts(
+    played: Scene, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`otel-limits top` knows all of a process that is younger than an hour, whomever it asks."""
+    """`otel-limits top` counts from the start of a process that is younger than an hour."""
     monkeypatch.setattr(command, "ONCE_SECONDS", 0.0)
-    address = {"--prometheus": played.url, "--scrape": f"127.0.0.1:{played.port}"}[way]
-    assert main(["top", "--once", "--json", way, address]) == 0
+    address = {"--prometheus": played.url, "--scrape": f"127.0.0.1:{played.port}"}[option]
+    assert main(["top", "--once", "--json", option, address]) == 0
     fleet = json.loads(capsys.readouterr().out)
     query = 'otel_limits_stops_total{action=~"halted|wrapped_up|raised"} > 0'
     expected: dict[str, dict[str, float]] = {}
@@ -332,8 +313,8 @@ def test_top_tells_the_same_halts(
     assert fleet["feeds"][0]["error"] is None
 
 
-def test_every_actor_has_its_own_reason_to_be_there() -> None:
-    """Nothing of what a dashboard shows is missing from the workload."""
+def test_workload_covers_actions_and_call_kinds() -> None:
+    """Otherwise some panels would be tested without data."""
     assert {actor.produces.action for actor in ACTORS} >= {"none", "observed", "halted", "raised"}
     assert {kind for actor in ACTORS for kind in actor.produces.calls} == {
         "measured",

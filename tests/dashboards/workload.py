@@ -1,8 +1,8 @@
-"""Real agents that do everything that a dashboard shows: `python -m tests.dashboards.workload`.
+"""Real agents that produce every value of a dashboard: `python -m tests.dashboards.workload`.
 
-Every agent has a script, so that what a round of all of them produces is known beforehand: it is
-the `produces` next to each. The process says `warm` on standard output when every series is there,
-and goes on by one round for every line that it reads: the numbers of the actors, as JSON.
+Every agent has a script, so its metrics are known beforehand: `produces`. The process prints `warm`
+when every series exists, and plays one round for each line it reads: the numbers of the actors, as
+JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PRICED, UNPRICED = "priced-model", "unpriced-model"
 
 SPENDABLE, RESEARCHABLE, WAITABLE = 60, 30_000, 20_000
-"""What quotas permit per window, in USD and tokens: more than a play of some minutes takes."""
+"""Limits of the quotas, in USD and tokens: more than some minutes of rounds use."""
 
 POLICY = f"""
 models:
@@ -42,11 +42,11 @@ quotas:
     {{tokens: {WAITABLE}, window: P365D, where: {{agent: "p[ao]*"}},
       on_exceeded: wait, max_wait: 1s}}
 """
-"""Policy file of the process: USD per million tokens, the same for cached ones.
+"""Policy file: USD per million tokens, the same for cached ones.
 
-No window ends while somebody plays, and no call of a guest fits into what guests may use.
-`patient`, which plays once, shares a quota with `postponed` alone, whose calls wait for what the
-call of `patient` has reserved: so that all the others count equal rounds.
+No quota resets during a test, and no call of `guest` fits into its quota. The single call of
+`patient` holds a reservation for which the calls of `postponed` wait; no other agent shares it, so
+all other rounds are equal.
 """
 
 CALL = {"inputTokens": 100, "outputTokens": 20, "totalTokens": 120}
@@ -56,7 +56,7 @@ ZERO = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Produces:
-    """What one invocation adds to the counters."""
+    """Metrics of one invocation."""
 
     reason: str
     action: str = "none"
@@ -72,15 +72,15 @@ class Produces:
     warnings: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By limit and threshold."""
     overshoot: tuple[str, int] | None = None
-    """Limit on tokens that halted it, and by how many it was passed."""
+    """Token limit that halted it, and the tokens above it."""
     used: Mapping[str, float] = field(default_factory=dict)
-    """Share of each limit."""
-    blind: bool = False
+    """Utilization of each limit."""
+    unsampled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Actor:
-    """One agent, its limits, its script, and what each of its invocations produces."""
+    """One agent with its limits, its script and its metrics per invocation."""
 
     name: str
     model: str
@@ -261,7 +261,7 @@ ACTORS = (
         model=PRICED,
         script=lambda: [says("done", usage=CALL)],
         produces=Produces(
-            reason="end_turn", turns=1, calls={"measured": 1}, input=100, output=20, blind=True
+            reason="end_turn", turns=1, calls={"measured": 1}, input=100, output=20, unsampled=True
         ),
     ),
     Actor(
@@ -298,7 +298,7 @@ ACTORS = (
         ),
     ),
 )
-"""With OTEL_LIMITS_UNMEASURED=ignore, or the unmeasured call of `quiet` counts too."""
+"""Needs OTEL_LIMITS_UNMEASURED=ignore; otherwise the unmeasured call of `quiet` is estimated."""
 
 SETTINGS = {
     "OTEL_LIMITS_WARN_AT": "0.5,0.8",
@@ -307,14 +307,14 @@ SETTINGS = {
     "OTEL_PYTHON_TRACER_PROVIDER": "otel_limits",
     "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=stage,service.version=1.2.3",
 }
-"""What the process is to be started with, besides a policy file and a port."""
+"""Environment of the process, in addition to a policy file and a port."""
 
 
 class Stage:
-    """The agents of all actors, and how a round is played."""
+    """The agents of all actors."""
 
     def __init__(self, actors: Iterable[Actor] = ACTORS) -> None:
-        """Make an agent for each actor."""
+        """Create an agent for each actor."""
         self.agents = [(actor, self._make(actor)) for actor in actors]
         self.released = threading.Event()
 
@@ -327,13 +327,13 @@ class Stage:
             plugins=[plugin],
             callback_handler=None,
         )
-        if actor.produces.blind:
+        if actor.produces.unsampled:
             agent.tracer = Tracer()
             agent.tracer.tracer = trace.NoOpTracer()
         return agent
 
     def play_round(self, numbers: Container[int]) -> dict[str, str]:
-        """Invoke the agents of some actors; returns the trace ids of those that were halted."""
+        """Invoke the agents of some actors; return the trace IDs of halted ones."""
         return {
             actor.name: stop.trace_id
             for number, (actor, agent) in enumerate(self.agents)
@@ -343,7 +343,7 @@ class Stage:
         }
 
     def hold_one(self) -> threading.Thread:
-        """Have one invocation in progress, and its second model call, until `released` is set."""
+        """Keep one invocation in its second model call until `released` is set."""
 
         def script() -> Iterator[Answer]:
             yield uses("search", usage=CALL)
@@ -362,9 +362,9 @@ class Stage:
 
 
 def play(actor: Actor, agent: Agent) -> otel_limits.Stop | None:
-    """Invoke one agent, from an empty history, and see that it ends as it should."""
+    """Invoke one agent with an empty history, and check how it ends."""
     model = ScriptedModel(actor.script(), model_id=actor.model)
-    # Of what says how much it may answer, no call is admitted although it cannot fit.
+    # With a known maximum, a call that cannot fit is refused before it is made.
     model.update_config(max_tokens=actor.output_cap)
     agent.model = model
     agent.messages.clear()
@@ -381,7 +381,7 @@ def play(actor: Actor, agent: Agent) -> otel_limits.Stop | None:
 
 
 def ended(agent: Agent) -> tuple[str, otel_limits.Stop | None]:
-    """Invoke an agent; how it ended."""
+    """Invoke an agent; return its stop reason and its halt."""
     try:
         result = agent("go")
         return str(result.stop_reason), otel_limits.stop_of(result)
@@ -392,7 +392,7 @@ def ended(agent: Agent) -> tuple[str, otel_limits.Stop | None]:
 
 
 async def leave(agent: Agent) -> str:
-    """Invoke an agent and walk away after its first tool."""
+    """Invoke an agent and close its stream after the first tool."""
     stream: Any = agent.stream_async("go")
     async for event in stream:
         message = event.get("message", {})
@@ -402,28 +402,28 @@ async def leave(agent: Agent) -> str:
     return "aborted"
 
 
-def fail_on_stops(fact: otel_limits.Event) -> None:
-    """An observer that fails at the end of the invocations of one agent."""
-    if isinstance(fact, otel_limits.Stop) and fact.agent == "broken":
+def fail_on_stops(event: otel_limits.Event) -> None:
+    """Fail at the end of each invocation of one agent."""
+    if isinstance(event, otel_limits.Stop) and event.agent == "broken":
         message = "this observer is broken"
         raise ValueError(message)
 
 
 def main() -> None:
-    """Play one round to have every series, then one per line of standard input."""
+    """Play one round so every series exists, then one per line of standard input."""
     otel_limits.enable(observers=[fail_on_stops])
     stage = Stage()
     stage.hold_one()
     stage.play_round(range(len(ACTORS)))
-    say({"said": "warm"})
+    send({"event": "warm"})
     for line in sys.stdin:
-        say({"said": "played", "traces": stage.play_round(json.loads(line))})
+        send({"event": "played", "traces": stage.play_round(json.loads(line))})
     stage.released.set()
 
 
-def say(words: Mapping[str, Any]) -> None:
-    """Tell the test."""
-    sys.stdout.write(json.dumps(words) + "\n")
+def send(message: Mapping[str, Any]) -> None:
+    """Write a message for the test."""
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

@@ -1,10 +1,9 @@
-"""Agents whose invocations are counted four times over: `python -m tests.dashboards.reconciling`.
+"""Agents with scripted counts: `python -m tests.dashboards.pipeline_agents`.
 
-Twenty agents on four models, of five kinds: one ends by itself, and one each is halted by turns,
-halted by tokens, raised at iterations, or only observed. What each invocation adds is scripted
-here. The process says `ready` on standard output. For each line that it reads, a list of numbers
-of agents, it invokes these and says `played`; at `stuck` it begins an invocation that hangs in its
-first tool, and says `hanging`.
+Twenty agents on four models, of five kinds: one ends naturally, and one each is halted by turns,
+halted by tokens, raises at iterations, or is only observed. The process prints `ready`. For each
+line it reads, a list of agent numbers, it invokes these agents and prints `played`; for `stuck` it
+starts an invocation that hangs in its first tool, and prints `hanging`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ INPUT, OUTPUT = 10, 5
 """Tokens of every model call."""
 
 STUCK: Final = "stuck"
-"""Agent whose process is killed while its tool runs."""
+"""The agent whose process is killed in its tool."""
 
 PRICES: Final = {f"model-{number}": (100 * (number + 1), 500) for number in range(MODELS)}
 POLICY: Final = "models:\n" + "".join(
@@ -44,10 +43,10 @@ POLICY: Final = "models:\n" + "".join(
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How the invocations of an agent go."""
+    """How the invocations of an agent end."""
 
     reason: str
-    taken: str
+    action_label: str
     calls: int
     """Model calls, each of which is a turn."""
     tools: int
@@ -56,20 +55,30 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind(reason="end_turn", taken="none", calls=2, tools=1, limits=otel_limits.Limits(max_turns=9)),
     Kind(
-        reason="max_turns", taken="halted", calls=3, tools=3, limits=otel_limits.Limits(max_turns=3)
+        reason="end_turn",
+        action_label="none",
+        calls=2,
+        tools=1,
+        limits=otel_limits.Limits(max_turns=9),
+    ),
+    Kind(
+        reason="max_turns",
+        action_label="halted",
+        calls=3,
+        tools=3,
+        limits=otel_limits.Limits(max_turns=3),
     ),
     Kind(
         reason="max_token_budget",
-        taken="halted",
+        action_label="halted",
         calls=2,
         tools=2,
         limits=otel_limits.Limits(max_token_budget=2 * (INPUT + OUTPUT)),
     ),
     Kind(
         reason="max_iterations",
-        taken="raised",
+        action_label="raised",
         calls=2,
         tools=2,
         limits=otel_limits.Limits(max_iterations=2),
@@ -77,7 +86,7 @@ KINDS: Final = (
     ),
     Kind(
         reason="max_turns",
-        taken="observed",
+        action_label="observed",
         calls=3,
         tools=2,
         limits=otel_limits.Limits(max_turns=2),
@@ -87,22 +96,22 @@ KINDS: Final = (
 
 
 def kind_of(number: int) -> Kind:
-    """How an agent's invocations go."""
+    """Return the kind of an agent."""
     return KINDS[number % len(KINDS)]
 
 
 def agent_of(number: int) -> str:
-    """Name of an agent."""
+    """Return the name of an agent."""
     return f"agent-{number:02}"
 
 
 def model_of(number: int) -> str:
-    """Id of its model."""
+    """Return the ID of its model."""
     return f"model-{number % MODELS}"
 
 
 def dollars(model: str, calls: int) -> float:
-    """Cost of so many calls."""
+    """Return the cost of some calls."""
     read, written = PRICES[model]
     return calls * (INPUT * read + OUTPUT * written) / 1e6
 
@@ -116,20 +125,20 @@ def search() -> str:
 @tool
 def wait() -> str:
     """Wait until the process is killed."""
-    say("hanging")
+    send("hanging")
     threading.Event().wait()
     return "never"
 
 
 def script_of(kind: Kind) -> Iterable[Answer]:
-    """What the model answers: it would go on for ever where it is halted."""
-    if kind.taken in ("none", "observed"):
+    """Return the answers of the model: endless where it is halted."""
+    if kind.action_label in ("none", "observed"):
         return [*[uses("search")] * kind.tools, says("done")]
     return endless(uses("search"))
 
 
 def stage() -> Iterator[Agent]:
-    """Make every agent."""
+    """Create every agent."""
     for number in range(AGENTS):
         kind = kind_of(number)
         yield Agent(
@@ -142,40 +151,40 @@ def stage() -> Iterator[Agent]:
 
 
 def play(agents: list[Agent], number: int) -> None:
-    """Invoke one of them, from an empty history."""
+    """Invoke one agent with an empty history."""
     agent = agents[number]
     agent.messages.clear()
     agent.model = ScriptedModel(script_of(kind_of(number)), model_id=model_of(number))
     try:
         agent("go")
     except otel_limits.LimitReachedError:
-        if kind_of(number).taken != "raised":
+        if kind_of(number).action_label != "raised":
             raise
 
 
 def hang() -> None:
-    """Begin an invocation that never ends."""
+    """Start an invocation that never ends."""
     model = ScriptedModel([uses("wait")], model_id="model-0")
     agent = Agent(model=model, tools=[wait], name=STUCK, callback_handler=None)
     threading.Thread(target=agent, args=("go",), daemon=True).start()
 
 
 def main() -> None:
-    """Do what is asked, line by line."""
+    """Execute one command per line."""
     agents = list(stage())
-    say("ready")
+    send("ready")
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked == STUCK:
+        command = json.loads(line)
+        if command == STUCK:
             hang()
         else:
-            for number in asked:
+            for number in command:
                 play(agents, number)
-            say("played")
+            send("played")
 
 
-def say(word: str) -> None:
-    """Tell the test."""
+def send(word: str) -> None:
+    """Write a line for the test."""
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
