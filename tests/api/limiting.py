@@ -31,7 +31,7 @@ def switch_on() -> list[str]:
     """Limit every agent; return what is wrong with the settings."""
     caps = Limits(max_turns=30, max_cost_usd=0.5, max_calls_per_tool={"search": 20})
     try:
-        otel_limits.enable(max_turns=5, max_cost_usd=Decimal("0.50"))
+        otel_limits.enable(max_turns=5, max_cost_usd=0.5)
         otel_limits.enable(caps, action="wrap_up", tree=Limits(max_token_budget=100_000))
     except ConfigurationError as error:
         return list(error.mistakes)
