@@ -20,7 +20,7 @@ from otel_limits.bindings.gateways import (
 )
 from otel_limits.bindings.strands.attach import attach, is_staged
 from otel_limits.bindings.strands.halting import let_out
-from otel_limits.bindings.strands.invocations import Live
+from otel_limits.bindings.strands.invocations import STATES, Live
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.reading import (
     model_id,
@@ -181,7 +181,9 @@ class Passage:
         if model_pass is None:
             return call_to(model, self.content)
         call, model_pass.admitted = model_pass.admitted, None
-        call = call or call_by_context(model_pass.context)
+        call = call or call_by_context(
+            model_pass.context, STATES.of(model_pass.context.agent).tokens
+        )
         # A middleware may have chosen another one.
         if call is not None and model is not model_pass.context.model:
             call.model = "unknown"

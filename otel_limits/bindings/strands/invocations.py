@@ -13,6 +13,7 @@ from opentelemetry import trace
 from otel_limits.bindings.strands.a2a import tell_client
 from otel_limits.bindings.strands.asking import answer_of, declined_verdict, extend, take
 from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.strands.projection import ConversationTokens
 from otel_limits.bindings.strands.reading import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
 from otel_limits.bindings.strands.waiting import Waits
@@ -118,6 +119,7 @@ class AgentState:
         """Requests for structured output without the loop; a tool of the agent may make some."""
         self.requested: dict[tuple[int, str], tuple[TaskScope, Context]] = {}
         """For whom its tools run, and within which span, from their request to their end."""
+        self.tokens = ConversationTokens()
         self.lock = threading.Lock()
         """Held while one leaves: who cancels later would hit the next invocation."""
 
@@ -174,7 +176,7 @@ class AgentStates:
         # Python gives the id of an object that is gone to the next one that is made.
         return entry[1] if entry is not None and entry[0]() is agent else None
 
-    def of(self, agent: Agent) -> AgentState:
+    def of(self, agent: Any) -> AgentState:
         """Return the state of an agent, made when it is new."""
         state = self.get(agent)
         if state is None:

@@ -123,7 +123,7 @@ async def ask_gate(event: BeforeModelCallEvent) -> None:
     live = live_of(event.agent)
     gate = live.run.services.observers.gate if live is not None else None
     if live is not None and gate is not None and not event.cancel:
-        request = request_of(live.run, event)
+        request = request_of(live.run, event, STATES.of(event.agent).tokens)
         live.against = await gate.admit(request) if request is not None else None
         live.is_cancelled = event.agent.cancel_signal.is_set() and live.verdict is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from otel_limits.bindings.strands.reading import model_id, provider_of
 from otel_limits.core.internal_errors import report_suppressed
@@ -19,39 +19,147 @@ from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 
 MAX_DEPTH: Final = 10
-"""How deep contents may be within one another; the result of a tool in a message is seven deep."""
+"""Maximum nesting of contents; a tool result in a message is seven levels deep."""
+
+CHUNK_MESSAGES: Final = 32
+"""Most messages whose tokens are remembered together."""
+
+MAX_SEARCHES: Final = 8
+"""How many chunks are searched for further back before the rest counts as new."""
+
+IMMUTABLE: Final = (str, int, float, bytes, type(None))
+
+Chunk: TypeAlias = "tuple[list[Any], int]"
+"""Copies of consecutive messages, and their tokens."""
 
 
-def projected_input(model: object, messages: object, beside: Sequence[object] = ()) -> int:
-    """Tokens that a request has, about: at least 1.
+class ConversationTokens:
+    """Estimated tokens of an agent's messages, each counted only once until it changes.
 
-    What the vendor said of an earlier response in the conversation is taken as it is, as that had
-    all before it for its input, and only what came afterwards is estimated.
+    Messages are compared with copies by value, so edits in place, replacements and trims are
+    noticed. Comparing takes a thirtieth of the time of counting: copies share their texts.
+    """
+
+    def __init__(self) -> None:
+        """Create an empty cache."""
+        self._chunks: list[Chunk] = []
+        self._to: Recipient | None = None
+
+    def count(self, messages: list[Any], to: Recipient) -> int:
+        """Return the tokens of `messages` for a model, and remember them."""
+        found: list[Chunk] = []
+        position, searches, total = 0, MAX_SEARCHES, 0
+        for chunk in self._chunks if to == self._to else ():
+            copies, tokens = chunk
+            start = position
+            if messages[start : start + len(copies)] != copies:
+                if not searches:
+                    break
+                searches -= 1
+                start = _index(messages, copies, position)
+                if start < 0:
+                    continue
+            total += self._add(found, messages[position:start], to) + tokens
+            found.append(chunk)
+            position = start + len(copies)
+        total += self._add(found, messages[position:], to)
+        # Assigned at the end and as a whole, as an agent may be used by several threads.
+        self._chunks, self._to = found, to
+        return total
+
+    def _add(self, chunks: list[Chunk], messages: list[Any], to: Recipient) -> int:
+        """Count new messages and append them to `chunks`; return their tokens."""
+        total = 0
+        for start in range(0, len(messages), CHUNK_MESSAGES):
+            new = messages[start : start + CHUNK_MESSAGES]
+            total += (tokens := tokens_of_content(new, to))
+            try:
+                copies = _copy(new, MAX_DEPTH)
+            except TypeError:  # cannot be compared later: counted for each call
+                continue
+            if chunks and len(chunks[-1][0]) + len(copies) <= CHUNK_MESSAGES:
+                before, tokens_before = chunks[-1]
+                chunks[-1] = ([*before, *copies], tokens_before + tokens)
+            else:
+                chunks.append((copies, tokens))
+        return total
+
+
+def _index(messages: list[Any], copies: list[Any], position: int) -> int:
+    """Return where `copies` are found from `position` on, or -1."""
+    try:
+        start = messages.index(copies[0], position)
+    except ValueError:
+        return -1
+    return start if messages[start : start + len(copies)] == copies else -1
+
+
+def _copy(value: Any, depth: int) -> Any:
+    """Copy containers but not what is in them.
+
+    Raises:
+        TypeError: It contains something else that may change, or is nested too deeply.
+    """
+    if isinstance(value, IMMUTABLE):
+        return value
+    if depth and type(value) is dict:
+        return {key: _copy(each, depth - 1) for key, each in value.items()}
+    if depth and type(value) is list:
+        return [_copy(each, depth - 1) for each in value]
+    raise TypeError(type(value))
+
+
+def projected_input(
+    model: object,
+    messages: object,
+    beside: Sequence[object] = (),
+    cache: ConversationTokens | None = None,
+) -> int:
+    """Estimate the input tokens of a request: at least 1.
+
+    Usage that the vendor reported for an earlier response covers everything before it, so only
+    what came later is estimated.
 
     Args:
-        model: Who is asked; images and documents count by its vendor's rule.
-        messages: The conversation, or whatever else is asked.
-        beside: What goes along with every request: tools, the system prompt.
+        model: The model that is called; images and documents count by its vendor's rules.
+        messages: The conversation, or other content.
+        beside: What every request also contains: tools, the system prompt.
+        cache: Tokens of earlier messages of the same agent.
     """
     try:
         to = recipient(provider_of(cast("type", type(model))), model_id(model))
         known, later = _baseline(messages, to.provider)
-        return max(1, known + tokens_of_content([later, *(() if known else beside)], to))
+        if known:
+            return known + tokens_of_content(later, to)
+        tokens = None if cache is None else _cached(cache, messages, to)
+        if tokens is None:
+            tokens = tokens_of_content(messages, to)
+        return max(1, tokens + tokens_of_content(beside, to))
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
         return 1
 
 
+def _cached(cache: ConversationTokens, messages: object, to: Recipient) -> int | None:
+    """Count a conversation by its cache; `None` where its messages cannot be compared."""
+    try:
+        return cache.count(messages, to) if isinstance(messages, list) else None
+    except Exception:  # noqa: BLE001  of a value that a message holds, such as an array
+        return None
+
+
 def _baseline(messages: object, provider: str) -> tuple[int, object]:
-    """Return the tokens up to the last response whose usage is known, and what came after it."""
+    """Return the tokens up to the last response with known usage, and what came after it."""
     if not isinstance(messages, list):
         return 0, messages
     for number in range(len(messages) - 1, -1, -1):
         message = messages[number]
-        told = message.get("metadata") if isinstance(message, dict) else None
-        if told and message.get("role") == "assistant" and told.get("usage"):
-            record = record_of_usage(told["usage"], provider)
-            # One of an unmeasured call has zeros in it, which would make all before it vanish.
+        metadata = message.get("metadata") if isinstance(message, dict) else None
+        if metadata and message.get("role") == "assistant" and (usage := metadata.get("usage")):
+            # Strands writes zeros for calls without usage; with them, all before would vanish.
+            if isinstance(usage, dict) and not any(usage.values()):
+                continue
+            record = record_of_usage(usage, provider)
             if record.sure == "measured" and record.usage.input:
                 return record.usage.total, messages[number + 1 :]
     return 0, messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from otel_limits.bindings.strands.projection import projected_input
+from otel_limits.bindings.strands.projection import ConversationTokens, projected_input
 from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.terms import terms_of
 from otel_limits.core.internal_errors import suppress_errors
@@ -60,13 +60,13 @@ def call_to(model: Any, content: object) -> InFlightCall:
 
 
 @suppress_errors("binding")
-def call_by_context(context: Any) -> InFlightCall:
+def call_by_context(context: Any, cache: ConversationTokens) -> InFlightCall:
     """Describe a call of the agent loop by the context of its stage.
 
     The loop keeps what vendors said of earlier responses, and takes it out of what is sent.
     """
     model, beside = context.model, (context.tool_specs, context.system_prompt)
-    asked = projected_input(model, context.messages, beside)
+    asked = projected_input(model, context.messages, beside, cache)
     return _described(model, asked, (context.messages, beside))
 
 
@@ -77,14 +77,14 @@ def _described(model: Any, asked: int, content: object) -> InFlightCall:
 
 
 @suppress_errors("binding")
-def request_of(run: Run, event: BeforeModelCallEvent) -> Request:
+def request_of(run: Run, event: BeforeModelCallEvent, cache: ConversationTokens) -> Request:
     """Say what is known of a model call before it goes out."""
     agent = event.agent
     tools = agent.tool_registry.get_all_tool_specs()
     return Request(
         invocation=run.invocation,
         model=model_id(agent.model),
-        input=projected_input(agent.model, agent.messages, (tools, agent.system_prompt)),
+        input=projected_input(agent.model, agent.messages, (tools, agent.system_prompt), cache),
         output_cap=output_cap(agent.model),
         provider=provider_of(agent.model.__class__),
         terms=terms_of(agent.model, (agent.messages, agent.system_prompt)),

@@ -13,7 +13,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from otel_limits.bindings.gateways import budget_refusal, chain_of
 from otel_limits.bindings.strands.answers import as_cut, cancelled_answer, ending_as_last
 from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
-from otel_limits.bindings.strands.invocations import Live, is_of_another, live_of
+from otel_limits.bindings.strands.invocations import STATES, Live, is_of_another, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
 from otel_limits.bindings.strands.private import (
@@ -251,7 +251,8 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     All of it waits until somebody asks for the response: a middleware may prepare several calls,
     and make none of them. The call itself is counted where it leaves for the provider.
     """
-    live.asked, call = True, call_by_context(context) or InFlightCall("unknown")
+    live.asked = True
+    call = call_by_context(context, STATES.of(context.agent).tokens) or InFlightCall("unknown")
     let_out(live, call, context)
     model_pass, answer = ModelPass(live, context, call), None
     events = next_fn(_with_notes(live, context) or context)
