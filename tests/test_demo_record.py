@@ -1,4 +1,4 @@
-"""The demo's example ledger: the same on every day, and every question has an answer in it."""
+"""Tests of the sample ledger: it is reproducible, and every audit query returns rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.core.events import ModelCall, Stop
 from otel_limits.demo.record import QUESTIONS
-from otel_limits.demo.sample_fleet import DAYS, FLEET, READER, history, midnight
+from otel_limits.demo.sample_fleet import ANALYST, DAYS, FLEET, READER, REVIEWER, history, midnight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +22,14 @@ MONDAY = date(2026, 11, 23)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where the example was recorded."""
+    """Record the sample ledger; return its directory."""
     made = tmp_path_factory.mktemp("example")
     assert main(["demo", "--record", str(made / "new")]) == 0
     return made / "new"
 
 
-def ask(directory: Path, question: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Ask the example ledger."""
+def query(directory: Path, question: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Query the sample ledger."""
     words = [*question.split(), "--format", "json", "--ledger", str(directory / "ledger.db")]
     assert main(["audit", *words]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -50,33 +50,36 @@ def ask(directory: Path, question: str, capsys: pytest.CaptureFixture[str]) -> d
         ("verify", ["verify"]),
     ],
 )
-def test_every_question_has_something_to_show(
+def test_every_audit_query_returns_rows(
     directory: Path, question: str, tables: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """None of its tables is empty."""
-    answer = ask(directory, question, capsys)
+    """Users see each table filled when they try the commands."""
+    answer = query(directory, question, capsys)
     assert {name: bool(answer[name]) for name in tables} == dict.fromkeys(tables, True)
 
 
-def test_a_forecast_and_suggestions_can_be_made(
+def test_forecast_and_suggestions_have_enough_data(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There are days enough for the one, and invocations enough for the others."""
-    assert ask(directory, "spend", capsys)["forecast"]["days"] == DAYS - 1
+    """Enough days for a forecast, and enough invocations of each agent for a suggestion."""
+    assert query(directory, "spend", capsys)["forecast"]["days"] == DAYS - 1
     assert main(["audit", "suggest", "--ledger", str(directory / "ledger.db")]) == 0
     suggested = capsys.readouterr().out
-    assert suggested.count("limits: {max_turns: ") == len(FLEET)
+    halted_too_often = {REVIEWER.name, ANALYST.name}
+    for agent in {each.name for each in FLEET} | {READER.name}:
+        assert (f'# "{agent}": ' in suggested) is (agent in halted_too_often)
+        assert (f'  "{agent}":  # from ' in suggested) is (agent not in halted_too_often)
 
 
-def test_what_to_ask_next_can_be_asked(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command that the demo names."""
+def test_printed_commands_work(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Users copy them."""
     for question, _ in QUESTIONS:
         words = ["audit", *question.split(), "--ledger", str(directory / "ledger.db")]
         assert main(words) == 0, capsys.readouterr()
 
 
-def told(today: date) -> Counter[tuple[Any, ...]]:
-    """What is told of the calls and the ends, without the time."""
+def outcomes(today: date) -> Counter[tuple[Any, ...]]:
+    """Count the calls and stops of a history, without times."""
     return Counter(
         (event.invocation.id, event.number, event.usage.total, event.price)
         if isinstance(event, ModelCall)
@@ -87,44 +90,59 @@ def told(today: date) -> Counter[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("later", [1, 5, 100])
-def test_it_is_the_same_on_every_day(later: int) -> None:
-    """Only the dates differ."""
-    assert told(MONDAY) == told(MONDAY + timedelta(days=later))
+def test_history_differs_only_in_dates(later: int) -> None:
+    """Documentation pages quote its totals."""
+    assert outcomes(MONDAY) == outcomes(MONDAY + timedelta(days=later))
 
 
-def test_it_ends_before_the_day_of_its_recording() -> None:
-    """Nothing lies in the future, and nothing is older than four weeks."""
+def test_history_covers_the_four_weeks_before_today() -> None:
+    """No event is in the future or older."""
     times = [event.at for event in history(MONDAY) if isinstance(event, ModelCall)]
     assert midnight(MONDAY - timedelta(days=DAYS)) < min(times)
     assert midnight(MONDAY - timedelta(days=1)) < max(times) < midnight(MONDAY)
 
 
-def test_a_reader_belongs_to_the_tree_of_who_asked_it() -> None:
-    """Which budget trees and `audit show` go by."""
+def test_fleet_is_believable() -> None:
+    """Screenshots show the sample fleet: most work succeeds, and one agent wastes money."""
+    stops = [event for event in history(MONDAY) if isinstance(event, Stop)]
+    assert 8 <= len({stop.agent for stop in stops}) <= 10
+    halted = sum(stop.action == "halted" for stop in stops)
+    assert 0.02 <= halted / len(stops) <= 0.06
+    wasted = Counter[str]()
+    for stop in stops:
+        wasted[stop.agent] += stop.cost if stop.reason != "end_turn" else 0
+    (_, most), (_, second) = wasted.most_common(2)
+    assert most > 1.5 * float(second)
+
+
+def test_reader_belongs_to_the_tree_of_its_parent() -> None:
+    """`audit show` displays it below the agent that started it."""
     stops = [event.invocation for event in history(MONDAY) if isinstance(event, Stop)]
     assert {each.parent_id is None for each in stops if each and each.agent == READER.name} == {
         False
     }
 
 
-def test_a_ledger_is_never_written_over(
+def test_existing_ledger_is_not_overwritten(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said what to do."""
+    """It may be a real ledger."""
     before = (directory / "ledger.db").read_bytes()
     assert main(["demo", "--record", str(directory)]) == 2
-    assert "is there already. Delete it, or name another directory." in capsys.readouterr().err
+    assert "already exists. Delete it or choose another directory." in capsys.readouterr().err
     assert (directory / "ledger.db").read_bytes() == before
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a sentence."""
+def test_unwritable_directory_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, no traceback."""
     (tmp_path / "file").touch()
     assert main(["demo", "--record", str(tmp_path / "file" / "new")]) == 2
-    assert "ledger.db cannot be written: Not a directory." in capsys.readouterr().err
+    assert "ledger.db: Not a directory." in capsys.readouterr().err
 
 
-def test_it_goes_with_no_other_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is ignored silently."""
+def test_record_rejects_other_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No option is ignored silently."""
     assert main(["demo", "--record", str(tmp_path), "--json"]) == 2
     assert "--record cannot be combined" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Records the demo's example fleet in a ledger: `otel-limits demo --record DIR`."""
+"""Writes the sample ledger of `otel-limits demo --record DIR`."""
 
 from __future__ import annotations
 
@@ -16,42 +16,41 @@ from otel_limits.demo.sample_fleet import history
 from otel_limits.ledger import rows
 
 FILE: Final = "ledger.db"
-PORTION: Final = 10_000
+BATCH_SIZE: Final = 10_000
 BAD_ARGUMENT: Final = 2
 
 QUESTIONS: Final = (
-    ("spend --by agent", "who spends what"),
-    ("stops", "why invocations ended, and what halted ones cost"),
-    ("loops", "who repeats itself to no effect"),
-    ("anomalies", "on which days something was not as usual"),
-    ("suggest", "limits from what successful invocations needed"),
-    ("backtest --max-turns 20", "what a limit would have halted"),
-    ("verify", "whether the ledger is complete"),
+    ("spend --by agent", "cost by agent"),
+    ("stops", "stop reasons and the costliest halts"),
+    ("loops", "repeated tool calls and their cost"),
+    ("anomalies", "days with unusual spend or turns"),
+    ("suggest", "a policy file from recorded usage"),
+    ("backtest --max-turns 20", "recorded invocations against other limits"),
+    ("verify", "check that the ledger is complete"),
 )
 
 
 def record(directory: str) -> int:
-    """Write the example ledger into a directory, and say what it can be asked.
+    """Write the sample ledger to a directory and print example queries.
 
     Returns:
-        The exit status: 2 where there is a ledger already, or none can be written.
+        The exit status: 2 if the directory has a ledger or is not writable.
     """
     path = Path(directory).expanduser() / FILE
     if path.exists():
-        # Never written over: it may be the ledger of somebody who chose the wrong directory.
-        return _refuse(f"{path} is there already. Delete it, or name another directory.")
+        # It may be a real ledger.
+        return _refuse(f"{path} already exists. Delete it or choose another directory.")
     today = datetime.fromtimestamp(time.time(), timezone.utc).date()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        seen = write_ledger(path, today)
+        counts = write_ledger(path, today)
     except OSError as error:
-        return _refuse(f"{path} cannot be written: {error.strerror or error}.")
+        return _refuse(f"Cannot write {path}: {error.strerror or error}.")
     sys.stdout.write(
-        f"Recorded four weeks of an example fleet in {path}: {seen['agents']} agents, "
-        # An invocation is told twice: when it begins, and when it has ended.
-        f"{seen[rows.INVOCATIONS] // 2} invocations,\n"
-        f"{seen[rows.MODEL_CALLS]:,} model calls, {seen[rows.TOOL_CALLS]:,} tool calls. "
-        "All of it is made up; the prices are those of the vendors.\n\n"
+        f"Recorded four weeks of a sample fleet in {path}: {counts['agents']} agents,\n"
+        # Each invocation has a row for its start and one for its end.
+        f"{counts[rows.INVOCATIONS] // 2} invocations, {counts[rows.MODEL_CALLS]:,} model calls, "
+        f"{counts[rows.TOOL_CALLS]:,} tool calls. The data is simulated; the prices are real.\n\n"
         f"export OTEL_LIMITS_LEDGER={path}\n"
     )
     width = max(len(question) for question, _ in QUESTIONS)
@@ -66,10 +65,10 @@ def _refuse(sentence: str) -> int:
 
 
 def write_ledger(path: Path, today: date) -> Counter[str]:
-    """Write what the fleet did before a day into a new ledger.
+    """Write the four weeks before `today` to a new ledger.
 
     Returns:
-        How many rows of each table were written, and how many `agents` there are.
+        The number of rows written to each table, and of `agents`.
 
     Raises:
         OSError: The file cannot be written.
@@ -77,22 +76,22 @@ def write_ledger(path: Path, today: date) -> Counter[str]:
     from otel_limits.ledger.address import parse
     from otel_limits.ledger.database import Database, DatabaseError, reason_of
 
-    told = list(rows_of(history(today)))
-    seen = Counter(table for table, _ in told)
-    seen["agents"] = len({row["agent"] for table, row in told if table == rows.INVOCATIONS})
+    all_rows = list(rows_of(history(today)))
+    counts = Counter(table for table, _ in all_rows)
+    counts["agents"] = len({row["agent"] for table, row in all_rows if table == rows.INVOCATIONS})
     try:
         with contextlib.closing(Database(parse("--record", str(path), path.parent))) as database:
-            for portion in rows.portions(told, PORTION):
-                database.write(portion)
+            for batch in rows.portions(all_rows, BATCH_SIZE):
+                database.write(batch)
     except DatabaseError as error:
         raise OSError(reason_of(error)) from None
-    return seen
+    return counts
 
 
-def rows_of(facts: Iterable[Event]) -> Iterable[tuple[str, rows.Row]]:
-    """Turn facts into rows, as the ledger's observer does."""
+def rows_of(events: Iterable[Event]) -> Iterable[tuple[str, rows.Row]]:
+    """Convert events to rows as the ledger's observer does."""
     started: dict[str, Started] = {}
-    for event in facts:
+    for event in events:
         if isinstance(event, Started):
             started[event.invocation.id] = event
             yield from rows.started_rows(event)

@@ -1,7 +1,7 @@
-"""Six agents that do not exist, and what they are said to have done in four weeks: as events.
+"""A sample fleet of nine agents and the events of its last four weeks.
 
-Everything is drawn from a seed of its own for each agent, week and weekday. So two records differ
-in their dates alone, and what all four weeks add up to is the same on every day.
+Each agent, week and weekday has its own random seed. So two recordings differ only in their dates,
+and the totals of the four weeks are always the same.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ OWN_CAPS_SINCE_A_LOOP: Final = Limits(max_turns=20, max_identical_tool_calls=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """What an agent does on a day."""
+    """An agent and its daily workload."""
 
     name: str
     model: Model
@@ -71,13 +71,13 @@ class Agent:
     """Invocations on each day from Monday to Friday."""
     weekend: int
     opens: int
-    """The hour, in UTC, from which it is asked."""
+    """Hour of its first invocation of the day, in UTC."""
     turns: tuple[int, int]
-    """At least and at most."""
+    """Minimum and maximum."""
     prompt: int
-    """Tokens of the first request, instructions and tools included."""
+    """Tokens of the first request, including instructions and tools."""
     result: int
-    """Tokens that a turn's tool results add, about."""
+    """Approximate tokens of a turn's tool results."""
     tenants: Sequence[str] = ("internal",)
     limits: Limits = RECOMMENDED
 
@@ -107,30 +107,50 @@ WATCHER: Final = Agent(
     name="delivery-watcher", model=GPT_MINI, tools=("track_parcel",), weekday=1, weekend=1, opens=5,
     turns=(2, 8), prompt=1_900, result=1_400, tenants=("acme", "globex"),
 )  # fmt: skip
-FLEET: Final = (SUPPORT, RESEARCH, REVIEWER, EXTRACTOR, WATCHER)
+TRIAGER: Final = Agent(
+    name="ticket-triager", model=FLASH, tools=("label_ticket", "assign_team"), weekday=5, weekend=2,
+    opens=6, turns=(1, 3), prompt=1_700, result=200, tenants=("acme", "globex", "initech"),
+)  # fmt: skip
+ANALYST: Final = Agent(
+    name="sales-analyst", model=GPT, tools=("list_tables", "run_query"), weekday=2, weekend=0,
+    opens=7, turns=(3, 9), prompt=2_800, result=900, limits=OWN_CAPS,
+)  # fmt: skip
+CONTRACTS: Final = Agent(
+    name="contract-checker", model=SONNET, tools=("read_section",), weekday=2, weekend=0, opens=8,
+    turns=(2, 4), prompt=4_000, result=1_800, tenants=("acme", "globex"),
+)  # fmt: skip
+FLEET: Final = (
+    SUPPORT, RESEARCH, REVIEWER, EXTRACTOR, WATCHER, TRIAGER, ANALYST, CONTRACTS,
+)  # fmt: skip
+"""The agents that are called directly; `RESEARCH` also starts `READER`."""
 
-ALIKE: Final = "max_identical_tool_calls"
+IDENTICAL_CALLS: Final = "max_identical_tool_calls"
 LOST_PARCEL: Final = Incident(
     turns=64, reason="error", action="observed", is_stuck=True,
-    breach=Breach(ALIKE, 5, 5, "loop_detected", "identical calls", "track_parcel"),
+    breach=Breach(IDENTICAL_CALLS, 5, 5, "loop_detected", "identical calls", "track_parcel"),
 )  # fmt: skip
-"""The carrier has lost a parcel, and answers the same for ever. The preset was only observed, so
-that the agent went on until its provider refused."""
+"""The carrier has lost a parcel and always returns the same status. The action was observe, so the
+agent continued until its provider refused a request."""
 FLAKY_TESTS: Final = Incident(
     turns=20, reason="max_turns", action="halted", is_stuck=True,
     breach=Breach("max_turns", 20, 20, "max_turns", "turns"),
 )  # fmt: skip
 FLAKY_TESTS_AGAIN: Final = Incident(
     turns=5, reason="loop_detected", action="halted", is_stuck=True, limits=OWN_CAPS_SINCE_A_LOOP,
-    breach=Breach(ALIKE, 5, 5, "loop_detected", "identical calls", "run_tests"),
+    breach=Breach(IDENTICAL_CALLS, 5, 5, "loop_detected", "identical calls", "run_tests"),
 )  # fmt: skip
-"""The same once more, after somebody had set a second limit."""
+"""The same, after a loop limit was added."""
 BUDGET_SPENT: Final = Incident(
     turns=1,
     reason="quota_exceeded",
     action="halted",
     breach=Breach("tenant-daily-usd", Decimal(2), Decimal("2.001"), "quota_exceeded", "USD"),
 )
+EMPTY_RESULT: Final = Incident(
+    turns=20, reason="max_turns", action="halted", is_stuck=True,
+    breach=Breach("max_turns", 20, 20, "max_turns", "turns"),
+)  # fmt: skip
+"""The query returns no rows, so the agent runs it again."""
 KILLED: Final = Incident(turns=9, reason="killed", action="halted")
 
 INCIDENTS: Final[Mapping[tuple[str, int, int], Incident]] = {
@@ -144,21 +164,28 @@ INCIDENTS: Final[Mapping[tuple[str, int, int], Incident]] = {
     (SUPPORT.name, 2, 2): BUDGET_SPENT,
     (SUPPORT.name, 2, 3): Incident(turns=2, reason="error"),
     (EXTRACTOR.name, 1, 5): Incident(turns=1, reason="max_tokens"),
+    (TRIAGER.name, 1, 3): BUDGET_SPENT,
+    (TRIAGER.name, 2, 1): BUDGET_SPENT,
+    (TRIAGER.name, 3, 4): BUDGET_SPENT,
+    (ANALYST.name, 0, 1): EMPTY_RESULT,
+    (ANALYST.name, 0, 4): EMPTY_RESULT,
+    (ANALYST.name, 1, 0): EMPTY_RESULT,
+    (ANALYST.name, 1, 2): KILLED,
+    (ANALYST.name, 2, 3): EMPTY_RESULT,
+    (ANALYST.name, 3, 0): EMPTY_RESULT,
+    (CONTRACTS.name, 2, 2): BUDGET_SPENT,
+    (CONTRACTS.name, 3, 3): BUDGET_SPENT,
 }
-"""What befell the first invocation of an agent, by week and weekday."""
+"""How an agent's first invocation of a day ended, by week and weekday."""
 
 LONG_PROMPT: Final = (SUPPORT.name, 3, 1)
-"""The day on which somebody put a whole manual into the instructions, and took it out again."""
-DEARER_FROM: Final = (3, 3)
-"""Week and weekday from which the reviewer asks a larger model."""
+"""The day on which an entire manual was part of the instructions."""
+UPGRADED_FROM: Final = (3, 3)
+"""Week and weekday from which the reviewer uses a larger model."""
 
 
 def history(today: date) -> Iterator[Event]:
-    """Tell what the fleet did in the four weeks before a day.
-
-    Args:
-        today: The day on which it is recorded, which is not part of it.
-    """
+    """Yield the events of the four weeks before `today`."""
     for ago in range(DAYS, 0, -1):
         day = today - timedelta(days=ago)
         week = (DAYS - ago) // 7
@@ -168,38 +195,40 @@ def history(today: date) -> Iterator[Event]:
 
 
 def events_of_day(agent: Agent, day: date, week: int) -> Iterator[Event]:
-    """Tell what one agent did on a day."""
+    """Yield the events of one agent on one day."""
     weekday = day.weekday()
-    # A text, which is the same seed in every process and in every version of Python.
+    # A string is the same seed in every process and Python version.
     chance = Random(f"{agent.name} {week} {weekday}")  # noqa: S311  an example, not a secret
-    trouble = INCIDENTS.get((agent.name, week, weekday))
+    incident = INCIDENTS.get((agent.name, week, weekday))
     opens = midnight(day) + 3_600 * agent.opens
-    for place in range(agent.weekend if weekday >= SATURDAY else agent.weekday):
-        at = opens + 4_800 * place + round(3_000 * chance.random())
-        story = plan_invocation(agent, at, chance, (week, weekday), trouble if not place else None)
-        yield from invocation_events(story, chance)
+    for number in range(agent.weekend if weekday >= SATURDAY else agent.weekday):
+        at = opens + 4_800 * number + round(3_000 * chance.random())
+        plan = plan_invocation(
+            agent, at, chance, (week, weekday), incident if number == 0 else None
+        )
+        yield from invocation_events(plan, chance)
 
 
 def plan_invocation(
-    agent: Agent, at: float, chance: Random, when: tuple[int, int], trouble: Incident | None
+    agent: Agent, at: float, chance: Random, when: tuple[int, int], incident: Incident | None
 ) -> Plan:
-    """Draw one invocation of an agent, with those that it starts."""
+    """Draw one invocation of an agent and those of its sub-agents."""
     low, high = agent.turns
-    # By `random()`, whose numbers are promised for ever: what `randint` draws may change.
+    # `random()` is reproducible in all Python versions, unlike `randint`.
     turns = low + int((high - low + 1) * chance.random())
     readers = turns - 1 if agent is RESEARCH else 0
-    is_dearer = agent is REVIEWER and when >= DEARER_FROM
+    is_upgraded = agent is REVIEWER and when >= UPGRADED_FROM
     return Plan(
         agent=agent.name,
-        model=GPT if is_dearer else agent.model,
+        model=GPT if is_upgraded else agent.model,
         tools=agent.tools,
         at=at,
-        turns=trouble.turns if trouble else turns,
+        turns=incident.turns if incident else turns,
         prompt=agent.prompt * (9 if (agent.name, *when) == LONG_PROMPT else 1),
         result=agent.result,
         tenant=agent.tenants[int(len(agent.tenants) * chance.random())],
-        limits=trouble.limits if trouble and trouble.limits else agent.limits,
-        incident=trouble,
+        limits=incident.limits if incident and incident.limits else agent.limits,
+        incident=incident,
         sub_agents=[
             plan_invocation(READER, at + 20 * n, chance, when, None) for n in range(1, readers + 1)
         ],
@@ -207,20 +236,20 @@ def plan_invocation(
 
 
 def quota_changes(today: date) -> Iterator[QuotaGrant]:
-    """Tell what an operator changed in a quota, in the week after it had refused."""
+    """Yield an operator's changes to a quota after it refused calls."""
     at = midnight(today - timedelta(days=4)) + 3_600 * 8
     grant = QuotaGrant(
         quota="tenant-daily-usd", key="globex", change="grant", amount=Decimal(3), unit="USD",
-        until=at + 86_400, by="dana@ops-1", at=at, id=f"{1:032x}", reason="end of the quarter",
+        until=at + 86_400, by="dana@ops-1", at=at, id=f"{1:032x}", reason="end of quarter",
     )  # fmt: skip
     block = replace(
         grant, key="initech", change="block", amount=0, until=None, at=at + 5_400, id=f"{2:032x}",
-        reason="the invoice is not paid",
+        reason="unpaid invoice",
     )  # fmt: skip
     yield from (grant, block)
     yield replace(block, change="unblock", at=at + 9_900, id=f"{3:032x}", reason="")
 
 
 def midnight(day: date) -> float:
-    """When a day begins in UTC, in seconds since the epoch."""
+    """Return the start of a day in UTC, in seconds since the epoch."""
     return datetime(day.year, day.month, day.day, tzinfo=timezone.utc).timestamp()

@@ -1,4 +1,4 @@
-"""One made-up invocation as the events that a real one would have told."""
+"""A simulated invocation, as the events that a real one publishes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from otel_limits.core.price import Price
 
 TENANT: Final = "tenant.id"
-"""What OTEL_LIMITS_AUDIT_KEYS would name."""
+"""The column that OTEL_LIMITS_AUDIT_KEYS would configure."""
 PRICES: Final = "demo"
-"""The source of prices: neither a policy file nor a list was asked."""
+"""The recorded price source."""
 
 UNREPORTED: Final = 0.01
-"""Share of the calls whose provider reported no usage, so that it was estimated."""
+"""Share of calls without reported usage, which is then estimated."""
 FAILING: Final = 0.04
 REPEATING: Final = 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model, and what it costs."""
+    """A model and its price."""
 
     name: str
     provider: str
@@ -47,21 +47,21 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """How an invocation ended that did not end as it should."""
+    """How an unsuccessful invocation ended."""
 
     turns: int
     reason: str
     action: ActionTaken = "none"
     breach: Breach | None = None
     is_stuck: bool = False
-    """True when it called one tool again and again to no effect."""
+    """Whether it repeated one tool call without progress."""
     limits: Limits | None = None
-    """Its limits, where they were not those that its agent had at first."""
+    """Its limits, if they differ from those of its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is drawn of an invocation before it is told."""
+    """The properties of an invocation before its events are generated."""
 
     agent: str
     model: Model
@@ -74,24 +74,24 @@ class Plan:
     limits: Limits
     incident: Incident | None = None
     sub_agents: Sequence[Plan] = ()
-    """The agents that it asks: one in each turn but the last."""
+    """Invocations it starts, one per turn except the last."""
 
 
 @dataclass(slots=True)
 class RunState:
-    """What an invocation has used so far."""
+    """The state of an invocation while its events are generated."""
 
     at: float
     calls: list[ModelCall] = field(default_factory=list)
     tool_calls: int = 0
     prompt: int = 0
-    """Tokens of the request before."""
+    """Tokens of the previous request."""
     after: Mapping[str, int] = field(default_factory=dict)
-    """The tools whose results the next request has."""
+    """The tools whose results are in the next request."""
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all calls."""
+        """Total usage of all calls."""
         parts = ("input", "output", "cache_read", "cache_write")
         return Usage(
             **{part: sum(getattr(call.usage, part) for call in self.calls) for part in parts}
@@ -99,37 +99,36 @@ class RunState:
 
 
 def invocation_events(
-    story: Plan, chance: Random, parent: Invocation | None = None
+    plan: Plan, chance: Random, parent: Invocation | None = None
 ) -> Iterator[Event]:
-    """Tell an invocation from its beginning to its end, with those that it starts."""
-    invocation = make_invocation(story, chance, parent)
+    """Yield the events of an invocation and its sub-agents."""
+    invocation = make_invocation(plan, chance, parent)
     yield Started(
         invocation=invocation,
-        limits=story.limits,
-        action="observed" if story.limits.max_iterations else "halted",
+        limits=plan.limits,
+        action="observed" if plan.limits.max_iterations else "halted",
         unsampled=False,
-        attributes={TENANT: story.tenant},
-        at=story.at,
+        attributes={TENANT: plan.tenant},
+        at=plan.at,
     )
-    done = RunState(story.at)
-    for turn in range(1, story.turns + 1):
-        yield model_call(story, invocation, turn, done, chance)
-        # A runaway ends while its tools run, not with an answer.
-        is_last = turn == story.turns and not (story.incident and story.incident.is_stuck)
-        if turn <= len(story.sub_agents):
-            yield from invocation_events(story.sub_agents[turn - 1], chance, invocation)
-        yield from () if is_last else tool_calls(story, invocation, turn, done, chance)
-    if story.incident is not None and story.incident.reason == "error":
+    done = RunState(plan.at)
+    for turn in range(1, plan.turns + 1):
+        yield model_call(plan, invocation, turn, done, chance)
+        # A runaway ends after its tools, without an answer.
+        is_last = turn == plan.turns and not (plan.incident and plan.incident.is_stuck)
+        if turn <= len(plan.sub_agents):
+            yield from invocation_events(plan.sub_agents[turn - 1], chance, invocation)
+        yield from () if is_last else tool_calls(plan, invocation, turn, done, chance)
+    if plan.incident is not None and plan.incident.reason == "error":
         yield failed_call(invocation, done)
-    yield stop_event(story, invocation, done)
+    yield stop_event(plan, invocation, done)
 
 
-def make_invocation(story: Plan, chance: Random, parent: Invocation | None) -> Invocation:
-    """Give an invocation its ids."""
-    # By the same chance as everything else: a page can name a trace of the example ledger.
+def make_invocation(plan: Plan, chance: Random, parent: Invocation | None) -> Invocation:
+    """Create an invocation with reproducible IDs, which documentation pages can refer to."""
     identity = f"{chance.getrandbits(128):032x}"
     return Invocation(
-        agent=story.agent,
+        agent=plan.agent,
         id=identity,
         root_id=parent.root_id if parent else identity,
         parent_id=parent.id if parent else None,
@@ -139,25 +138,23 @@ def make_invocation(story: Plan, chance: Random, parent: Invocation | None) -> I
 
 
 def model_call(
-    story: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
+    plan: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> ModelCall:
-    """Tell a model call: each request has all that was said before, and the new results."""
+    """Create a model call; its prompt contains the conversation and the new tool results."""
     output = 60 + int(240 * chance.random())
-    prompt = done.prompt + story.result // 2 + int(story.result * chance.random())
-    prompt = story.prompt if turn == 1 else prompt
-    usage = Usage(
-        input=prompt, output=output, **cache_usage(story.model.price, done.prompt, prompt)
-    )
+    prompt = done.prompt + plan.result // 2 + int(plan.result * chance.random())
+    prompt = plan.prompt if turn == 1 else prompt
+    usage = Usage(input=prompt, output=output, **cache_usage(plan.model.price, done.prompt, prompt))
     is_reported = chance.random() >= UNREPORTED
-    # 0.4 s to the first token, and then 80 tokens a second.
+    # 0.4 s to the first token, then 80 tokens per second.
     seconds = round(0.4 + output / 80, 3)
     done.at += seconds
     call = ModelCall(
-        invocation=invocation, number=turn, model=story.model.name,
+        invocation=invocation, number=turn, model=plan.model.name,
         kind="measured" if is_reported else "unmeasured", usage=usage, estimated=not is_reported,
         span_id=f"{chance.getrandbits(64):016x}", seconds=seconds,
-        price=story.model.price.of(usage), price_source=PRICES, price_version="2026-11",
-        cache_saved=story.model.price.saved_by_cache(usage), provider=story.model.provider,
+        price=plan.model.price.of(usage), price_source=PRICES, price_version="2026-11",
+        cache_saved=plan.model.price.saved_by_cache(usage), provider=plan.model.provider,
         reported=usage if is_reported else None,
         reported_total=usage.total if is_reported else None,
         turn=turn, iteration=turn, after_tools=done.after, at=done.at,
@@ -169,7 +166,7 @@ def model_call(
 
 
 def failed_call(invocation: Invocation, done: RunState) -> ModelCall:
-    """Tell the model call that ended an invocation: the provider refused it, and bills nothing."""
+    """Create the failed and unbilled model call that ended an invocation."""
     last = done.calls[-1]
     done.at += 1.0
     call = ModelCall(
@@ -181,57 +178,57 @@ def failed_call(invocation: Invocation, done: RunState) -> ModelCall:
     return call
 
 
-def cache_usage(price: Price, former: int, prompt: int) -> dict[str, int]:
-    """Tell which part of a prompt is read from a cache, and which is put there."""
+def cache_usage(price: Price, previous: int, prompt: int) -> dict[str, int]:
+    """Return the tokens read from and written to the cache."""
     if price.cache_write is None:
         return {}
-    return {"cache_read": former, "cache_write": prompt - former}
+    return {"cache_read": previous, "cache_write": prompt - previous}
 
 
 def tool_calls(
-    story: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
+    plan: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> Iterator[ToolCall]:
-    """Tell the tool call of a turn."""
-    is_stuck = story.incident is not None and story.incident.is_stuck
-    # The last of its tools is the one with which an agent is stuck.
-    tool = story.tools[-1 if is_stuck else int(len(story.tools) * chance.random())]
+    """Yield the tool call of a turn."""
+    is_stuck = plan.incident is not None and plan.incident.is_stuck
+    # An agent is stuck with the last of its tools.
+    tool = plan.tools[-1 if is_stuck else int(len(plan.tools) * chance.random())]
     status: ToolStatus = "error" if chance.random() < FAILING and not is_stuck else "success"
     is_again = is_stuck or (chance.random() < REPEATING and status == "success")
     seconds = round(0.1 + 1.5 * chance.random(), 3)
     done.at += seconds
     done.tool_calls += 1
     done.after = {tool: 1}
-    # Equal hashes are what tells that a call was repeated to no effect.
-    told_by = f"{invocation.id} {tool} {'' if is_again else done.tool_calls}"
+    # Equal fingerprints mark repeated calls.
+    identity = f"{invocation.id} {tool} {'' if is_again else done.tool_calls}"
     yield ToolCall(
         invocation=invocation,
         number=done.tool_calls,
         tool=tool,
         status=status,
         seconds=seconds,
-        fingerprint=blake2s(told_by.encode(), digest_size=16).hexdigest(),
+        fingerprint=blake2s(identity.encode(), digest_size=16).hexdigest(),
         turn=turn,
         at=done.at,
     )
 
 
-def stop_event(story: Plan, invocation: Invocation, done: RunState) -> Stop:
-    """Tell how it ended: the sums of its calls."""
-    trouble = story.incident
+def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
+    """Create the stop event, with the totals of all calls."""
+    incident = plan.incident
     costs = [call.price or NO_COST for call in done.calls]
     return Stop(
-        reason=trouble.reason if trouble else "end_turn",
-        action=trouble.action if trouble else "none",
-        breach=trouble.breach if trouble else None,
-        turns=story.turns,
+        reason=incident.reason if incident else "end_turn",
+        action=incident.action if incident else "none",
+        breach=incident.breach if incident else None,
+        turns=plan.turns,
         usage=done.usage,
-        agent=story.agent,
+        agent=plan.agent,
         trace_id=invocation.trace_id,
         invocation_id=invocation.id,
         cycles=len(done.calls),
         model_calls=len(done.calls),
-        started=story.at,
-        seconds=done.at - story.at,
+        started=plan.at,
+        seconds=done.at - plan.at,
         tool_calls=done.tool_calls,
         cost=sum(costs, Decimal(0)),
         invocation=invocation,
