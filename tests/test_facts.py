@@ -161,7 +161,7 @@ def test_an_observer_cannot_change_what_others_are_told(
         disable()
 
     assert meddler.changed == set()
-    assert meddler.told >= {"Started", "Limits", "Warned", "Level", "Halt", "Breach", "Stop"}
+    assert meddler.told >= {"Started", "Limits", "LimitWarning", "Level", "Halt", "Breach", "Stop"}
     assert meddler.told >= {"Cycle", "Turn", "ModelCall", "Usage", "ToolCall", "Invocation"}
     assert results[0] == results[1]
     assert results[0][1] == ["u1"]

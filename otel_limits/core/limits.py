@@ -428,7 +428,7 @@ class Caps(TypedDict, total=False):
     max_output_tokens: int | None
     max_tool_calls: int | None
     max_calls_per_tool: Mapping[str, int] | None
-    max_cost_usd: Decimal | None
+    max_cost_usd: Decimal | float | None
     max_duration_seconds: float | None
     max_consecutive_same_tool: int | None
     max_identical_tool_calls: int | None
