@@ -66,7 +66,7 @@ class KillListener(StoreThread):
         # Here, as a child has heard nothing yet of what its parent has.
         self._began = time.monotonic()
         self._clock_offset = 0.0
-        self._is_deaf = self._has_missed = False
+        self._is_deaf, self._has_missed = not self._store.has_channels, False
         # More than are sent in the hour for which kills are noted.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():

@@ -20,6 +20,7 @@ from otel_limits.quotas.store import (
     Demand,
     Look,
     Operation,
+    QuotaStore,
     Renew,
     Reply,
     Reserve,
@@ -76,7 +77,7 @@ class Done(NamedTuple):
     lacking: tuple[int, ...]
 
 
-class MemoryStore:
+class MemoryStore(QuotaStore):
     """Counts in this process alone, and does in Python what the scripts do in Redis."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -95,9 +96,6 @@ class MemoryStore:
             now = self._clock()
             self._forget(now)
             return [self._run(each, now) for each in operations]
-
-    def warm(self) -> None:
-        """Memory is there."""
 
     def check(self) -> None:
         """Memory can be written to."""
@@ -132,9 +130,6 @@ class MemoryStore:
     def after_fork(self) -> None:
         """Renew the lock in a child, which goes on counting for itself."""
         self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
     # --- under the lock ---------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from otel_limits.quotas.store import (
     Look,
     Operation,
     Reply,
+    SharedStore,
     Standing,
     StoreError,
 )
@@ -40,7 +41,7 @@ KILL_NOTED_SECONDS: Final = 3600
 """How long a kill is noted for processes that did not hear it when it was sent."""
 
 
-class RedisStore:
+class RedisStore(SharedStore):
     """Counts on a server, for one thread: each has a store of its own.
 
     Args:
@@ -48,6 +49,8 @@ class RedisStore:
         connect: Makes a link to it, without connecting yet.
         names: How keys are called there.
     """
+
+    has_channels = True
 
     def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
         """Connect on first use."""

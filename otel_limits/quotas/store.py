@@ -7,9 +7,10 @@ when its reply was lost. All the counts that an operation names change together 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import threading
@@ -235,117 +236,140 @@ class Freed:
     """Quota, and id of the key; `None` where it is not known of which."""
 
 
-class QuotaStore(Protocol):
-    """A place where quotas are counted."""
+class QuotaStore(ABC):
+    """A place where quotas are counted. Methods that are not abstract are optional."""
 
+    @abstractmethod
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
-        """Do `operations` in order; each is atomic.
+        """Apply `operations` in order; each is atomic.
 
         Raises:
-            StoreError: Some may have been done and some not: do all of them again.
+            StoreError: Some may have been applied. Send all of them again.
         """
 
-    def warm(self) -> None:
-        """Do beforehand what the first operation would have to wait for.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-
+    @abstractmethod
     def check(self) -> None:
-        """Make sure that the store can be written to.
+        """Verify that the store accepts writes.
 
         Raises:
-            StoreError: It cannot.
+            StoreError: It does not.
         """
 
+    @abstractmethod
     def now(self) -> float:
         """Return the store's time."""
 
+    @abstractmethod
     def keys(self, quota: str) -> Iterator[Key]:
-        """Go through the keys of a quota that were used lately, each once.
+        """Iterate over recently used keys of a quota, each once.
 
         Raises:
-            StoreError: The store does not answer.
+            StoreError: The store is unavailable.
         """
 
+    @abstractmethod
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
-        """Return how counts stand, each given with the amount of its quota.
+        """Return the state of counts, each given with the amount of its quota.
 
-        However many they are, no operation of others waits for more than `LOOKED_AT` of them.
+        However many they are, other operations wait for at most `LOOKED_AT` of them.
 
         Raises:
-            StoreError: The store does not answer.
+            StoreError: The store is unavailable.
         """
 
+    @abstractmethod
     def reset(self, count: Count) -> None:
-        """Begin to count from 0 in the present window; what is reserved stays so."""
+        """Set usage to 0 for the current window; reservations stay."""
 
+    @abstractmethod
     def grant(self, count: Count, amount: int, until: float) -> None:
-        """Permit `amount` more until a time, in seconds since the epoch."""
+        """Raise the limit by `amount` until a time, in seconds since the epoch."""
 
-    def after_fork(self) -> None:
-        """Make it usable in a child: another thread may have held a lock."""
-
-    def close(self) -> None:
-        """Let go of connections."""
-
-
-class SharedStore(QuotaStore, Protocol):
-    """A place where a whole fleet counts, which can outlive whoever reserved there."""
-
-    def missing_rights(self) -> list[str]:
-        """Return what its access rules do not permit this process, as rules to be added.
-
-        Those that begin with `&` are about listening; without them quotas are counted all the same.
+    def warm(self) -> None:  # noqa: B027  optional
+        """Do in advance what the first operation would wait for, such as connecting.
 
         Raises:
-            NotLetInError: It accepts no user or password of ours.
-            StoreError: The store does not answer.
+            StoreError: The store is unavailable.
         """
 
-    def expired(self, first: int, most: int) -> list[str]:
-        """Return ids of reservations that nobody settled in time, the latest first.
+    def after_fork(self) -> None:  # noqa: B027  optional
+        """Reset inherited state after a fork: another thread may have held a lock."""
+
+    def close(self) -> None:  # noqa: B027  optional
+        """Close connections."""
+
+
+class SharedStore(QuotaStore):
+    """A store for a whole fleet, which can outlive the process that made a reservation."""
+
+    has_channels: ClassVar[bool] = False
+    """Whether `messages` pushes kills and freed amounts; without it, processes poll."""
+
+    def messages(
+        self,
+        since: float,  # noqa: ARG002
+        closing: threading.Event,  # noqa: ARG002
+    ) -> Iterator[Kill | Freed | None]:
+        """Wait for messages until `closing` is set; `None` after a second without any.
 
         Args:
-            first: How many of them to leave out.
+            since: The store's time; kills sent after it, before this subscription, come first.
+            closing: Ends the wait within a second.
+
+        Raises:
+            DeafError: Subscribing is not allowed here.
+            StoreError: The connection was lost.
+        """
+        raise DeafError("this store has no channels")
+
+    def missing_rights(self) -> list[str]:
+        """Return the access rules that this process lacks, ready to be added.
+
+        Rules that begin with `&` are about channels; quotas are counted without them.
+
+        Raises:
+            NotLetInError: Authentication failed.
+            StoreError: The store is unavailable.
+        """
+        return []
+
+    @abstractmethod
+    def expired(self, first: int, most: int) -> list[str]:
+        """Return IDs of reservations that expired unsettled, latest first.
+
+        Args:
+            first: How many to skip.
             most: How many to return at most.
         """
 
+    @abstractmethod
     def forget_expired(self) -> int:
-        """Drop reservations that are too old to be settled; returns how many there were."""
+        """Drop reservations that are too old to be settled; return their number."""
 
-    def revoke(self, count: Count) -> int:
-        """Take back what was granted to a key; returns how many grants were in force."""
-
-    def block(self, count: Count, block: Block) -> None:
-        """Permit nothing of a key until a time, whatever was granted."""
-
-    def unblock(self, count: Count) -> int:
-        """Take back the blocks of a key; returns how many were in force."""
-
+    @abstractmethod
     def done(self, ids: Sequence[str]) -> None:
-        """Note that these reservations have been settled after all."""
+        """Note that these expired reservations have been settled."""
 
+    @abstractmethod
+    def revoke(self, count: Count) -> int:
+        """Revoke the grants of a key; return how many were active."""
+
+    @abstractmethod
+    def block(self, count: Count, block: Block) -> None:
+        """Refuse every use of a key until a time, regardless of grants."""
+
+    @abstractmethod
+    def unblock(self, count: Count) -> int:
+        """Remove the blocks of a key; return how many were active."""
+
+    @abstractmethod
     def kill(self, pattern: str) -> int:
-        """Tell every listening process to end agents; returns how many heard it."""
+        """Send a kill to all processes; return how many received it by a channel."""
 
-    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
-        """Wait for what others tell, until `closing` is set; `None` after a second without any.
-
-        Args:
-            since: The store's time; a kill that was sent after it while nobody listened comes
-                first.
-            closing: Ends the waiting within a second.
-
-        Raises:
-            DeafError: Listening is not permitted here.
-            StoreError: The connection was lost.
-        """
-
+    @abstractmethod
     def noted_kills(self, since: float) -> list[Kill]:
-        """Return the kills of the last hour that were given after `since`, the store's time.
+        """Return the kills of the last hour that were sent after `since`, the store's time.
 
         Raises:
-            StoreError: The store does not answer.
+            StoreError: The store is unavailable.
         """

@@ -22,6 +22,8 @@ class StoreKind:
     """Its URLs, as messages show them."""
     pattern: str
     """Its URLs, as a regular expression."""
+    example: str
+    """A store on this machine; tests use it unless `OTEL_LIMITS_TEST_<MODULE>` names another."""
     module: str
     """The file beside this one that knows it, a `StoreModule`."""
     extra: str = ""
@@ -45,22 +47,25 @@ class StoreModule(Protocol):
 
 
 STORES: Final = (
-    StoreKind(MEMORY_URL, "memory://", "memory", is_shared=False),
+    StoreKind(MEMORY_URL, "memory://", MEMORY_URL, "memory", is_shared=False),
     StoreKind(
         "redis://host:port/db, rediss://…, unix://path",
         "(rediss?|valkeys?|unix)://.+",
+        "redis://localhost:6379/0",
         "redis_server",
         "redis",
     ),
     StoreKind(
         "redis+cluster://host:port,host:port",
         r"(rediss?|valkeys?)\+cluster://.+",
+        "redis+cluster://localhost:7000",
         "redis_cluster",
         "redis",
     ),
     StoreKind(
         "redis+sentinel://host:port,host:port/service/db (valkey means the same as redis)",
         r"(redis|valkey)\+sentinel://([^@/]*@)?[^/,:@]+:\d+(,[^/,:]+:\d+)*/[^/?]+(/\d+)?(\?.*)?",
+        "redis+sentinel://localhost:26379/mymaster/0",
         "redis_sentinel",
         "redis",
     ),

@@ -293,6 +293,37 @@ def cluster(redis_installed: None, tmp_path: Path) -> Iterator[str]:
     node.stop()
 
 
+@pytest.fixture(scope="session")
+def shared_cluster(
+    redis_installed: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A cluster for all tests that leave it running."""
+    node = Server(
+        tmp_path_factory.mktemp("cluster"),
+        *("--cluster-enabled", "yes", "--cluster-port", str(free_port())),
+    )
+    node.start()
+    node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+    eventually(lambda: node.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    yield f"redis+cluster://127.0.0.1:{node.port}"
+    node.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_sentinel(
+    shared_server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A sentinel that knows the shared server."""
+    folder, port = tmp_path_factory.mktemp("sentinel"), free_port()
+    settings = folder / "sentinel.conf"
+    settings.write_text(f"sentinel monitor fleet 127.0.0.1 {shared_server.port} 1\n")
+    command = ["redis-server", str(settings), "--sentinel", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as watcher:
+        Server(folder, port=port).wait()
+        yield f"redis+sentinel://127.0.0.1:{port}/fleet"
+        watcher.kill()
+
+
 class Timed(NamedTuple):
     """A store whose clock a test sets."""
 

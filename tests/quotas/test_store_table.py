@@ -12,31 +12,28 @@ import pytest
 
 from otel_limits.quotas import stores
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import StorePlace
+from otel_limits.quotas.redis_store import RedisStore
+from otel_limits.quotas.store import SharedStore, StorePlace
 from otel_limits.quotas.stores import STORES, StoreKind, is_shared, require_store_url
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeAgent
-    from tests.quotas.conftest import Hold
-
-URLS = (
-    "memory://",
-    "redis://localhost:1/0",
-    "redis+cluster://localhost:1",
-    "redis+sentinel://localhost:1/service",
-)
+    from tests.quotas.conftest import Hold, Server
 
 
-@pytest.mark.parametrize(("kind", "url"), list(zip(STORES, URLS, strict=True)))
-def test_every_kind_of_store_checks_its_urls_and_opens_them(kind: StoreKind, url: str) -> None:
-    """Without connecting; only memory is not shared."""
-    assert require_store_url("x", url) == url
-    assert is_shared(url) == kind.is_shared == (url != "memory://")
-    opener = stores.open_shared_store if kind.is_shared else stores.open_store
-    opener(StorePlace(url, 1.0)).close()
+@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.module)
+def test_store_opens_its_example_url_without_connecting(kind: StoreKind) -> None:
+    """Settings are checked before any server is reachable."""
+    assert require_store_url("x", kind.example) == kind.example
+    assert is_shared(kind.example) == kind.is_shared
+    store = stores.open_store(StorePlace(kind.example, 1.0))
+    assert isinstance(store, SharedStore) == kind.is_shared
+    store.close()
 
 
 def test_a_new_store_is_one_file_and_one_line(
@@ -56,7 +53,7 @@ def test_a_new_store_is_one_file_and_one_line(
 
     toy.require_readable, toy.open_store = require_readable, open_store
     monkeypatch.setitem(sys.modules, "otel_limits.quotas.toy", toy)
-    line = StoreKind("toy://name", "toy://.+", "toy", is_shared=False)
+    line = StoreKind("toy://name", "toy://.+", "toy://box", "toy", is_shared=False)
     monkeypatch.setattr(stores, "STORES", (*STORES, line))
 
     hold({"calls": {"model_calls": 1, "window": "month"}}, "toy://box")
@@ -69,10 +66,34 @@ def test_a_new_store_is_one_file_and_one_line(
         require_store_url("x", "http://box")
 
 
+def test_store_without_channels_is_polled_for_kills(
+    hold: Hold,
+    server: Server,
+    store: SharedStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Channels are optional, so a store that lacks them is no reason for a warning."""
+    received: list[str] = []
+
+    def kill(*, agent: str, before: float) -> int:
+        received.append(agent)
+        return int(before)
+
+    monkeypatch.setattr(LIVE, "kill", kill)
+    monkeypatch.setattr(RedisStore, "has_channels", False)
+    hold({}, server.url)
+    caplog.clear()
+    eventually(lambda: bool(store.kill("research-*") or received))
+    assert not server.client.pubsub_channels()
+    assert "may not listen" not in caplog.text
+
+
 IN_MEMORY = """
 import sys
 import otel_limits
 from strands import Agent
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says
 otel_limits.enable()
 agent = Agent(model=ScriptedModel([says("done")]), callback_handler=None)

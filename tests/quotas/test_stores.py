@@ -1,9 +1,15 @@
-"""What a store does with operations: the same in memory and on a real server."""
+"""Every store of the table `STORES` applies operations in the same way.
+
+A store whose server is not there is skipped; `OTEL_LIMITS_TEST_<MODULE>` names one that is.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -25,10 +31,16 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     Standing,
+    StoreError,
+    StorePlace,
 )
+from otel_limits.quotas.stores import STORES, open_store
 from otel_limits.quotas.windows import Always, Window, Windows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.quotas.stores import StoreKind
     from tests.quotas.conftest import Server, Timed
 
 LEASE = 60.0
@@ -72,9 +84,9 @@ class Bench:
         return standing
 
 
-def count(name: str = "q", window: Window = TODAY) -> Count:
+def count(name: str = "q", window: Window | None = None) -> Count:
     """One thing to count."""
-    return Count(name, "k", window, "tokens", "global")
+    return Count(name, "k", window or TODAY, "tokens", "global")
 
 
 @pytest.fixture
@@ -90,12 +102,35 @@ def on_server(timed_store: Timed) -> Bench:
     return Bench(*timed_store)
 
 
-@pytest.fixture(params=["memory", "redis"])
-def bench(request: pytest.FixtureRequest) -> Bench:
-    """Both stores."""
-    name = {"memory": "in_memory", "redis": "on_server"}[request.param]
-    made: Bench = request.getfixturevalue(name)
-    return made
+@pytest.fixture(params=STORES, ids=lambda kind: kind.module)
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """A store of each kind."""
+    kind: StoreKind = request.param
+    fixture = {"memory": "in_memory", "redis_server": "on_server"}.get(kind.module)
+    if fixture is not None:
+        yield request.getfixturevalue(fixture)
+        return
+    # The clock is real: count in the current window, and skip tests that would move it.
+    monkeypatch.setattr(sys.modules[__name__], "TODAY", Windows("P366D").at(time.time()))
+    fixture = {"redis_cluster": "shared_cluster", "redis_sentinel": "shared_sentinel"}.get(
+        kind.module
+    )
+    variable = f"OTEL_LIMITS_TEST_{kind.module.upper()}"
+    url = request.getfixturevalue(fixture) if fixture else os.environ.get(variable, kind.example)
+    store = open_store(StorePlace(url, 5.0, uuid.uuid4().hex))
+    try:
+        store.check()
+    except StoreError as error:
+        pytest.skip(f"no store at {url} ({error}): start one, or name one in {variable}")
+    is_set = [True]
+
+    def set_clock(_: float) -> None:
+        if not is_set:
+            pytest.skip(f"tests cannot set the clock of {kind.module}")
+        is_set.clear()
+
+    yield Bench(store, set_clock)
+    store.close()
 
 
 # --- reserve and settle ---------------------------------------------------------------------------
@@ -344,7 +379,7 @@ def test_what_the_asker_knows_does_not_change_a_count_that_is_there(bench: Bench
 
 def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
     """Two of them add up, each to its own end."""
-    now = TODAY.start + HOUR
+    now = max(TODAY.start + HOUR, bench.store.now())
     bench.store.grant(count(), 50, now + 100)
     bench.store.grant(count(), 50, now + 200)
     assert bench.standing().limit == 200
