@@ -1,4 +1,4 @@
-"""What facts become in the metrics, the same over Prometheus and over OpenTelemetry."""
+"""Metrics derived from events, identical over Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Way:
     observer: CountingObserver
     registry: CollectorRegistry
 
-    def tell(self, *facts: Event) -> None:
-        """Tell the observer what happened, in the way that it wants to be told."""
+    def publish(self, *facts: Event) -> None:
+        """Pass events to the observer as it subscribed to them."""
         for event in facts:
             self.observer(event)
 
     def samples(self) -> Samples:
-        """What a Prometheus would see."""
+        """The samples that a Prometheus would scrape."""
         return dict(read(self.registry))
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -77,7 +77,7 @@ class Way:
 
 
 def read(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
-    """Yield every sample of ours, with the bounds of buckets as numbers.
+    """Yield every otel-limits sample, with the bounds of buckets as numbers.
 
     An empty label is no label, to Prometheus.
     """
@@ -173,7 +173,7 @@ QUOTA_DECISION = QuotaDecision(
 )
 QUOTA_WAIT = QuotaWait(invocation=INVOCATION, quota="users", key="#1f2e", seconds=None)
 MAX_SERIES = 7_000
-"""What a flood of names may leave of 50 agents, 50 models and 250 tools."""
+"""The most series that a flood of names may create: 50 agents, 50 models, 250 tools."""
 
 STORY = (
     Enforcing(source="code", in_force=True),
@@ -204,13 +204,13 @@ def test_names_labels_and_values_are_identical_both_ways() -> None:
     scraped, sent = through_prometheus(), through_opentelemetry()
     for one in (scraped, sent):
         one.observer.info("1.2.3")
-        one.tell(*STORY)
+        one.publish(*STORY)
 
     assert scraped.samples() == sent.samples()
 
 
-def test_the_service_is_told_both_ways(way: Way) -> None:
-    """By today's name of the environment or the one before, and nothing where nobody says it."""
+def test_service_labels_are_exported_both_ways(way: Way) -> None:
+    """By today's name of the environment or the previous one, and absent if unset."""
     said = {"service.version": "7", "deployment.environment": "prod", "service.name": "x"}
     way.observer.info("1.2.3", service_of(said))
     labels = {"version": "1.2.3", "service_version": "7", "deployment_environment": "prod"}
@@ -224,7 +224,7 @@ def test_the_service_is_told_both_ways(way: Way) -> None:
 def test_every_metric_of_the_table_arrives(way: Way) -> None:
     """No metric is only a name."""
     way.observer.info("1.2.3")
-    way.tell(*STORY)
+    way.publish(*STORY)
     arrived = {name for name, _ in way.samples()}
 
     for spec in METRICS:
@@ -281,7 +281,7 @@ def test_a_fact_becomes_this_value(
     way: Way, name: str, labels: dict[str, str], expected: float
 ) -> None:
     """Each number of an invocation is found under its name and labels."""
-    way.tell(*STORY)
+    way.publish(*STORY)
 
     assert way.value(f"otel_limits_{name}", agent="research", **labels) == expected
 
@@ -293,14 +293,14 @@ def test_a_fact_becomes_this_value(
 def test_a_key_of_a_quota_stands_as_the_store_last_said(
     way: Way, name: str, expected: float
 ) -> None:
-    """What was said before is replaced, not added to."""
-    way.tell(replace(QUOTA_USE, used=1, reserved=1, limit=1, resets=1.0), QUOTA_USE)
+    """A new value replaces the previous one; it is not added."""
+    way.publish(replace(QUOTA_USE, used=1, reserved=1, limit=1, resets=1.0), QUOTA_USE)
     assert way.value(f"otel_limits_quota_{name}", quota="users", key="#1f2e") == expected
 
 
 def test_every_decision_of_a_quota_begins_at_0(way: Way) -> None:
     """Or the first degraded one, which an alert waits for, is missed."""
-    way.tell(replace(QUOTA_DECISION, decision="admitted"), QUOTA_DECISION, QUOTA_DECISION)
+    way.publish(replace(QUOTA_DECISION, decision="admitted"), QUOTA_DECISION, QUOTA_DECISION)
     counted = {
         decision: way.value("otel_limits_quota_decisions_total", quota="users", decision=decision)
         for decision in QUOTA_DECISIONS.values
@@ -312,20 +312,20 @@ def test_every_decision_of_a_quota_begins_at_0(way: Way) -> None:
 
 
 def test_a_call_that_waits_for_a_quota_is_shown_until_it_does_so_no_more(way: Way) -> None:
-    """And how long it waited; one that began before anybody counted is not subtracted."""
+    """And its duration; a wait that started before counting began is not subtracted."""
     other = replace(QUOTA_WAIT, invocation=replace(INVOCATION, id="another"))
-    way.tell(QUOTA_WAIT, other, replace(other, quota="early", seconds=4.0))
+    way.publish(QUOTA_WAIT, other, replace(other, quota="early", seconds=4.0))
     assert way.value("otel_limits_quota_waiting", quota="users") == 2
     assert way.value("otel_limits_quota_waiting", quota="early") == 0
-    way.tell(replace(other, seconds=2.5))
+    way.publish(replace(other, seconds=2.5))
     assert way.value("otel_limits_quota_waiting", quota="users") == 1
     assert way.value("otel_limits_quota_wait_seconds_count", quota="users") == 1
     assert way.value("otel_limits_quota_wait_seconds_sum", quota="users") == 2.5
 
 
 def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:
-    """What no cost includes is known, and is never 0 dollars."""
-    way.tell(*STORY)
+    """Usage missing from the cost is counted, and is never 0 USD."""
+    way.publish(*STORY)
 
     assert way.value("otel_limits_unpriced_tokens_total", agent="research", model="m2") == 7
     assert way.value("otel_limits_unpriced_tokens_total", agent="research", model="m1") == 0
@@ -333,16 +333,16 @@ def test_tokens_without_a_price_are_counted_by_model(way: Way) -> None:
 
 @pytest.mark.parametrize("price", [Decimal("NaN"), Decimal(-1), Decimal("Infinity")])
 def test_an_impossible_price_counts_as_none(way: Way, price: Decimal) -> None:
-    """NaN would poison the counter for ever."""
-    way.tell(STARTED, replace(CALL, price=price))
+    """NaN would poison the counter forever."""
+    way.publish(STARTED, replace(CALL, price=price))
 
     assert way.value("otel_limits_cost_usd_total", agent="research", model="m1") == 0
     assert way.value("otel_limits_unpriced_tokens_total", agent="research", model="m1") == 120
 
 
-def test_what_observers_lose_and_how_long_they_take_is_told(way: Way) -> None:
+def test_observer_drops_and_delays_are_counted(way: Way) -> None:
     """A ledger that cannot keep up is seen."""
-    way.tell(*STORY)
+    way.publish(*STORY)
 
     assert way.value("otel_limits_observer_dropped_events_total", observer="ledger") == 3
     assert way.value("otel_limits_observer_lag_seconds_sum", observer="ledger") == 0.02
@@ -350,7 +350,7 @@ def test_what_observers_lose_and_how_long_they_take_is_told(way: Way) -> None:
 
 
 def stops(way: Way, name: str = "otel_limits_stops_total") -> dict[tuple[str, str], float]:
-    """What a counter says, by reason and action."""
+    """The value of a counter, by reason and action."""
     return {
         (dict(labels)["reason"], dict(labels).get("action", "")): value
         for (sample, labels), value in way.samples().items()
@@ -384,8 +384,8 @@ def halts(way: Way) -> set[tuple[str, str]]:
 def test_only_possible_halts_are_there_at_0(
     way: Way, started: dict[str, Any], expected: set[str]
 ) -> None:
-    """A counter that is born at 1 has no increase; one that stays 0 for ever is only in the way."""
-    way.tell(replace(STARTED, **started))
+    """A counter that is born at 1 has no increase; one that always stays 0 is clutter."""
+    way.publish(replace(STARTED, **started))
 
     assert halts(way) == {(reason, "halted") for reason in expected}
     assert {reason for reason, _ in stops(way, "otel_limits_synthetic_messages_total")} == expected
@@ -405,55 +405,55 @@ def test_only_possible_halts_are_there_at_0(
 def test_halts_are_there_by_what_would_be_done(
     way: Way, action: ActionTaken, expected: set[tuple[str, str]]
 ) -> None:
-    """Somebody's kill is never only observed, and a last answer is not always possible."""
-    way.tell(replace(STARTED, limits=Limits(max_turns=2), action=action))
+    """A kill is never only observed, and a final answer is not always possible."""
+    way.publish(replace(STARTED, limits=Limits(max_turns=2), action=action))
 
     assert halts(way) == expected
 
 
 def test_how_frameworks_end_is_there_at_0(way: Way) -> None:
     """Shares are of all invocations, however they ended."""
-    way.tell(STARTED)
+    way.publish(STARTED)
 
     assert {("end_turn", "none"), ("error", "none"), ("aborted", "none")} <= set(stops(way))
 
 
 def test_a_new_policy_makes_new_halts_possible(way: Way) -> None:
     """The next invocation begins with zeros for them."""
-    way.tell(replace(STARTED, limits=Limits(max_turns=2)))
+    way.publish(replace(STARTED, limits=Limits(max_turns=2)))
     again = replace(INVOCATION, id="i2")
-    way.tell(replace(STARTED, invocation=again, limits=Limits(max_tool_calls=5)))
+    way.publish(replace(STARTED, invocation=again, limits=Limits(max_tool_calls=5)))
 
     assert ("max_tool_calls", "halted") in halts(way)
 
 
 def test_an_invocation_is_in_progress_until_it_ends(way: Way) -> None:
     """The gauge goes up and down."""
-    way.tell(STARTED, replace(STARTED, invocation=replace(INVOCATION, id="i2")))
+    way.publish(STARTED, replace(STARTED, invocation=replace(INVOCATION, id="i2")))
     assert way.value("otel_limits_invocations_in_progress", agent="research") == 2
 
-    way.tell(STOP)
+    way.publish(STOP)
     assert way.value("otel_limits_invocations_in_progress", agent="research") == 1
 
 
 def test_a_stop_whose_start_was_not_seen_takes_nothing_away(way: Way) -> None:
     """An observer that came late never shows less than nothing."""
-    way.tell(STOP)
+    way.publish(STOP)
 
     assert way.value("otel_limits_invocations_in_progress", agent="research") is None
 
 
 def test_a_limit_that_is_gone_is_0(way: Way) -> None:
     """A policy that was changed is not shown as it was before."""
-    way.tell(STARTED, replace(STARTED, limits=Limits(max_turns=9)))
+    way.publish(STARTED, replace(STARTED, limits=Limits(max_turns=9)))
 
     assert way.value("otel_limits_limit", agent="research", limit="max_turns") == 9
     assert way.value("otel_limits_limit", agent="research", limit="max_token_budget") == 0
 
 
 def test_an_observed_breach_is_no_overshoot_and_no_synthetic_message(way: Way) -> None:
-    """Only what was enforced tells how well enforcement works."""
-    way.tell(STARTED, replace(HALT, action="observed"), replace(STOP, action="observed"))
+    """Only enforced limits show how well enforcement works."""
+    way.publish(STARTED, replace(HALT, action="observed"), replace(STOP, action="observed"))
 
     labels = {"agent": "research", "limit": "max_token_budget"}
     assert way.value("otel_limits_overshoot_tokens_sum", **labels) is None
@@ -463,10 +463,10 @@ def test_an_observed_breach_is_no_overshoot_and_no_synthetic_message(way: Way) -
 
 
 def test_reasons_that_providers_make_up_cannot_flood(way: Way) -> None:
-    """The first hundred are told apart, then they are one; ours and the framework's always are."""
+    """The first hundred are separate, then they are one; ours and the framework's always are."""
     surprise = replace(STOP, action="none", breach=None, breaches=())
-    way.tell(*(replace(surprise, reason=f"surprise {number}") for number in range(103)))
-    way.tell(replace(surprise, reason="max_turns"), replace(surprise, reason="limit_turns"))
+    way.publish(*(replace(surprise, reason=f"surprise {number}") for number in range(103)))
+    way.publish(replace(surprise, reason="max_turns"), replace(surprise, reason="limit_turns"))
 
     stops = {
         dict(labels)["reason"]: value
@@ -481,30 +481,28 @@ def test_reasons_that_providers_make_up_cannot_flood(way: Way) -> None:
     assert stops["max_turns"] == stops["limit_turns"] == 1
 
 
-def test_a_framework_says_how_its_invocations_end(
-    way: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_framework_stop_reasons_are_preserved(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second framework's reasons are labels as well, at 0 from the beginning."""
     monkeypatch.setattr(known, "FRAMEWORKS", (SimpleNamespace(stop_reasons=("answered",)),))
-    way.tell(STARTED)
+    way.publish(STARTED)
     labels = {"agent": "research", "reason": "answered", "action": "none"}
     assert way.value("otel_limits_stops_total", **labels) == 0
 
-    way.tell(replace(STOP, reason="answered", action="none", breach=None, breaches=()))
+    way.publish(replace(STOP, reason="answered", action="none", breach=None, breaches=()))
     assert way.value("otel_limits_stops_total", **labels) == 1
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "\x00", 'quo"te\\', "x" * 10_000, "ünïcode"])
 def test_any_name_can_be_scraped(way: Way, name: str) -> None:
     """One lone surrogate would make every scrape fail."""
-    way.tell(replace(STARTED, invocation=replace(INVOCATION, agent=name)))
+    way.publish(replace(STARTED, invocation=replace(INVOCATION, agent=name)))
 
     agents = {dict(labels).get("agent") for _, labels in way.samples()}
     assert len(max(agents - {None}, key=len)) <= 128  # type: ignore[arg-type]
 
 
 def exposed(way: Way) -> str:
-    """What a Prometheus that understands OpenMetrics scrapes."""
+    """The output that a Prometheus with OpenMetrics support scrapes."""
     text: bytes = openmetrics(way.registry)  # type: ignore[no-untyped-call]
     return text.decode()
 
@@ -512,7 +510,7 @@ def exposed(way: Way) -> str:
 def test_exemplars_name_the_trace_of_the_stop_and_the_span_of_the_call() -> None:
     """A point in a graph leads to the trace behind it."""
     way = through_prometheus()
-    way.tell(*STORY)
+    way.publish(*STORY)
     lines = exposed(way).splitlines()
 
     trace = "ab" * 16
@@ -526,7 +524,7 @@ def test_a_trace_that_is_not_exported_is_no_exemplar() -> None:
     """A link that leads nowhere is not drawn."""
     way = through_prometheus()
     unsampled = replace(INVOCATION, sampled=False)
-    way.tell(replace(STARTED, invocation=unsampled), replace(CALL, invocation=unsampled), STOP)
+    way.publish(replace(STARTED, invocation=unsampled), replace(CALL, invocation=unsampled), STOP)
 
     assert "trace_id" not in exposed(way)
 
@@ -545,16 +543,18 @@ def test_a_flood_of_names_is_folded() -> None:
 
 
 def finish_invocations(way: Way, agents: int) -> None:
-    """Have one whole invocation of each of many agents."""
+    """Publish one whole invocation of each of many agents."""
     for number in range(agents):
         name = f"agent-{number}"
         invocation = Invocation(agent=name, id=name, root_id=name)
-        way.tell(*(replace(event, invocation=invocation) for event in (STARTED, CALL, TOOL_CALL)))
-        way.tell(replace(STOP, agent=name, invocation_id=name))
+        way.publish(
+            *(replace(event, invocation=invocation) for event in (STARTED, CALL, TOOL_CALL))
+        )
+        way.publish(replace(STOP, agent=name, invocation_id=name))
 
 
 def flood(way: Way, names: int) -> None:
-    """Tell facts with names that nobody has seen before."""
+    """Publish events with new names."""
     random = Random(names)  # noqa: S311  no secret
     observer = way.observer
     for _ in range(names // 3):

@@ -1,4 +1,4 @@
-"""What the action `raise` raises, and in what state it leaves everything."""
+"""The action `raise`: its exception, and the state that it leaves behind."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Report(BaseModel):
 
 
 def runaway() -> ScriptedModel:
-    """A model that asks for one more search for ever."""
+    """A model that requests searches forever."""
     return ScriptedModel(endless(uses("search")))
 
 
 @pytest.mark.parametrize(("limit", "cap", "error"), CASES)
-def test_the_exception_itself_is_raised(
+def test_exception_is_raised_unwrapped(
     limit: str, cap: int, error: type[Exception], call: Call, make_agent: MakeAgent
 ) -> None:
     """The call raises the limit's own exception, not an `EventLoopException` around it."""
@@ -101,7 +101,7 @@ def test_an_agent_that_raised_can_be_called_again(call: Call, make_agent: MakeAg
 
 
 def test_the_exception_has_the_stop(make_agent: MakeAgent, call: Call) -> None:
-    """`.stop` tells what `stop_of` tells of a result."""
+    """`.stop` equals `stop_of` of a result."""
     enable(Limits(max_turns=2), action="raise")
     with pytest.raises(MaxTurnsReachedException) as caught:
         call(make_agent(runaway()))
@@ -182,7 +182,7 @@ def test_raising_logs_nothing_but_the_warning(
     assert logged == [("otel_limits", "WARNING")]
 
 
-def test_raising_is_counted_and_told_as_such(make_agent: MakeAgent, metric: Metric) -> None:
+def test_raise_is_counted_and_published_as_raised(make_agent: MakeAgent, metric: Metric) -> None:
     """The invocation counts as raised, with the reason of its limit."""
     events: list[otel_limits.Event] = []
     enable(Limits(max_turns=2), action="raise", observers=[events.append])
@@ -294,14 +294,14 @@ def test_a_task_group_of_agents_sees_each_exception(make_agent: MakeAgent) -> No
         lambda: LimitsPlugin({"max_turns": 3}),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_not_limits_is_refused_in_a_sentence(mistake: Callable[[], object]) -> None:
+def test_invalid_limits_argument_is_rejected(mistake: Callable[[], object]) -> None:
     """A dictionary is what Strands' own `limits=` takes."""
     with pytest.raises(ValueError, match=r"limits must be Limits, such as .*, got (\{|30)"):
         mistake()
 
 
 @pytest.mark.parametrize("observers", [print, [3], "report"])
-def test_what_is_not_observers_is_refused_in_a_sentence(observers: Any) -> None:
+def test_invalid_observers_argument_is_rejected(observers: Any) -> None:
     """One that is not in a list, and one that cannot be called: no fact would ever reach it."""
     with pytest.raises(ConfigurationError, match=r"observers must be .*callable.*, got "):
         otel_limits.enable(observers=observers)

@@ -1,4 +1,4 @@
-"""Facts: nobody can change one, whoever is told it."""
+"""Events are immutable for every observer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _no_such_way(*_: object) -> None:
 
 
 class Meddler:
-    """An observer of an application that tries to change whatever it is told."""
+    """An application's observer that tries to change every event."""
 
     def __init__(self) -> None:
         self.told: set[str] = set()
@@ -107,11 +107,11 @@ class Meddler:
 
 
 def ignore(event: Event) -> None:
-    """Do nothing with what is told."""
+    """Ignore the event."""
 
 
 def counted() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample of ours, but for those of time."""
+    """Every otel-limits sample, except timestamps and durations."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in REGISTRY.collect()
@@ -120,7 +120,7 @@ def counted() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def told(ledger: LedgerFile) -> list[dict[str, Any]]:
+def published(ledger: LedgerFile) -> list[dict[str, Any]]:
     """Every row of the ledger without what differs from one run to the next."""
     varies = ("id", "_us", "day", "hour")
     return [
@@ -140,7 +140,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OTEL_LIMITS_AUDIT_KEYS", "user")
 
 
-def test_an_observer_cannot_change_what_others_are_told(
+def test_observer_cannot_change_events_of_others(
     monkeypatch: pytest.MonkeyPatch,
     make_agent: MakeAgent,
     environment: None,
@@ -157,7 +157,7 @@ def test_an_observer_cannot_change_what_others_are_told(
         enable(LIMITS, observers=[observer])
         agent = make_agent(ScriptedModel(endless(uses("search"))), trace_attributes={"user": "u1"})
         assert agent("go").stop_reason == "max_turns"
-        results.append((told(ledger), list(ledger.attributes().values()), counted()))
+        results.append((published(ledger), list(ledger.attributes().values()), counted()))
         disable()
 
     assert meddler.changed == set()
@@ -179,10 +179,10 @@ def test_a_mapping_in_a_fact_cannot_be_changed(mapping: Any) -> None:
 
 
 def test_a_fact_keeps_its_own_attributes() -> None:
-    """What becomes of the dictionary that it was made from does not change it."""
+    """Later changes to the source dictionary do not affect it."""
     given = {"user": "u1"}
     started = dataclasses.replace(STARTED, attributes=given)
-    given["user"] = "somebody else"
+    given["user"] = "another"
     assert started.attributes == {"user": "u1"}
 
 
@@ -195,8 +195,8 @@ def test_a_fact_can_be_copied(event: Event, protocol: int) -> None:
     assert hash(pickled) == hash(event)
 
 
-def test_where_a_stop_stands_in_its_tree_is_not_compared() -> None:
-    """A stop that is read from a conversation equals the one that was told."""
+def test_stop_equality_ignores_its_place_in_the_tree() -> None:
+    """A stop that is read from a conversation equals the published one."""
     placed = dataclasses.replace(STOP, invocation=INVOCATION)
     assert (placed, hash(placed)) == (STOP, hash(STOP))
     assert dataclasses.replace(STOP, turns=1) != STOP

@@ -90,7 +90,7 @@ NOT_THROWN_IN = ("testing.py", "waiting.py")
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Tell whether a frame is one of those in which a fault is thrown."""
+    """Return whether a frame is one of those in which a fault is thrown."""
     code = frame.f_code
     return (
         code.co_filename.startswith(PACKAGE)
@@ -163,7 +163,7 @@ def throw_in(name: str, number: int, error: type[Exception]) -> Callable[..., No
 def test_a_fault_in_each_internal_call_in_turn(
     source: str, error: type[Exception], which: str, make_agent: MakeAgent
 ) -> None:
-    """The agent is halted all the same; the fault is counted once, and no call is lost or zero.
+    """The agent still halts; the fault is counted once, and no call is lost or zero.
 
     A fault in the counting of a turn permits one further turn, and no more.
     """
@@ -179,7 +179,7 @@ def test_a_fault_in_each_internal_call_in_turn(
         agent = short_runaway(make_agent)
         try:
             reason = run_with(agent, throw_in(name, number, error))
-        except Exception as felt:  # noqa: BLE001  told below, of all of them at once
+        except Exception as felt:  # noqa: BLE001  all of them are asserted below
             reason = repr(felt)
         assert isinstance(agent.model, ScriptedModel)
         booked = [fact.usage.total for fact in events if isinstance(fact, ModelCall)]
@@ -198,14 +198,14 @@ def test_a_fault_in_each_internal_call_in_turn(
 
 
 def halted(agent: Agent, cap: int = 3) -> bool:
-    """Tell whether `agent` is halted after exactly `cap` model calls."""
+    """Return whether `agent` is halted after exactly `cap` model calls."""
     reason = str(agent("go").stop_reason)
     assert isinstance(agent.model, ScriptedModel)
     return (reason, agent.model.calls) == ("max_turns", cap)
 
 
 def runaway() -> ScriptedModel:
-    """A model that asks for one more search for ever."""
+    """A model that requests searches forever."""
     return ScriptedModel(endless(uses("search")))
 
 
@@ -229,7 +229,7 @@ def errors_logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def failing(*_: Any) -> Any:
-    """Stand for a collaborator that always fails."""
+    """A collaborator that always fails."""
     raise OSError("out of order")
 
 
@@ -237,7 +237,7 @@ def failing(*_: Any) -> Any:
 def test_a_users_callback_that_always_fails(
     make_agent: MakeAgent, metric: Metric, errors_logged: Callable[[], list[str]]
 ) -> None:
-    """It is counted each time, logged once, and keeps the events from nobody else."""
+    """Each failure is counted, logged once, and no other observer misses an event."""
     events: list[Event] = []
     enable(Limits(max_turns=3), observers=[failing, events.append])
     assert halted(make_agent(runaway()))
@@ -271,7 +271,7 @@ def test_a_clock_that_always_fails(
     monkeypatch: pytest.MonkeyPatch,
     errors_logged: Callable[[], list[str]],
 ) -> None:
-    """Time stands still, and turns and tokens count as ever."""
+    """Time stops, and turns and tokens still count."""
     monkeypatch.setattr(LIVE, "clock", failing)
     events: list[Event] = []
     enable(Limits(max_turns=3, max_duration_seconds=60), observers=[events.append])
@@ -325,7 +325,7 @@ class Hostile(wrapt.ObjectProxy[Any]):
 def test_a_span_that_cannot_be_written_to(
     make_agent: MakeAgent, metric: Metric, errors_logged: Callable[[], list[str]]
 ) -> None:
-    """The halt is told to everybody else, and the message is marked."""
+    """The halt reaches every other observer, and the message is marked."""
     enable(Limits(max_turns=3))
     agent = make_agent(runaway())
     agent.hooks.add_callback(
@@ -369,7 +369,7 @@ def test_prices_that_always_fail(
     assert [(call.price, call.usage.total) for call in calls] == [(None, 15)] * 3
 
 
-def test_observe_ends_as_its_policy_says(
+def test_fault_under_observe_does_not_halt(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Faults do not turn `observe` into a halt."""
@@ -379,7 +379,7 @@ def test_observe_ends_as_its_policy_says(
     assert str(agent("go")) == "done\n"
 
 
-def test_raise_ends_as_its_policy_says(
+def test_fault_under_raise_still_raises(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Faults do not keep `raise` from raising."""
@@ -401,7 +401,7 @@ def test_content_that_cannot_be_written_down(make_agent: MakeAgent, metric: Metr
 
 
 def test_a_fault_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Each component has its own minute; all faults are told."""
+    """Each component has its own minute; all faults are counted."""
     time, told = [0.0], list[str]()
     faults = ErrorReporter(clock=lambda: time[0])
     faults.publish = told.append
@@ -416,7 +416,7 @@ def test_a_fault_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixtur
 def test_the_log_of_a_fault_names_the_error_and_not_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The text of somebody's exception may hold a prompt: it is shown at DEBUG alone."""
+    """An exception's text may contain a prompt: it is shown at DEBUG only."""
     ErrorReporter().report("observer", OSError("secret"))
     assert "observer failed with OSError and was skipped" in caplog.text
     assert "secret" not in caplog.text
@@ -425,7 +425,7 @@ def test_the_log_of_a_fault_names_the_error_and_not_its_text(
     assert "secret" in caplog.text
 
 
-def test_a_fault_that_cannot_be_told_is_told_later() -> None:
+def test_unreportable_fault_is_reported_later() -> None:
     """In the depth of a runaway there is no frame left to count; it is made up for."""
     told: list[str] = []
 
@@ -441,10 +441,10 @@ def test_a_fault_that_cannot_be_told_is_told_later() -> None:
     assert (told, faults.unreported) == (["processor"], [])
 
 
-def test_what_was_untold_is_counted_when_the_invocation_ends(
+def test_deferred_faults_are_counted_at_invocation_end(
     make_agent: MakeAgent, metric: Metric
 ) -> None:
-    """No further fault is needed to hear of the ones that could not be told."""
+    """No further fault is needed to report deferred ones."""
     enable()
     INTERNAL_ERRORS.unreported.append("processor")
     make_agent(ScriptedModel([says("done")]))("go")
@@ -480,9 +480,9 @@ def depth_of_a_runaway(make_agent: MakeAgent) -> tuple[int, int]:
 def test_a_runaway_without_limits_dies_of_recursion_and_is_booked(
     make_agent: MakeAgent, metric: Metric
 ) -> None:
-    """Every call of it is counted, and no callback of ours was the one that went too deep.
+    """Every call is counted, and no callback of otel-limits was the one that went too deep.
 
-    The last one may break off before the provider reports anything, or hears of it at all.
+    The last one may break off before the provider reports anything, or receives it.
     """
     bare, _ = depth_of_a_runaway(make_agent)
     events: list[Event] = []
@@ -521,6 +521,6 @@ def test_a_cap_holds_beyond_the_recursion_limit_that_was_raised(make_agent: Make
 
 
 def test_a_guarded_function_returns_none_for_its_caller() -> None:
-    """What fails yields `None`; what does not is passed through."""
+    """A failure yields `None`; a success passes through."""
     assert suppress_errors("binding")(failing)() is None
     assert suppress_errors("binding")(lambda number: number + 1)(1) == 2

@@ -30,7 +30,7 @@ def test_garbage_never_switches_a_cap_off(
         place.mkdir()
         try:
             CASES[name](Random(number), place)  # noqa: S311  to be repeated, not secret
-        except (Exception, SystemExit) as error:  # noqa: BLE001  each is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001  each is reported
             failed.append(f"{number}: {error!a}")  # which any report can carry
     assert failed == []
 
@@ -73,7 +73,7 @@ BREAKABLE = {
 def test_each_kind_of_case_notices_a_traceback(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where something raises that nobody has foreseen."""
-    # Whatever it is called with, and in the frame of who calls it, as it has none of its own.
+    """Covers exceptions from unexpected places."""
+    # With any arguments, and in its caller's frame, as it has none of its own.
     monkeypatch.setattr(BREAKABLE[name], operator.index)
     assert fails(name, tmp_path) != ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Asking(MultiAgentBase):
-    """A node that asks a model by itself."""
+    """A node that calls a model directly."""
 
     def __init__(self, model: ScriptedModel, number: int, name: str = "node") -> None:
         """Ask that often."""
@@ -51,7 +51,7 @@ class Asking(MultiAgentBase):
 
 
 def graph_of(*nodes: Any) -> Graph:
-    """Put nodes beside each other."""
+    """Make the nodes siblings."""
     builder = GraphBuilder()
     for number, node in enumerate(nodes):
         builder.add_node(node, f"node{number}")
@@ -87,7 +87,7 @@ def test_nodes_that_ask_by_themselves_are_held(
 
 
 def test_they_share_it_with_agents(source: str, events: list[Event]) -> None:
-    """An agent beside them takes from the same cap."""
+    """A sibling agent draws from the same cap."""
     enable(tree=Limits(max_model_calls=3), observers=[events.append])
     node, model = Asking(helper(), 9), ScriptedModel([says("done")])
     graph_of(Agent(model=model, callback_handler=None, name="beside"), node)("go")
@@ -106,7 +106,7 @@ def test_they_are_one_invocation_of_their_graph(source: str, events: list[Event]
     assert (stops(events)["research"].reason, len(calls(events))) == ("end_turn", 3)
 
 
-def test_what_outlives_its_graph_is_recorded(events: list[Event]) -> None:
+def test_work_that_outlives_its_graph_is_recorded(events: list[Event]) -> None:
     """Nothing refuses it, and it counts for the graph."""
     enable(tree=Limits(max_model_calls=1), observers=[events.append])
     model, tasks = helper(), list[asyncio.Task[str]]()
@@ -135,7 +135,7 @@ def test_what_outlives_its_graph_is_recorded(events: list[Event]) -> None:
 
 
 def test_a_plugin_alone_follows_no_graph(events: list[Event]) -> None:
-    """What is on for one agent alone says nothing about what stands beside it."""
+    """Limits for one agent alone do not affect its siblings."""
     own = LimitsPlugin(Limits(max_turns=1))
     agent = Agent(model=ScriptedModel([says("done")]), callback_handler=None, plugins=[own])
     node = Asking(helper(), 3)
@@ -154,7 +154,7 @@ def test_a_fault_in_following_a_graph_is_not_felt(
     """It ends as it would have, each of its agents is limited by itself, and nothing is left."""
 
     def fail(*_: object) -> None:
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("an internal fault")
 
     monkeypatch.setattr(f"otel_limits.{place}", fail)
     enable(Limits(max_turns=2), observers=[events.append])

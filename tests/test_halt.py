@@ -1,4 +1,4 @@
-"""What a halt leaves behind: one warning, one marked message, and words on the live span."""
+"""Effects of a halt: one warning, one marked message, and attributes on the live span."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_warning_of_turns(
     assert warnings_logged() == [sentence]
 
 
-def test_a_halt_is_told_once(halting: Halting, source: str, metric: Metric) -> None:
+def test_halt_is_published_once(halting: Halting, source: str, metric: Metric) -> None:
     """One halt is one `Halt` fact, one `Stop` fact, and one synthetic message in the metrics."""
     facts: list[Event] = []
     enable(LIMITS, observers=[facts.append])
@@ -162,7 +162,7 @@ def test_the_synthetic_message_is_added_once(halting: Halting, source: str) -> N
     assert added[-1]
 
 
-def test_no_model_event_tells_of_the_synthetic_message(halting: Halting, source: str) -> None:
+def test_synthetic_message_fires_no_model_event(halting: Halting, source: str) -> None:
     """Neither `AfterModelCallEvent` nor the stream's model message pretends that a model spoke."""
     enable(LIMITS)
     agent = halting()
@@ -263,13 +263,13 @@ def test_a_model_that_imitates_the_halt_is_not_synthetic(make_agent: MakeAgent) 
     "metadata",
     [None, {}, {"custom": None}, {"custom": {"synthetic": True}}, {"custom": {"otel_limits": {}}}],
 )
-def test_somebody_elses_metadata_is_not_ours(metadata: Any) -> None:
+def test_third_party_metadata_is_not_synthetic(metadata: Any) -> None:
     """A message is synthetic only when it says so and carries our object."""
     message = {"role": "assistant", "content": [{"text": "x"}], "metadata": metadata}
     assert not otel_limits.is_synthetic(message)
 
 
-def test_stop_of_tells_the_whole_stop(
+def test_stop_of_returns_the_whole_stop(
     halting: Halting, source: str, spans: InMemorySpanExporter
 ) -> None:
     """The stop has reason, breach, turns, usage, and the id of the trace where there is one."""
@@ -286,7 +286,7 @@ def test_stop_of_tells_the_whole_stop(
         assert stop.trace_id is None
 
 
-def test_the_result_is_told_to_hooks_with_our_reason(halting: Halting, source: str) -> None:
+def test_hooks_receive_the_result_with_the_halt_reason(halting: Halting, source: str) -> None:
     """The last `AfterInvocationEvent` carries the result with the reason of the halt."""
     enable(LIMITS)
     agent = halting()
@@ -315,9 +315,7 @@ def test_the_halt_is_on_the_live_agent_span(halting: Halting, spans: InMemorySpa
     assert (event.attributes or {}).items() >= expected.items()
 
 
-def test_the_agent_span_tells_our_stop_reason(
-    halting: Halting, spans: InMemorySpanExporter
-) -> None:
+def test_agent_span_has_the_halt_reason(halting: Halting, spans: InMemorySpanExporter) -> None:
     """Strands' own record of how the agent finished carries the reason of the halt."""
     enable(LIMITS)
     halting()("go")
@@ -355,7 +353,7 @@ def test_a_halt_logs_nothing_above_a_warning(
 
 
 def test_a_natural_end_leaves_no_trace(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
-    """An invocation that nothing halted has no attribute and no event of ours."""
+    """An invocation without a halt has no otel-limits attribute or event."""
     enable(Limits(max_turns=9))
     make_agent(ScriptedModel([uses("search"), says("done")]))("go")
     finished = spans.get_finished_spans()
@@ -382,7 +380,7 @@ def test_each_leg_that_is_halted_is_a_halt(
 def test_a_halted_leg_that_is_resumed_to_an_answer_ends_naturally(
     make_agent: MakeAgent, source: str, metric: Metric
 ) -> None:
-    """What counts is how the last leg ended."""
+    """The end of the last leg counts."""
     enable(Limits(max_iterations=1))
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
     resume_once(agent)

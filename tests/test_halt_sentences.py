@@ -1,4 +1,4 @@
-"""What a halt is told with: one sentence, and in it the place where the limit is set."""
+"""The sentence of a halt, which names the place where the limit is set."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def origin_of(result: Any) -> str:
     return stop.breach.origin
 
 
-def test_everything_says_the_same(
+def test_halt_sentence_is_the_same_everywhere(
     make_agent: MakeAgent,
     monkeypatch: pytest.MonkeyPatch,
     warnings_logged: Callable[[], list[str]],
     spans: InMemorySpanExporter,
 ) -> None:
-    """Exception, log, message and span: whoever has read one knows all of them."""
+    """Exception, log, message and span carry the same sentence."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
     enable(action="raise")
     agent = make_agent(runaway())
@@ -104,7 +104,7 @@ def test_a_line_of_code(make_agent: MakeAgent) -> None:
 
 @pytest.mark.parametrize("folder", ["/tmp/", "C:\\Users\\ada\\Temp\\"])  # noqa: S108  made up
 def test_a_cell_of_a_notebook_is_a_place(make_agent: MakeAgent, folder: str) -> None:
-    """It has no file that anybody could open, whatever ipykernel says."""
+    """A notebook cell has no file that a user could open, despite ipykernel's name for it."""
     path = f"{folder}ipykernel_4711{folder[-1]}1490997570.py"
     cell = compile("\nenable(Limits(max_turns=2))", path, "exec")
     exec(cell, {"__name__": "__main__", "enable": enable, "Limits": Limits})  # noqa: S102
@@ -112,10 +112,10 @@ def test_a_cell_of_a_notebook_is_a_place(make_agent: MakeAgent, folder: str) -> 
     assert origin_of(agent("go")) == "a cell of the notebook, line 2 (enable)"
 
 
-def test_an_agent_of_a_tree_is_not_called_again_by_itself(
+def test_tree_halt_points_to_the_root_agent(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, warnings_logged: Callable[[], list[str]]
 ) -> None:
-    """In its tree it would be halted at once, so that what began the tree is called again."""
+    """In its tree it would be halted immediately, so the sentence names the root agent."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "2")
     enable()
     child = make_agent(runaway(), name="child")
@@ -132,7 +132,7 @@ def test_an_agent_of_a_tree_is_not_called_again_by_itself(
 def test_the_tools_of_two_places(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, warnings_logged: Callable[[], list[str]]
 ) -> None:
-    """Caps of single tools are told apart, and a call that was refused is not counted as used."""
+    """Caps of single tools are distinguished, and a refused call does not count as used."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_CALLS_PER_TOOL", "search=1")
     enable(Limits(max_calls_per_tool={"fetch": 1}))
     make_agent(runaway())("go")
@@ -144,7 +144,7 @@ def test_the_tools_of_two_places(
 
 
 def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was extended is set by the answer, until it is spent as well."""
+    """An extended cap is attributed to the answer, until it is spent as well."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "1")
     enable(action="ask")
     agent = make_agent(runaway())
@@ -160,8 +160,8 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("reason", STOP_REASONS)
-def test_every_reason_says_what_to_do(reason: str) -> None:
-    """It ends with a sentence of its own, whatever stopped the agent."""
+def test_every_reason_names_the_next_step(reason: str) -> None:
+    """It ends with the next step, whatever halted the agent."""
     limits = [limit for limit in LIMITS.values() if limit.reason == reason]
     limit = limits[0].name if limits else "quota"
     breach = None if reason == "killed" else Breach(limit, 3, 3, reason, origin="limits.yaml:12")

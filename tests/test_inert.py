@@ -195,7 +195,7 @@ def test_invocation_state_gets_no_key_of_ours(make_agent: MakeAgent) -> None:
     assert not [key for key in state if "limit" in key]
 
 
-def test_enabling_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_enabling_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """`enable()` without a preset logs nothing."""
     caplog.set_level(logging.DEBUG)
     enable(Limits(max_turns=1))

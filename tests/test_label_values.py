@@ -50,7 +50,7 @@ def folded(way: Way, label: str) -> float:
 
 
 @pytest.mark.parametrize("make", [through_prometheus, through_opentelemetry])
-def test_fifty_agents_are_told_apart(make: object) -> None:
+def test_fifty_agents_keep_their_labels(make: object) -> None:
     """That is what ships; the 51st is the first that is not."""
     way = make()  # type: ignore[operator]
     finish_invocations(way, 50)
@@ -62,7 +62,7 @@ def test_fifty_agents_are_told_apart(make: object) -> None:
 
 
 def test_agents_of_the_policy_are_kept_before_others() -> None:
-    """Whoever comes late and stands in the policy file is told apart, and takes nobody's place."""
+    """Late agents named in the policy file keep their label, and displace none."""
     names = Names(agents=frozenset({"agent-7"}))
     registry = CollectorRegistry()
     way = Way(PrometheusObserver(registry, 2, lambda: names), registry)
@@ -79,7 +79,7 @@ def test_replicas_that_meet_agents_in_another_order_agree() -> None:
         registry = CollectorRegistry()
         way = Way(PrometheusObserver(registry, 2, lambda: names), registry)
         for number in order:
-            way.tell(replace(STOP, agent=f"agent-{number}", invocation_id=str(number)))
+            way.publish(replace(STOP, agent=f"agent-{number}", invocation_id=str(number)))
         shown.append(agents_of(way))
 
     assert shown[0] & shown[1] == {"agent-3", "agent-4", "_other"}
@@ -90,7 +90,7 @@ def test_models_are_capped_for_themselves() -> None:
     way = through_prometheus()
     for number in range(50):
         agent = replace(STARTED.invocation, agent=f"agent-{number}")
-        way.tell(*(replace(CALL, invocation=agent, model=f"m{model}") for model in range(2)))
+        way.publish(*(replace(CALL, invocation=agent, model=f"m{model}") for model in range(2)))
 
     models = {
         dict(labels)["model"]
@@ -103,9 +103,9 @@ def test_models_are_capped_for_themselves() -> None:
 def test_limits_and_quotas_are_never_folded() -> None:
     """They are finite: two limits that are one would overwrite each other."""
     way = through_prometheus(max_agents=2)
-    way.tell(*(replace(QUOTA_USE, quota=f"quota-{number}", resets=FAR) for number in range(60)))
+    way.publish(*(replace(QUOTA_USE, quota=f"quota-{number}", resets=FAR) for number in range(60)))
     caps = {"max_turns": 1, "max_token_budget": 2, "max_tool_calls": 3, "max_output_tokens": 4}
-    way.tell(replace(STARTED, limits=Limits(**caps)))  # type: ignore[arg-type]
+    way.publish(replace(STARTED, limits=Limits(**caps)))  # type: ignore[arg-type]
 
     assert all(keys_of(way, f"quota-{number}") == {"#1f2e"} for number in range(60))
     for name, cap in caps.items():
@@ -118,17 +118,17 @@ def test_the_keys_that_are_nearest_to_their_end_are_shown(make: object) -> None:
     way = make()  # type: ignore[operator]
     for number in range(80):
         use = replace(QUOTA_USE, key=f"#{number}", used=number, reserved=0, limit=100, resets=FAR)
-        way.tell(use)
+        way.publish(use)
 
     assert keys_of(way) == {f"#{number}" for number in range(30, 80)}
 
 
 def test_a_key_whose_window_is_over_goes_first() -> None:
-    """What was used up yesterday says nothing of today."""
+    """Yesterday's usage is not reported today."""
     way = through_prometheus()
-    way.tell(replace(QUOTA_USE, key="#old", used=100, reserved=0, limit=100, resets=1.0))
+    way.publish(replace(QUOTA_USE, key="#old", used=100, reserved=0, limit=100, resets=1.0))
     for number in range(50):
-        way.tell(replace(QUOTA_USE, key=f"#{number}", used=number + 1, limit=100, resets=FAR))
+        way.publish(replace(QUOTA_USE, key=f"#{number}", used=number + 1, limit=100, resets=FAR))
 
     assert keys_of(way) == {f"#{number}" for number in range(50)}
 
@@ -137,7 +137,7 @@ def test_keys_are_taken_back_where_that_can_be_done() -> None:
     """A thousand users leave fifty series, not a thousand."""
     way = through_prometheus()
     for number in range(2000):
-        way.tell(replace(QUOTA_USE, key=f"#{number}", used=number, limit=10_000, resets=FAR))
+        way.publish(replace(QUOTA_USE, key=f"#{number}", used=number, limit=10_000, resets=FAR))
 
     series = [name for name, _ in way.samples() if name == "otel_limits_quota_used"]
     assert len(series) == 50
@@ -147,7 +147,7 @@ def test_keys_that_cannot_be_taken_back_are_bounded() -> None:
     """OpenTelemetry keeps every series: no more than a thousand of a quota are made."""
     way = through_opentelemetry()
     for number in range(2000):
-        way.tell(replace(QUOTA_USE, key=f"#{number}", used=number, limit=10_000, resets=FAR))
+        way.publish(replace(QUOTA_USE, key=f"#{number}", used=number, limit=10_000, resets=FAR))
 
     series = [name for name, _ in way.samples() if name == "otel_limits_quota_used"]
     assert len(series) == 1000
@@ -156,14 +156,14 @@ def test_keys_that_cannot_be_taken_back_are_bounded() -> None:
 def test_a_flood_of_observers_is_folded() -> None:
     """Observers can have any names, too."""
     way = through_prometheus()
-    way.tell(*(ObserverLag(observer=str(number), seconds=1.0) for number in range(107)))
+    way.publish(*(ObserverLag(observer=str(number), seconds=1.0) for number in range(107)))
 
     assert way.value("otel_limits_observer_lag_seconds_count", observer="_other") == 7
     assert folded(way, "observer") == 7
 
 
 def test_folding_is_one_warning_for_a_label(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever misses an agent in a dashboard learns what to do."""
+    """A user who misses an agent in a dashboard learns what to do."""
     with caplog.at_level(logging.WARNING, "otel_limits"):
         finish_invocations(through_prometheus(max_agents=2), 5)
 

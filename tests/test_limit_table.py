@@ -58,7 +58,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
     stop = otel_limits.Stop(reason=limit.reason, action="raised", breach=breach)
     error = type(limit_reached(Verdict(limit.reason, (breach,)), stop))
     if error is LimitReachedError:
-        yield f"core/errors.py: {limit.reason!r} has no exception of its own"
+        yield f"core/errors.py: {limit.reason!r} has no exception class"
     elif error.__name__ not in otel_limits.__all__:
         yield f"__init__.py: {error.__name__} is not exported"
     if f"`{variable}`" not in PAGES or f"`{limit.name}`" not in PAGES:
@@ -97,8 +97,8 @@ def test_a_limit_is_everywhere(limit: Limit, backtest_help: str) -> None:
     assert not missing, missing
 
 
-def test_what_a_new_limit_forgets_is_named(backtest_help: str) -> None:
-    """All of it at once."""
+def test_omissions_of_a_new_limit_are_named(backtest_help: str) -> None:
+    """All omissions, in one run."""
     new = Limit(
         name="max_dreams", reason="max_dreams", unit="dreams", help="", observed=attrgetter("turns")
     )

@@ -25,7 +25,7 @@ from otel_limits.core.loops import Call, LoopState, fingerprint
 
 @dataclass(frozen=True)
 class Turn:
-    """What `LoopState.turn` is told; `new_leg` when a leg began before it."""
+    """The input of `LoopState.turn`; `new_leg` when a leg starts before it."""
 
     calls: tuple[Call, ...]
     text: str | None
@@ -69,7 +69,7 @@ def identical(calls: list[Call]) -> int:
 
 
 def repetitions(calls: list[Call]) -> int:
-    """How often the best pattern of 2 to 5 calls stands at the end, if more than once."""
+    """Repetitions of the best pattern of 2 to 5 calls at the end, if more than one."""
     sequence = [(call.request, call.result) for call in calls]
     most = 0
     for period in (2, 3, 4, 5):
@@ -281,7 +281,7 @@ def test_an_answer_without_text_and_tools_is_a_turn_without_progress() -> None:
 
 
 def test_the_same_error_for_other_arguments_is_no_progress() -> None:
-    """What a tool has returned before is not new when it was asked differently."""
+    """A result seen before is not new, even for different arguments."""
     assert turns_of("a1", "a2", "a3").no_progress_turns == 2
 
 
@@ -301,7 +301,7 @@ def test_the_memory_of_what_was_seen_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("limit", LOOP_LIMITS)
-def test_the_tool_that_repeats_itself_is_blamed(limit: str) -> None:
+def test_culprit_is_the_repeating_tool(limit: str) -> None:
     """Blame falls on the tool that the count is about, not on the last of the batch."""
     state = LoopState()
     state.turn([call("b"), call("a")], None)
@@ -311,7 +311,7 @@ def test_the_tool_that_repeats_itself_is_blamed(limit: str) -> None:
     assert state.culprit_tool(limit) == expected.get(limit, "a")
 
 
-def test_nobody_is_blamed_for_a_text() -> None:
+def test_repeated_text_has_no_culprit_tool() -> None:
     """A turn without tools is no tool's fault."""
     state = turns_of("a")
     state.turn([], "")
@@ -415,7 +415,7 @@ def test_any_value_has_the_fingerprint_of_its_equals(
     assert fingerprint(one) != fingerprint(different)
 
 
-def test_a_value_that_holds_itself_has_a_fingerprint() -> None:
+def test_recursive_value_has_a_fingerprint() -> None:
     """It is the same for a second value of that shape, and not that of one without the circle."""
 
     def circle(end: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a policy file can say of models: prices with their tiers, sellers, and what runs locally."""
+"""Models in a policy file: prices with their tiers, vendors, and local models."""
 
 from __future__ import annotations
 

@@ -741,7 +741,7 @@ def test_an_invalid_version_is_refused(
     errors: Callable[[], list[str]],
     events: list[Event],
 ) -> None:
-    """The version before it stays; it is told once, by log, metric and event, until it is mended."""
+    """The previous version stays in effect; log, metric and event report it once."""
     write("defaults: {limits: {max_turns: 2}}")
     enable(observers=[events.append])
     agent = runaway(make_agent)

@@ -78,10 +78,10 @@ def test_a_price_is_exact(parts: dict[str, Decimal], expected: str) -> None:
     st.tuples(*[st.none() | st.decimals(0, 20, places=3)] * 3),
     st.sampled_from([None, Decimal(7)]),
 )
-def test_what_a_cache_saved_is_what_a_call_without_it_costs_more(
+def test_cache_savings_equal_the_extra_cost_without_a_cache(
     parts: tuple[int, ...], prices: tuple[Decimal | None, ...], long: Decimal | None
 ) -> None:
-    """Whatever reading and writing cost, and at the tier of the whole prompt."""
+    """At any read and write rates, and at the tier of the whole prompt."""
     fresh, read, written, kept = parts
     size = fresh + read + written + kept
     tiers = (PriceTier(above=size - 1, input=long),) if long and size > 1 else ()
@@ -101,12 +101,12 @@ def test_what_a_cache_saved_is_what_a_call_without_it_costs_more(
 
 
 def test_parts_that_exceed_the_whole_have_no_price() -> None:
-    """More cached tokens than input is a report that nobody can price."""
+    """More cached tokens than input is an invalid report that has no price."""
     assert Prices({"gpt": GPT}).price("gpt", Usage(input=10, cache_read=11)) is None
 
 
 def test_a_call_without_tokens_has_no_price() -> None:
-    """Not even that of the request: it may have failed, and nobody knows what is billed then."""
+    """Not even that of the request: it may have failed, and its bill is unknown."""
     runs = RunRegistry()
     fee = Price(input=Decimal(1), output=Decimal(1), per_request=Decimal(1))
     runs.prices = Prices({"gpt": fee})
@@ -136,7 +136,7 @@ def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
 
 
 def test_the_most_specific_glob_decides() -> None:
-    """Wherever it stands in the file, and a name that is there as it is before any glob."""
+    """Regardless of its position in the file, an exact name wins over any glob."""
     cents = {"gpt-*": 1, "*": 2, "gpt-4*": 3, "gpt-4o": 4}
     prices = Prices(
         {name: Price(input=Decimal(usd), output=Decimal(0)) for name, usd in cents.items()}
@@ -168,7 +168,7 @@ def test_price_of_int_or_float_equals_its_decimal_form() -> None:
 
 @pytest.mark.usefixtures("no_package")
 def test_without_a_source_every_price_is_unknown() -> None:
-    """Nobody guesses, and a cost limit can be refused."""
+    """Prices are never guessed, and a cost limit can refuse unpriced calls."""
     prices = Prices()
     assert prices.price("gpt-4o", CALL) is None
     assert (prices.available, prices.source, prices.version) == (False, "none", "")
@@ -229,7 +229,7 @@ USAGES = st.builds(
 
 @listed
 @given(st.data(), USAGES, st.datetimes(datetime(2024, 1, 1), datetime(2027, 1, 1)))  # noqa: DTZ001  naive is UTC
-def test_every_listed_model_costs_what_the_package_says(
+def test_prices_of_listed_models_equal_the_packages(
     genai: ModuleType, data: st.DataObject, usage: Usage, when: datetime
 ) -> None:
     """Tiers, times of day, cached tokens and fees per request: equal to the last digit."""
@@ -314,7 +314,7 @@ def test_a_model_id_names_its_provider(
         "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc123",
     ],
 )
-def test_what_the_list_does_not_say_is_unknown(model: str) -> None:
+def test_unlisted_price_is_unknown(model: str) -> None:
     """A name that no provider has, a local copy of a model, an empty entry: no price, never 0."""
     assert Prices().price(model, CALL) is None
 
@@ -357,7 +357,7 @@ def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPa
 
 @listed
 def test_a_thousand_models_are_remembered() -> None:
-    """One more begins anew."""
+    """One more resets it."""
     prices = Prices()
     prices.price("made-up", CALL)
     assert prices._catalogue is not None
@@ -439,7 +439,7 @@ prices = Prices()
 threading.Thread(target=prices.load).start()
 while "genai_prices" not in sys.modules:
     pass
-warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread is what is tested
+warnings.simplefilter("ignore", DeprecationWarning)  # the test forks a multi-threaded process
 child = os.fork()
 if child == 0:
     signal.alarm(30)
@@ -467,7 +467,7 @@ def test_a_package_that_fails_leaves_the_price_unknown(monkeypatch: pytest.Monke
 
 
 def run(program: str) -> None:
-    """Run a program in a process of its own; it must succeed."""
+    """Run a program in a separate process; it must succeed."""
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -486,7 +486,7 @@ assert "genai_prices.data" not in sys.modules
 
 
 @listed
-def test_of_the_list_only_what_was_looked_up_stays_in_memory() -> None:
+def test_only_looked_up_prices_stay_in_memory() -> None:
     """The application's garbage collector does not go through the rest again and again."""
     run(KEEPS_NO_LIST)
 
@@ -514,7 +514,7 @@ def test_the_code_of_the_list_is_read_once() -> None:
 
 
 @listed
-def test_a_list_whose_code_nobody_has_is_that_of_the_package(
+def test_price_list_falls_back_to_the_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A loader need not have any."""
@@ -538,8 +538,8 @@ assert "genai_prices.data" not in sys.modules
 
 
 @listed
-def test_where_the_application_has_fetched_a_list_the_packages_own_is_not_read() -> None:
-    """Not either where nobody has read it before."""
+def test_fetched_price_list_replaces_the_packages() -> None:
+    """Even if the bundled list was never read before."""
     run(FETCHED)
 
 

@@ -1,4 +1,4 @@
-"""Questions to a human (`ask`) where several agents ask at once: each answer goes to one."""
+"""Questions to a human (`ask`) from several concurrent agents: each answer goes to one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answers(interrupts: Any, responses: Mapping[str, object]) -> Any:
 
 
 def test_each_answer_goes_to_one_node(facts: list[Event]) -> None:
-    """One is told to stop, one to go on, and the third may make another turn only."""
+    """One answer halts, one continues, and the third allows one more turn only."""
     enable(Limits(max_turns=2), action="ask", observers=[facts.append])
     models = {
         name: ScriptedModel([*[uses("search")] * turns, says("done")])
@@ -76,7 +76,7 @@ def test_each_answer_goes_to_one_node(facts: list[Event]) -> None:
 
 
 def test_the_question_names_agent_and_invocation(make_agent: MakeAgent, facts: list[Event]) -> None:
-    """Whoever is asked can look both up."""
+    """A user can look both up."""
     enable(Limits(max_turns=1), action="ask", observers=[facts.append])
     asked = make_agent(ScriptedModel(endless(uses("search"))))("go")
     (started,) = [event for event in facts if isinstance(event, Started)]

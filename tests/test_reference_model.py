@@ -34,14 +34,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What an agent does: legs of steps, each leg ending in text."""
+    """An agent's program: legs of steps, each leg ending in text."""
 
     legs: tuple[tuple[Step, ...], ...]
 
 
 @dataclass
 class Counts:
-    """What one invocation comes to."""
+    """The expected outcome of one invocation."""
 
     turns: int = 0
     calls: int = 0
@@ -59,7 +59,7 @@ def breached(counts: Counts, turns: int | None, budget: int | None) -> str | Non
 
 
 def simulate(program: Program, turns: int | None, budget: int | None) -> Counts:
-    """Run a program in the head of somebody who read the documentation."""
+    """Compute a program's outcome from the documentation alone."""
     counts = Counts()
     for leg in program.legs:
         reason = run_leg(leg, counts, turns, budget)
@@ -124,7 +124,7 @@ def make(program: Program, name: str = "root") -> tuple[Agent, ScriptedModel]:
 
     @tool
     def ask() -> str:
-        """Ask the next child."""
+        """Call the next child."""
         child, _model = make(next(children), "child")
         return str(child("go").stop_reason)
 
@@ -172,7 +172,7 @@ def programs(children: st.SearchStrategy[Program] | None = None) -> st.SearchStr
 
 
 def seen(events: list[Any]) -> list[tuple[str, int, int, int, int, str]]:
-    """What otel-limits said of each invocation, in the order of their ends."""
+    """The published outcome of each invocation, in order of completion."""
     return [
         (fact.agent, fact.turns, fact.model_calls, fact.usage.total, fact.tool_calls, fact.reason)
         for fact in events
@@ -181,7 +181,7 @@ def seen(events: list[Any]) -> list[tuple[str, int, int, int, int, str]]:
 
 
 def expected(counts: Counts, name: str = "root") -> list[tuple[str, int, int, int, int, str]]:
-    """What it ought to say: children end before their parents."""
+    """The expected outcomes: children end before their parents."""
     inner = [each for child in counts.children for each in expected(child, "child")]
     own = (name, counts.turns, counts.calls, counts.total, counts.tool_calls, counts.reason)
     return [*inner, own]

@@ -37,7 +37,7 @@ class Clock:
 
 @pytest.fixture
 def told() -> list[Event]:
-    """What the registry under test told."""
+    """The events that the registry under test published."""
     return []
 
 
@@ -66,7 +66,7 @@ def stopped(told: list[Event]) -> list[tuple[str, str]]:
 
 
 def test_an_observer_names_the_facts_that_it_wants(runs: RunRegistry) -> None:
-    """It is told those and how each invocation ended."""
+    """It receives those and how each invocation ended."""
 
     class Selective:
         subscribes_to = (Turn,)
@@ -85,7 +85,7 @@ def test_an_observer_names_the_facts_that_it_wants(runs: RunRegistry) -> None:
     assert [type(event) for event in selective.told] == [Turn, Stop]
 
 
-def test_an_observer_that_has_any_attribute_is_told_everything(runs: RunRegistry) -> None:
+def test_mock_observer_receives_every_event(runs: RunRegistry) -> None:
     """A mock in a user's test names nothing."""
     runs.observers.set_observers((mock := MagicMock(),))
     start(runs, "a").cycle()
@@ -102,7 +102,7 @@ def test_the_oldest_makes_room(runs: RunRegistry, told: list[Event]) -> None:
 def test_another_thread_may_begin_while_the_oldest_is_looked_for(
     runs: RunRegistry, told: list[Event]
 ) -> None:
-    """Or what begins would never be told, when the registry changes under the look."""
+    """Otherwise new invocations would be missed when the registry changes during the scan."""
 
     class Busy(OrderedDict[str, Run]):
         def values(self) -> Any:
@@ -117,7 +117,7 @@ def test_another_thread_may_begin_while_the_oldest_is_looked_for(
     assert [event.invocation.agent for event in told if isinstance(event, Started)] == ["a", "b"]
 
 
-def test_what_never_ended_is_evicted_by_age(
+def test_abandoned_invocation_is_evicted_by_age(
     runs: RunRegistry, told: list[Event], clock: Clock
 ) -> None:
     """An invocation that is older than the bound goes when the next one begins."""
@@ -127,8 +127,8 @@ def test_what_never_ended_is_evicted_by_age(
     assert (stopped(told), len(runs)) == ([("a", "evicted")], 1)
 
 
-def test_who_comes_late_is_told_the_right_numbers(runs: RunRegistry, told: list[Event]) -> None:
-    """Facts that nobody wanted are numbered all the same."""
+def test_late_observer_receives_correct_numbers(runs: RunRegistry, told: list[Event]) -> None:
+    """Events without a subscriber are still numbered."""
     runs.observers.set_observers(())
     run = start(runs, "a")
     call_once(run)
@@ -166,7 +166,7 @@ def call_once(run: Run) -> None:
 
 
 def test_an_evicted_call_is_settled(runs: RunRegistry, told: list[Event]) -> None:
-    """A call that was under way is booked with its input, once, whatever comes later."""
+    """An in-flight call is charged its input, once, whatever arrives later."""
     run, call = start(runs, "a"), InFlightCall("m", 100)
     run.calls.admit(call, turn=True)
     run.calls.open(call)
@@ -212,7 +212,7 @@ def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
 
 
 def test_model_calls_of_what_is_over_are_bounded(runs: RunRegistry) -> None:
-    """Their spans are known for as long as a client may tell of them."""
+    """Their spans stay known for as long as a client may report usage for them."""
     for span_id in range(1, 9):
         run = runs.start("a", Policy())
         runs.spans.begin(span_id, run, in_call=True)
@@ -231,7 +231,7 @@ def test_sightings_are_bounded(runs: RunRegistry) -> None:
 def test_an_evicted_invocation_is_still_limited(
     make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch, metric: Metric
 ) -> None:
-    """The cap holds for an invocation that the registry has dropped, and it is told once."""
+    """The cap holds for an evicted invocation, and the halt is published once."""
     monkeypatch.setattr(LIVE, "_max_live", 0)
     enable(Limits(max_turns=3))
 

@@ -111,7 +111,7 @@ COMMANDS = (
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever takes an address for the name of a file must not leave it in the repository."""
+    """A tool that takes an address for a file name must not leave it in the repository."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runaway, "examine", lambda *_: [])  # it knows none of the variables
 
@@ -179,8 +179,8 @@ def test_no_log_shows_a_secret(
         ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
     ],
 )
-def test_what_is_not_secret_is_shown(url: str, seen: str) -> None:
-    """Whoever reads a message has to recognise the address."""
+def test_public_parts_of_a_url_are_shown(url: str, seen: str) -> None:
+    """A reader must recognize the address."""
     assert redact_url(url) == seen
 
 

@@ -86,7 +86,7 @@ HOUR = {"cachePoint": {"type": "default", "ttl": "1h"}}
         ({"cache_tools": CacheToolsConfig(type="default", ttl="1h")}, [], {"1h"}),
     ],
 )
-def test_the_request_says_how_long_it_is_cached(
+def test_cache_ttl_is_read_from_the_request(
     config: dict[str, Any], content: Any, ttls: set[str]
 ) -> None:
     """By its cache points and by the settings of the model; five minutes where nothing is said."""
@@ -133,7 +133,7 @@ def test_an_hour_in_the_cache_costs_more(
         ("openai/gpt-5.6-sol", "litellm"),
     ],
 )
-def test_an_hour_that_nobody_is_asked_for_costs_nothing_more(model: str, provider: str) -> None:
+def test_default_cache_ttl_adds_no_cost(model: str, provider: str) -> None:
     """Strands ignores a time that OpenAI does not know, and points in messages."""
     config = CacheConfig(ttl="1h")
     said = terms_of(asked(provider, model_id=model, cache_config=config), [HOUR])
@@ -163,7 +163,7 @@ def test_an_hour_that_nobody_is_asked_for_costs_nothing_more(model: str, provide
         ),
     ],
 )
-def test_the_request_says_its_tier(model: Any, tier: str) -> None:
+def test_tier_is_read_from_the_request(model: Any, tier: str) -> None:
     """Under the name that each vendor has for it; nothing said is the standard tier."""
     assert terms_of(model).tier == tier
 
@@ -197,7 +197,7 @@ def test_the_tier_decides_the_price(
 
 @listed
 def test_the_tiers_of_a_maker_are_not_those_of_another_seller() -> None:
-    """Azure sells models of OpenAI, at tiers of its own."""
+    """Azure sells OpenAI's models, at different tiers."""
     unknown = cost("gpt-5", "azure", Usage(input=MILLION), PricingTerms(tier="flex"))
     assert unknown == "no price is known for it at the service tier flex"
 
@@ -225,7 +225,7 @@ EAST = {"vertex_location": EAST5}
         (asked("openai"), None),
     ],
 )  # fmt: skip
-def test_the_request_says_where_it_is_answered(model: Any, region: str | None) -> None:
+def test_region_is_read_from_the_request(model: Any, region: str | None) -> None:
     """By its settings, or by its address."""
     assert terms_of(model).region == region
 
@@ -260,7 +260,7 @@ BY_VARIABLES = [
 
 
 @pytest.mark.parametrize(("model", "variables", "region"), BY_VARIABLES)
-def test_a_variable_says_it_where_the_client_reads_it(
+def test_region_variable_applies_where_the_client_reads_it(
     monkeypatch: pytest.MonkeyPatch, model: Any, variables: dict[str, str], region: str | None
 ) -> None:
     """Set when the call goes out, by the rules of each vendor's own client."""
@@ -269,18 +269,18 @@ def test_a_variable_says_it_where_the_client_reads_it(
     assert terms_of(model).region == region
 
 
-def test_a_variable_says_who_sells_where_the_client_reads_it(
+def test_endpoint_variable_sets_the_vendor_where_the_client_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What OpenAI's client is sent to by its own variable is not sold by OpenAI."""
+    """OpenAI's client, redirected by an environment variable, is not billed by OpenAI."""
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.x.ai/v1")
     asking = [asked("openai"), asked("openai_responses"), asked("litellm", model_id="openai/m")]
     assert [terms_of(model).seller for model in asking] == ["x-ai"] * 3
     assert terms_of(asked("litellm", model_id="groq/m")).seller is None
 
 
-def test_the_client_of_bedrock_says_where_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever told it: an argument, a variable or a profile."""
+def test_bedrock_region_is_read_from_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regardless of its source: an argument, a variable or a profile."""
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     assert terms_of(bedrock()).region == "us-east-1"
     assert terms_of(BedrockModel(model_id="m")).region == "eu-central-1"
@@ -313,7 +313,7 @@ def test_a_client_that_does_not_tell_its_region_leaves_a_price_open() -> None:
 def test_bedrock_has_a_price_where_the_list_has_that_of_the_region(
     model: str, region: str, expected: str | None
 ) -> None:
-    """Of 100,000 tokens; it has those of America, and of regions where ids tell them apart."""
+    """Of 100,000 tokens; it lists American regions, and others where IDs distinguish them."""
     told = cost(model, "bedrock", Usage(input=100_000), PricingTerms(region=region))
     assert told == (f"no price is known for it in {region}" if not expected else Decimal(expected))
 
@@ -339,9 +339,7 @@ def test_the_policy_answers_where_no_list_has_the_price_of_a_region() -> None:
         (SONNET, "anthropic", "0.33"),
     ],
 )
-def test_a_region_costs_a_tenth_more_where_its_vendor_says_so(
-    model: str, provider: str, expected: str
-) -> None:
+def test_regional_premium_of_ten_percent_applies(model: str, provider: str, expected: str) -> None:
     """Of 100,000 tokens; what an older model costs is the same everywhere."""
     usage = Usage(input=100_000)
     assert cost(model, provider, usage, PricingTerms(region="us")) == Decimal(expected)
@@ -361,7 +359,7 @@ def test_a_cache_and_its_saving_cost_more_there_too() -> None:
 
 
 @listed
-def test_a_model_whose_premium_nobody_knows_has_no_price_in_a_region() -> None:
+def test_unknown_regional_premium_leaves_the_price_unknown() -> None:
     """As where no source has a price: never a guess."""
     told = cost(
         "vertex_ai/gemini-3-pro-preview", "litellm", Usage(input=9), PricingTerms(region="eu")
@@ -372,7 +370,7 @@ def test_a_model_whose_premium_nobody_knows_has_no_price_in_a_region() -> None:
 # --- audio, searches ------------------------------------------------------------------------------
 
 
-def test_what_is_spoken_and_what_is_searched_is_seen_in_the_request() -> None:
+def test_audio_and_search_are_detected_in_the_request() -> None:
     """A block of audio, an answer that may be spoken, and the search tools of the vendors."""
     heard = [{"role": "user", "content": [{"audio": {"format": "wav", "source": {}}}]}]
     speaks = asked("openai", params={"modalities": ["text", "audio"]})
@@ -433,7 +431,7 @@ GOOGLE_TOOLS = ["google_search", "google_maps", "enterprise_web_search", "google
 
 @pytest.mark.parametrize("tool", GOOGLE_TOOLS)
 def test_a_search_of_google_leaves_the_price_open(tool: str) -> None:
-    """Each is billed by the prompt or by the search, which no answer's usage tells."""
+    """Each is billed by prompt or search, which no usage field reports."""
     model = asked("gemini", gemini_tools=[{tool: {}}])
     assert terms_of(model).searches
     told = cost("gemini-2.5-flash", "gemini", Usage(input=9), terms_of(model))
@@ -451,14 +449,14 @@ def test_a_search_of_google_leaves_the_price_open(tool: str) -> None:
         ("gemini-3-pro-image-preview", "gemini"),
     ],
 )
-def test_a_model_that_searches_or_draws_by_itself_has_no_price(model: str, provider: str) -> None:
-    """A fee for each search, and another price for pictures: nobody says how much of either."""
+def test_model_with_built_in_search_or_drawing_has_no_price(model: str, provider: str) -> None:
+    """A fee per search, and another price for pictures: the amounts of both are unreported."""
     assert isinstance(cost(model, provider, Usage(input=9, output=9), PricingTerms()), str)
 
 
 @pytest.mark.parametrize("tool", PAID_TOOLS)
 def test_a_tool_that_is_billed_apart_leaves_the_price_open(tool: str) -> None:
-    """OpenAI or xAI bills it beside tokens, and no usage that is handed on tells of it."""
+    """OpenAI or xAI bills it in addition to tokens, and no usage that survives reports it."""
     terms = terms_of(asked("openai_responses", params={"tools": [{"type": tool}]}))
     assert terms == PricingTerms(paid_tools=frozenset({tool}))
     told = cost("gpt-5", "openai_responses", Usage(input=100), terms)
@@ -521,7 +519,7 @@ def test_audio_and_searches_have_prices_of_their_own(
         ("arn:aws:bedrock:us-east-1:1:application-inference-profile/x", "bedrock", None),
     ],
 )
-def test_the_class_of_the_model_says_who_sells(
+def test_model_class_sets_the_vendor(
     model: str, provider: str, same_as: tuple[str, str] | None
 ) -> None:
     """Resource names are understood; an operator's alias, an endpoint's name are on no list."""
@@ -555,13 +553,13 @@ def test_the_class_of_the_model_says_who_sells(
         (asked("ollama", host="http://localhost:11434"), None),
     ],
 )
-def test_an_address_says_who_sells(model: Any, seller: str | None) -> None:
+def test_endpoint_address_sets_the_vendor(model: Any, seller: str | None) -> None:
     """Clients are pointed at other vendors; a gateway's address says nothing."""
     assert terms_of(model).seller == seller
 
 
-def test_what_runs_locally_costs_nothing() -> None:
-    """Known, and from nobody's list; what is asked of Ollama's own service is not local."""
+def test_local_models_are_free() -> None:
+    """Free, although in no price list; calls to Ollama's cloud service are not local."""
     usage = Usage(input=MILLION)
     prices = Prices({"paid": FLAT})
     local = [
@@ -590,7 +588,7 @@ def test_an_endpoint_of_sagemaker_is_named() -> None:
 
 
 def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
-    """The same model of another one costs what the list says, or nobody knows."""
+    """The same model from another vendor costs the list price, or is unknown."""
     prices = Prices(
         {
             "m*": PriceOverride(price=FLAT, provider="Azure"),
@@ -628,7 +626,7 @@ def test_a_long_prompt_costs_more_as_a_whole(prompt: int, expected: str) -> None
 
 
 def test_a_price_of_the_policy_holds_at_every_tier() -> None:
-    """It says what the models cost whoever wrote it, and an hour in a cache what is written."""
+    """It states the author's own prices, and an hour in a cache costs the write price."""
     price = Price(input=Decimal(2), output=Decimal(4), cache_write=Decimal(3))
     sale = BillableCall(model="m", usage=Usage(input=MILLION), tier="scale")
     assert Prices({"m": price}).quote(sale).price == 2
@@ -639,7 +637,7 @@ def test_a_price_of_the_policy_holds_at_every_tier() -> None:
 # --- told and recorded ----------------------------------------------------------------------------
 
 
-def test_what_a_price_depends_on_survives_the_ledger() -> None:
+def test_pricing_terms_survive_the_ledger() -> None:
     """Put together from its columns again, a call has the same price, or is as open as before."""
     usage = Usage(input=9, output=3, cache_write=4, cache_write_1h=1, input_audio=2, web_searches=1)
     terms = PricingTerms(seller="x-ai", tier="flex", audio_out=True)
@@ -650,7 +648,7 @@ def test_what_a_price_depends_on_survives_the_ledger() -> None:
 
 
 @pytest.mark.parametrize("basis", ["{", "[]", "5", "[" * 99_999])
-def test_what_cannot_be_read_of_a_ledger_leaves_the_price_unknown(basis: str) -> None:
+def test_unreadable_pricing_terms_leave_the_price_unknown(basis: str) -> None:
     """It is not taken for nothing."""
     sale = billable_call_in_ledger("m", "openai", Usage(input=1), None, basis)
     assert Prices({"m": FLAT}).quote(sale).unknown == "what its price depends on cannot be read"

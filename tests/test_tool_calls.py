@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def told(events: list[Event]) -> list[tuple[str, str]]:
-    """Name and status of each tool call that was told."""
+def published(events: list[Event]) -> list[tuple[str, str]]:
+    """Name and status of each published tool call."""
     return [(fact.tool, fact.status) for fact in events if isinstance(fact, ToolCall)]
 
 
@@ -48,7 +48,7 @@ def delete() -> str:
 
 
 def careful(make_agent: MakeAgent, *names: str) -> Agent:
-    """Make an agent that uses these tools at once, of which `delete` has to be approved."""
+    """Make an agent that uses these tools concurrently, of which `delete` needs approval."""
     agent = make_agent(ScriptedModel([uses(*names), says("done")]))
     agent.tool_registry.register_tool(delete)
 
@@ -69,7 +69,7 @@ def approval(result: Any) -> list[Any]:
 
 
 def approve(agent: Agent) -> None:
-    """Let a hook answer in the place of a human, within the same invocation."""
+    """Let a hook answer for the human, within the same invocation."""
 
     def resume(event: AfterInvocationEvent) -> None:
         if event.result is not None and event.result.stop_reason == "interrupt":
@@ -86,11 +86,15 @@ def test_a_hook_that_resumes_has_finished_tools_counted_once(
     agent = careful(make_agent, "search", "search", "delete")
     approve(agent)
     assert agent("go").stop_reason == "end_turn"
-    assert told(events) == [("search", "success"), ("search", "success"), ("delete", "success")]
+    assert published(events) == [
+        ("search", "success"),
+        ("search", "success"),
+        ("delete", "success"),
+    ]
     assert counted(events) == [3]
 
 
-def test_a_hook_that_resumes_has_a_refusal_told_once(
+def test_refusal_is_published_once_across_a_hooks_resume(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The approved call runs, and then the agent is halted because of the one that was refused."""
@@ -98,21 +102,25 @@ def test_a_hook_that_resumes_has_a_refusal_told_once(
     agent = careful(make_agent, "search", "delete", "search")
     approve(agent)
     assert agent("go").stop_reason == "max_tool_calls"
-    assert told(events) == [("search", "success"), ("search", "refused"), ("delete", "success")]
+    assert published(events) == [
+        ("search", "success"),
+        ("search", "refused"),
+        ("delete", "success"),
+    ]
     assert counted(events) == [2]
 
 
-def test_a_caller_that_resumes_has_finished_tools_told_once(
+def test_finished_tools_are_published_once_across_a_callers_resume(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The invocation that brings the approval has the approved call, and nothing else."""
     enable(Limits(max_tool_calls=2), observers=[events.append])
     agent = careful(make_agent, "search", "delete", "search")
     asked = agent("go")
-    assert told(events) == [("search", "success"), ("search", "refused")]
+    assert published(events) == [("search", "success"), ("search", "refused")]
     events.clear()
     assert agent(approval(asked)).stop_reason == "end_turn"
-    assert (told(events), counted(events)) == ([("delete", "success")], [1])
+    assert (published(events), counted(events)) == ([("delete", "success")], [1])
 
 
 def test_a_batch_that_has_to_be_approved_is_counted_once(
@@ -124,7 +132,7 @@ def test_a_batch_that_has_to_be_approved_is_counted_once(
     agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.interrupt("ok", reason="may I?"))
     approve(agent)
     assert agent("go").stop_reason == "end_turn"
-    assert (told(events), counted(events)) == ([("search", "success")], [1])
+    assert (published(events), counted(events)) == ([("search", "success")], [1])
 
 
 def test_an_interrupt_before_any_result_is_no_turn_without_progress(
@@ -157,7 +165,7 @@ DENIALS: Any = {"call": (BeforeToolCallEvent, deny), "turn": (BeforeToolsEvent, 
 
 @pytest.fixture(params=DENIALS)
 def strict(request: pytest.FixtureRequest, make_agent: MakeAgent) -> MakeAgent:
-    """Make agents with a hook that denies every tool, one by one or a turn at once."""
+    """Make agents with a hook that denies every tool, one by one or a whole turn."""
 
     def make(model: Any, **arguments: Any) -> Agent:
         agent = make_agent(model, **arguments)
@@ -174,7 +182,7 @@ def test_asking_for_a_denied_tool_for_ever_is_a_loop(strict: MakeAgent) -> None:
     assert (strict(model)("go").stop_reason, model.calls) == ("loop_detected", 4)
 
 
-def test_a_denied_call_is_told_as_an_error(strict: MakeAgent, events: list[Event]) -> None:
+def test_denied_call_is_published_as_an_error(strict: MakeAgent, events: list[Event]) -> None:
     """It has the status `error` and no duration, since no tool ran."""
     enable(Limits(max_turns=9), observers=[events.append])
     strict(ScriptedModel([uses("search", "search"), says("done")]))("go")
@@ -185,12 +193,12 @@ def test_a_denied_call_is_told_as_an_error(strict: MakeAgent, events: list[Event
     ]
 
 
-def test_a_denied_call_is_told_and_uses_up_no_call(strict: MakeAgent, events: list[Event]) -> None:
+def test_denied_call_uses_up_no_call(strict: MakeAgent, events: list[Event]) -> None:
     """A cap of one call is not reached by two that were denied."""
     enable(Limits(max_tool_calls=1, max_calls_per_tool={"search": 1}), observers=[events.append])
     agent = strict(ScriptedModel([uses("search"), uses("search"), says("done")]))
     assert agent("go").stop_reason == "end_turn"
-    assert (told(events), counted(events)) == ([("search", "error")] * 2, [0])
+    assert (published(events), counted(events)) == ([("search", "error")] * 2, [0])
 
 
 def test_a_denied_call_is_in_the_metrics(strict: MakeAgent, metric: Metric) -> None:
@@ -202,13 +210,13 @@ def test_a_denied_call_is_in_the_metrics(strict: MakeAgent, metric: Metric) -> N
 
 
 @pytest.mark.parametrize("name", ["search the web!", "x" * 70])
-def test_a_name_that_no_tool_can_have_is_told_as_an_error(
+def test_invalid_tool_name_is_published_as_an_error(
     name: str, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The framework answers such a call itself; it uses up no call."""
     enable(Limits(max_tool_calls=1), observers=[events.append])
     make_agent(ScriptedModel([uses(name), uses(name), says("done")]))("go")
-    assert (told(events), counted(events)) == ([(name, "error")] * 2, [0])
+    assert (published(events), counted(events)) == ([(name, "error")] * 2, [0])
 
 
 def test_asking_for_what_can_be_no_tool_for_ever_is_a_loop(make_agent: MakeAgent) -> None:
@@ -218,8 +226,8 @@ def test_asking_for_what_can_be_no_tool_for_ever_is_a_loop(make_agent: MakeAgent
     assert (make_agent(model)("go").stop_reason, model.calls) == ("loop_detected", 4)
 
 
-def test_a_long_name_is_cut_before_it_is_told(make_agent: MakeAgent) -> None:
-    """What a model makes up does not flood the message of the halt."""
+def test_long_tool_name_is_truncated(make_agent: MakeAgent) -> None:
+    """A name that a model makes up must not flood the halt message."""
     enable(Limits(max_consecutive_same_tool=2, max_turns=3))
     result = make_agent(ScriptedModel(endless(uses("x" * 10_000))))("go")
     assert (result.stop_reason, len(str(result)) < 500) == ("loop_detected", True)
@@ -239,15 +247,15 @@ def test_the_tool_log_keeps_a_denied_call(
     ]
 
 
-def test_a_turn_of_a_cancelled_agent_is_not_told(
+def test_tools_of_a_canceled_agent_are_not_published(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """Nobody denied the tools that the framework answers for because the agent is cancelled."""
+    """A canceled agent's tools are answered by the framework, not denied."""
     enable(Limits(max_turns=9), observers=[events.append])
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
     agent.hooks.add_callback(BeforeToolsEvent, lambda event: event.agent.cancel())
     assert agent("go").stop_reason == "cancelled"
-    assert (told(events), counted(events)) == ([], [0])
+    assert (published(events), counted(events)) == ([], [0])
 
 
 # --- tools in the background ----------------------------------------------------------------------
@@ -275,14 +283,14 @@ def test_a_tool_that_goes_on_in_the_background_is_a_call(
     agent.hooks.add_callback(AfterToolsEvent, lambda _: turns.release())
     assert str(agent("go").stop_reason) == "max_tool_calls"
     assert len(ran) == 3
-    assert told(events) == [("search", "success")] * 3 + [("search", "refused")]
+    assert published(events) == [("search", "success")] * 3 + [("search", "refused")]
 
 
 # --- requests that a tool makes of its own agent --------------------------------------------------
 
 
 class Answer(BaseModel):
-    """What a direct request is answered with."""
+    """The answer to a direct request."""
 
 
 class Patient(ScriptedModel):
@@ -303,14 +311,14 @@ class Patient(ScriptedModel):
 def test_tools_beside_a_direct_request_of_the_agent_are_counted(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """They are those of the loop, whatever is asked meanwhile."""
+    """They stay those of the loop, despite calls in between."""
     enable(Limits(max_tool_calls=4), observers=[events.append])
     model = Patient()
     agent = make_agent(model)
 
     @tool
     async def classify() -> str:
-        """Ask the agent's own model."""
+        """Call the agent's own model."""
         await agent.structured_output_async(Answer, "what is it?")
         return "classified"
 
@@ -321,4 +329,4 @@ def test_tools_beside_a_direct_request_of_the_agent_are_counted(
     agent.tool_registry.register_tool(classify)
     agent.hooks.add_callback(AfterToolCallEvent, tell)
     assert str(agent("go").stop_reason) == "max_tool_calls"
-    assert told(events)[:4] == [("classify", "success"), ("search", "success")] * 2
+    assert published(events)[:4] == [("classify", "success"), ("search", "success")] * 2

@@ -1,4 +1,4 @@
-"""Calls of one turn are told apart by their positions, whatever ids a model gives them."""
+"""Calls of one turn are distinguished by position, whatever ids a model gives them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_different_calls_with_one_id_are_no_loop(
 
 @EXECUTORS
 def test_equal_calls_with_one_id_are_a_loop(make_agent: MakeAgent, executor: Any) -> None:
-    """What repeats is found all the same."""
+    """Repetition is still detected."""
     enable(Limits(max_identical_tool_calls=3))
     model = OneId(endless(asks("a", "b", "a")))
     agent = make_agent(model, tools=[look], tool_executor=executor())
@@ -100,7 +100,7 @@ def test_only_what_has_no_call_left_is_refused(
 
 
 def replace_use(event: BeforeToolCallEvent) -> None:
-    """Put another object in the place of a tool use."""
+    """Replace a tool use with another object."""
     event.tool_use = {**event.tool_use}
 
 
@@ -108,7 +108,7 @@ def replace_use(event: BeforeToolCallEvent) -> None:
 
 
 def nudged(agent: Any) -> list[tuple[str, bool]]:
-    """Tell of every result what it says, and whether the nudge stands in it."""
+    """Return each result's text, and whether it contains the nudge."""
     return [
         (block["toolResult"]["content"][0]["text"], "repeating yourself" in str(block))
         for message in agent.messages
@@ -123,7 +123,7 @@ def nudged(agent: Any) -> list[tuple[str, bool]]:
 def test_the_nudge_lands_on_the_call_that_repeats(
     make_agent: MakeAgent, executor: Any, model: type[ScriptedModel], order: tuple[str, ...]
 ) -> None:
-    """Wherever it stands in its turn, and whichever ends last."""
+    """At any position in its turn, and in any order of completion."""
     enable(Limits(max_identical_tool_calls=3))
     script = [asks("a"), asks(*order), says("done")]
     agent = make_agent(model(script), tools=[look], tool_executor=executor())
@@ -135,7 +135,7 @@ def test_the_nudge_lands_on_the_call_that_repeats(
 def test_an_exempt_call_is_not_nudged(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may repeat itself; the positions of the others count it all the same."""
+    """It may repeat; the positions of the others still count it."""
     monkeypatch.setenv("OTEL_LIMITS_EXEMPT_TOOLS", "search")
     enable(Limits(max_identical_tool_calls=3))
     script = [

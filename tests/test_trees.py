@@ -1,4 +1,4 @@
-"""Budget trees: a cap holds wherever agents compose, and however many run at once."""
+"""Budget trees: a cap holds in every composition, regardless of concurrency."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def agent_of(model: ScriptedModel, name: str, **arguments: Any) -> Agent:
 
 
 def runaways(number: int, **arguments: Any) -> list[Agent]:
-    """Agents that look for ever."""
+    """Agents that search forever."""
     return [
         agent_of(Metered(endless(uses("look"))), f"child{n}", **arguments) for n in range(number)
     ]
 
 
 def asking(children: list[Agent], then: Iterable[Answer] = (), **arguments: Any) -> Agent:
-    """A parent that asks all of them at once, and is a runaway afterwards."""
+    """A parent that calls all of them concurrently, and is a runaway afterwards."""
     ask = Answer(tools=tuple((child.name, {"input": "go"}) for child in children))
     tools = [child.as_tool(name=child.name, description="Ask.") for child in children]
     script = itertools.chain([ask], then or endless(ask))
@@ -79,7 +79,7 @@ def stops(events: list[Event]) -> dict[str, Stop]:
 
 
 def tree_levels(stop: Stop) -> dict[str, Level]:
-    """What the tree has used, by the limit."""
+    """Usage of the tree, by limit."""
     return {each.limit: each for each in stop.levels if each.limit.startswith("tree_")}
 
 
@@ -103,20 +103,20 @@ def trees(monkeypatch: pytest.MonkeyPatch) -> list[Budget]:
 
 
 def is_empty(tree: Budget) -> bool:
-    """Nothing is reserved any more."""
+    """All reservations are released."""
     held = tree.reserved
     return (held.turns, held.model_calls, held.tokens, held.cost) == (0, 0, 0, 0)
 
 
-# --- at once --------------------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", SIZES)
 @pytest.mark.parametrize("limit", ["max_turns", "max_model_calls"])
-def test_agents_as_tools_at_once(
+def test_concurrent_agents_as_tools_share_the_cap(
     number: int, limit: str, call: Call, events: list[Event], trees: list[Budget]
 ) -> None:
-    """A tree's cap of 3 is 3 model calls, whoever makes them."""
+    """A tree's cap of 3 is 3 model calls, regardless of which agent makes them."""
     enable(tree=only(limit, 3), observers=[events.append])
     children = runaways(number)
     parent = asking(children)
@@ -128,7 +128,9 @@ def test_agents_as_tools_at_once(
 
 
 @pytest.mark.parametrize("number", SIZES)
-def test_tokens_of_agents_at_once(number: int, call: Call, events: list[Event]) -> None:
+def test_tokens_of_concurrent_agents_share_the_cap(
+    number: int, call: Call, events: list[Event]
+) -> None:
     """A tree's token budget is passed by one call at most."""
     enable(tree=Limits(max_token_budget=100), observers=[events.append])
     children = runaways(number)
@@ -141,7 +143,7 @@ def test_tokens_of_agents_at_once(number: int, call: Call, events: list[Event]) 
 
 
 @pytest.mark.parametrize("limit", ["max_input_tokens", "max_output_tokens"])
-def test_parts_of_the_tokens_at_once(limit: str, events: list[Event]) -> None:
+def test_input_and_output_caps_hold_for_concurrent_agents(limit: str, events: list[Event]) -> None:
     """Input and output are each reserved."""
     enable(tree=only(limit, 40), observers=[events.append])
     children = runaways(10)
@@ -150,7 +152,7 @@ def test_parts_of_the_tokens_at_once(limit: str, events: list[Event]) -> None:
     assert 40 <= spent <= 40 + 5 * PER_MESSAGE
 
 
-def test_money_of_agents_at_once(
+def test_cost_of_concurrent_agents_shares_the_cap(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, events: list[Event]
 ) -> None:
     """A tree's budget in USD is passed by one call at most."""
@@ -166,7 +168,7 @@ def test_money_of_agents_at_once(
 
 @pytest.mark.parametrize("number", SIZES)
 def test_entry_nodes_of_a_graph(number: int, events: list[Event], trees: list[Budget]) -> None:
-    """Nodes that begin at once share their graph's cap exactly."""
+    """Nodes that start concurrently share their graph's cap exactly."""
     enable(tree=Limits(max_turns=3), observers=[events.append])
     children = runaways(number)
     builder = GraphBuilder()
@@ -225,7 +227,7 @@ def test_a_breach_names_what_is_used_and_what_is_reserved(events: list[Event]) -
     assert "3 of 3 turns: 1 used, 2 reserved by model calls under way" in str(error)
 
 
-def test_nobody_waits_for_another(events: list[Event]) -> None:
+def test_concurrent_calls_do_not_wait_for_each_other(events: list[Event]) -> None:
     """A task that reads one agent's stream and asks another in between is not locked out."""
     enable(tree=Limits(max_turns=2), observers=[events.append])
 
@@ -235,7 +237,7 @@ def test_nobody_waits_for_another(events: list[Event]) -> None:
         first, second = runaways(2)
         stream = first.stream_async("go")
         async for event in stream:
-            if "event" in event:  # the first chunk: the call is under way
+            if "event" in event:  # the first chunk: the call is in flight
                 reason = str((await second.invoke_async("go")).stop_reason)
                 await stream.aclose()  # type: ignore[attr-defined]
                 return f"{reason} {calls_of(second)}"
@@ -256,7 +258,7 @@ def test_nobody_waits_for_another(events: list[Event]) -> None:
     assert results == ["max_turns 0"]
 
 
-def test_what_fails_gives_its_turn_back(trees: list[Budget]) -> None:
+def test_failed_call_releases_its_reserved_turn(trees: list[Budget]) -> None:
     """Not the model call: a child that fails leaves its turn to the next one."""
     enable(tree=Limits(max_turns=2, max_model_calls=9))
     failing = agent_of(Metered([fails(OSError("gone"))]), "failing")
@@ -326,8 +328,8 @@ def test_a_discarded_response_keeps_its_turn(events: list[Event]) -> None:
     assert (model.calls, stops(events)["picky"].turns) == (3, 1)
 
 
-def test_what_is_abandoned_is_released(trees: list[Budget]) -> None:
-    """A stream that nobody reads on gives back what it had reserved when it is closed."""
+def test_abandoned_stream_releases_its_reservation(trees: list[Budget]) -> None:
+    """Closing an abandoned stream releases its reservation."""
     enable(tree=Limits(max_turns=3))
 
     @tool
@@ -350,7 +352,7 @@ def test_what_is_abandoned_is_released(trees: list[Budget]) -> None:
 
 
 def test_an_agent_alone_is_held_to_the_token(events: list[Event]) -> None:
-    """Beside nobody, what it has reserved for itself never stands in its own way."""
+    """Without concurrent calls, its own reservation never blocks it."""
     enable(
         Limits(max_turns=5, max_token_budget=201, max_model_calls=5),
         tree=Limits(max_turns=5, max_token_budget=201, max_model_calls=5),
@@ -367,7 +369,7 @@ def test_an_agent_alone_is_held_to_the_token(events: list[Event]) -> None:
 
 @pytest.mark.parametrize("outer", [None, 3, 4, 5, 100])
 def test_each_tree_binds(outer: int | None, call: Call, events: list[Event]) -> None:
-    """A child with a tree of its own is held by it, and by every tree around it."""
+    """A child with a tree is capped by it, and by every enclosing tree."""
     enable(tree=Limits(max_turns=outer) if outer else None, observers=[events.append])
     inner = LimitsPlugin(tree=Limits(max_turns=3))
     child = agent_of(Metered(endless(uses("look"))), "child", plugins=[inner])
@@ -379,7 +381,7 @@ def test_each_tree_binds(outer: int | None, call: Call, events: list[Event]) -> 
 
 
 def test_three_trees_deep(events: list[Event]) -> None:
-    """What happens innermost is debited to each tree, once; the one with the least left binds."""
+    """Usage counts once in each enclosing tree; the one with the least left binds."""
     enable(tree=Limits(max_model_calls=12), observers=[events.append])
 
     def nested(depth: int) -> Agent:
@@ -409,7 +411,7 @@ def test_three_trees_deep(events: list[Event]) -> None:
     assert sum(stop.model_calls for stop in told) == 12
 
 
-def test_what_no_tree_of_its_own_could_change_has_none(trees: list[Budget]) -> None:
+def test_redundant_inner_tree_is_omitted(trees: list[Budget]) -> None:
     """The limits of the environment are those of every agent, and make one tree."""
     enable(tree=Limits(max_turns=9))
     children = [agent_of(Metered([says("done")]), "child")]
@@ -417,7 +419,7 @@ def test_what_no_tree_of_its_own_could_change_has_none(trees: list[Budget]) -> N
     assert len(trees) == 1
 
 
-def test_a_tree_acts_as_its_owner_says(call: Call, events: list[Event]) -> None:
+def test_tree_breach_takes_its_owners_action(call: Call, events: list[Event]) -> None:
     """A child that is only observed is halted by the tree of a parent that halts."""
     enable(tree=Limits(max_turns=4), observers=[events.append])
     watched = LimitsPlugin(Limits(max_turns=1), action="observe")
@@ -429,7 +431,7 @@ def test_a_tree_acts_as_its_owner_says(call: Call, events: list[Event]) -> None:
 
 
 def test_a_child_that_halts_in_a_tree_that_is_observed(events: list[Event]) -> None:
-    """Its own limit halts it; the tree's is told and nothing more."""
+    """Its own limit halts it; the tree's is reported only."""
     enable(observers=[events.append])
     halts = LimitsPlugin(Limits(max_turns=5), action="halt")
     child = agent_of(Metered(endless(uses("look"))), "child", plugins=[halts])
@@ -440,7 +442,7 @@ def test_a_child_that_halts_in_a_tree_that_is_observed(events: list[Event]) -> N
     assert told == [("child", "observed"), ("child", "halted"), ("parent", "observed")]
 
 
-def test_tools_of_a_tree_act_as_its_owner_says(events: list[Event]) -> None:
+def test_tool_cap_of_a_tree_takes_its_owners_action(events: list[Event]) -> None:
     """Also where a call is refused before it runs."""
     enable(tree=Limits(max_tool_calls=3), observers=[events.append])
     watched = LimitsPlugin(Limits(max_tool_calls=1), action="observe")
@@ -451,8 +453,8 @@ def test_tools_of_a_tree_act_as_its_owner_says(events: list[Event]) -> None:
     assert stops(events)["child"].reason == "max_tool_calls"
 
 
-def test_what_begins_after_its_parent_has_ended_stands_in_the_tree_above() -> None:
-    """A task that a finished child has left behind works for whoever is still live."""
+def test_work_after_its_parent_ended_counts_in_the_enclosing_tree() -> None:
+    """Background work of a finished child counts for the nearest active ancestor."""
     enable(tree=Limits(max_turns=4))
     left: list[Any] = []
     late = agent_of(Metered(endless(uses("look"))), "late")
@@ -503,7 +505,7 @@ class Report(BaseModel):
     ("action", "calls"), [("halt", 2), ("ask", 2), ("raise", 2), ("wrap_up", 3)]
 )
 def test_forced_output_that_is_never_valid(limit: str, action: Any, calls: int) -> None:
-    """Whatever is done at the cap, the loop does not go on forcing it."""
+    """Whatever the action at the cap, the loop stops forcing it."""
     enable(only(limit, 2), action=action)
     never = uses("Report", arguments={"number": "none"})
     model = ScriptedModel(itertools.chain([says("text")], endless(never)))
@@ -539,7 +541,7 @@ def is_valid(messages: Any) -> bool:
 
 @pytest.mark.parametrize("number", [3, 30])
 def test_one_last_answer_per_tree(number: int, events: list[Event]) -> None:
-    """In a chain of nodes the one that was under way writes it; whoever begins later does not."""
+    """In a chain of nodes the active one writes it; nodes that start later do not."""
     enable(tree=Limits(max_turns=3), action="wrap_up", observers=[events.append])
     nodes = [
         agent_of(Metered(itertools.chain([uses("look")] * 3, endless(says("in short")))), f"n{n}")
@@ -560,7 +562,7 @@ def test_one_last_answer_per_tree(number: int, events: list[Event]) -> None:
 
 
 def test_a_tree_that_was_spent_by_an_answer_has_no_last_one() -> None:
-    """Nobody was under way: the first node answered by itself at the cap."""
+    """No node was active: the first one finished at the cap."""
     enable(tree=Limits(max_turns=2), action="wrap_up")
     first = agent_of(Metered([uses("look"), says("done")]), "first")
     second = agent_of(Metered(endless(says("more"))), "second")
@@ -669,7 +671,7 @@ def test_a_hook_that_rewrites_a_response(way: str, call: Call, events: list[Even
 
 
 def test_observe_reports_a_deadline(make_agent: MakeAgent, call: Call, events: list[Event]) -> None:
-    """When the time is up, though nothing else would have been looked at any more."""
+    """A deadline ends it even if no other check would run."""
 
     class Slow(ScriptedModel):
         async def stream(self, *arguments: Any, **named: Any) -> Any:
@@ -689,7 +691,7 @@ def test_observe_reports_a_deadline(make_agent: MakeAgent, call: Call, events: l
 
 
 def test_observe_reports_what_is_refused_beside_others(events: list[Event]) -> None:
-    """What would have been refused because of calls under way is told, and goes out."""
+    """A call that reservations would have refused is reported and goes out."""
     enable(tree=Limits(max_turns=3), action="observe", observers=[events.append])
     children = [agent_of(Metered([says("done")]), f"child{n}") for n in range(5)]
     parent = asking(children, then=[says("done")])
@@ -708,7 +710,7 @@ def test_nothing_is_live_afterwards() -> None:
 
 
 def test_an_observed_deadline_does_not_hide_one_that_acts(events: list[Event]) -> None:
-    """The tree of the parent ends what its child's own limit has only been told about."""
+    """The tree of the parent halts where the child's own limit is only observed."""
 
     class Endless(ScriptedModel):
         async def stream(self, *_: Any, **__: Any) -> Any:
@@ -792,7 +794,7 @@ def test_a_thread_that_a_graph_has_left_behind_stays_in_its_tree(
 # --- how large a tree's cap should be -------------------------------------------------------------
 
 WORK = [*[uses("look")] * 4, says("done")]
-"""What one child does: five turns."""
+"""The work of one child: five turns."""
 
 
 def test_a_cap_of_all_turns_is_large_enough(events: list[Event]) -> None:
@@ -806,7 +808,7 @@ def test_a_cap_of_all_turns_is_large_enough(events: list[Event]) -> None:
 
 
 def test_a_token_budget_needs_room_for_a_call_of_each_that_runs(events: list[Event]) -> None:
-    """All the work, and for each agent at once its largest input and the output of its model."""
+    """All the work, plus for each concurrent agent its largest input and its model's output."""
     alone = sum(PER_MESSAGE * (2 * turn + 2) for turn in range(5))
     room = 10 * (PER_MESSAGE * 9 + PER_MESSAGE)
     of_parent = PER_MESSAGE * (2 + 4)

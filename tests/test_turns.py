@@ -1,4 +1,4 @@
-"""What counts as a turn, and where each limit stops an agent, whatever it does."""
+"""Turns, and the point at which each limit halts an agent."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ PER_TURN = ("max_turns", "max_iterations")
 
 
 def shape(messages: Messages) -> list[str]:
-    """What each message is: the kinds of its blocks."""
+    """The kinds of blocks in each message."""
     return ["+".join(sorted({key for block in m["content"] for key in block})) for m in messages]
 
 
 def runaway() -> ScriptedModel:
-    """A model that asks for one more search for ever."""
+    """A model that requests searches forever."""
     return ScriptedModel(endless(uses("search")))
 
 
 def then_endless(*answers: Answer) -> Iterable[Answer]:
-    """`answers`, then searches for ever."""
+    """`answers`, then searches forever."""
     yield from answers
     yield from endless(uses("search"))
 
@@ -164,7 +164,7 @@ def test_a_natural_end_on_the_last_turn_wins(
     assert warnings_logged() == []
 
 
-def test_an_answer_at_once_is_within_a_cap_of_one(make_agent: MakeAgent) -> None:
+def test_direct_answer_is_within_a_cap_of_one(make_agent: MakeAgent) -> None:
     """A cap of 1 permits an answer."""
     enable(Limits(max_turns=1))
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
@@ -235,7 +235,7 @@ def test_a_leg_can_still_end_naturally_within_the_cap(make_agent: MakeAgent) -> 
 
 
 def overflowing(after: int) -> ScriptedModel:
-    """A runaway whose context overflows once, after so many good calls."""
+    """A runaway whose context overflows once, after `calls` successful calls."""
     overflow = fails(ContextWindowOverflowException("too long"))
     return ScriptedModel(then_endless(*[uses("search")] * after, overflow))
 
@@ -250,7 +250,7 @@ def test_a_call_that_overflowed_is_no_turn(limit: str, make_agent: MakeAgent) ->
 
 
 def test_iterations_start_again_after_an_overflow(make_agent: MakeAgent) -> None:
-    """An overflow on the third call starts `max_iterations` afresh: 2 + 1 failed + 4 calls."""
+    """An overflow on the third call resets `max_iterations`: 2 + 1 failed + 4 calls."""
     enable(Limits(max_iterations=4))
     model = overflowing(after=2)
     make_agent(model, conversation_manager=KeepsEverything())("go")
@@ -436,7 +436,7 @@ def test_a_budget_records_its_overshoot(make_agent: MakeAgent) -> None:
 
 
 def test_turns_decide_when_both_limits_trip(make_agent: MakeAgent) -> None:
-    """Of `max_turns` and `max_token_budget` reached at once, `max_turns` is the reason."""
+    """If `max_turns` and `max_token_budget` are reached together, `max_turns` is the reason."""
     enable(Limits(max_turns=2, max_token_budget=30))
     stop = otel_limits.stop_of(make_agent(runaway())("go"))
     assert stop is not None
@@ -462,7 +462,7 @@ def test_a_budget_counts_cached_tokens_once(make_agent: MakeAgent, events: list[
     assert usages == [expected, expected]
 
 
-def test_a_zero_token_call_is_told_apart_from_a_missing_usage(
+def test_zero_token_call_differs_from_missing_usage(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """A provider that reports zero is believed; one that reports nothing is estimated."""
@@ -478,7 +478,7 @@ def test_a_zero_token_call_is_told_apart_from_a_missing_usage(
 
 
 def test_an_unmeasured_call_counts_with_its_estimate(make_agent: MakeAgent) -> None:
-    """A provider without usage cannot run for ever on a token budget."""
+    """A provider without usage must not run forever on a token budget."""
     enable(Limits(max_token_budget=1000))
     model = ScriptedModel(endless(uses("search", arguments={"query": "x" * 400}, usage=None)))
     result = make_agent(model)("go")
@@ -553,7 +553,7 @@ def test_observe_does_not_refuse_a_leg(make_agent: MakeAgent) -> None:
     assert (str(agent("go")), model.calls) == ("two\n", 2)
 
 
-# --- what is no turn, and what is one all the same ------------------------------------------------
+# --- edge cases of a turn -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", PER_TURN)
@@ -570,7 +570,7 @@ def test_a_conversation_that_is_the_prompt_is_no_turn(limit: str, make_agent: Ma
 
 
 def test_a_response_with_metadata_of_the_application_is_a_turn(make_agent: MakeAgent) -> None:
-    """Whatever a hook writes there."""
+    """Regardless of the hook's text."""
     enable(Limits(max_turns=3))
     model = runaway()
     agent = make_agent(model)
@@ -585,7 +585,7 @@ def test_a_response_with_metadata_of_the_application_is_a_turn(make_agent: MakeA
 
 
 def test_a_response_that_a_middleware_gives_is_a_turn(make_agent: MakeAgent) -> None:
-    """Or an agent whose answers are cached would go on for ever."""
+    """Otherwise an agent with cached answers would run forever."""
     enable(Limits(max_turns=3))
     model = ScriptedModel([uses("search")])
     agent = make_agent(model)
@@ -606,7 +606,7 @@ def test_a_response_that_a_middleware_gives_is_a_turn(make_agent: MakeAgent) -> 
     assert model.calls == 1
 
 
-def test_what_a_hook_says_before_a_retry_is_no_turn(make_agent: MakeAgent) -> None:
+def test_hook_message_before_a_retry_is_not_a_turn(make_agent: MakeAgent) -> None:
     """A response was asked for, but what comes is none."""
     enable(Limits(max_turns=2))
     error = ModelThrottledException("slow down")

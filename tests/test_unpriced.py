@@ -1,4 +1,4 @@
-"""What a limit on cost says of models whose price nobody knows: never nothing."""
+"""A cost limit without a known model price always warns or halts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runaway(name: str) -> ScriptedModel:
-    """Make a model that asks for tools for ever."""
+    """Make a model that always asks for tools."""
     return ScriptedModel(endless(uses("search")), model_id=name)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
-    """Every warning of ours with these words."""
+    """Every otel-limits warning that contains these words."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -65,7 +65,7 @@ def test_a_cap_of_a_tree_is_warned_of(
     assert len(warnings_of(caplog, "does not hold for it")) == 1
 
 
-def test_without_a_cap_on_cost_nobody_is_warned(
+def test_unpriced_model_without_a_cost_cap_logs_no_warning(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An unknown price is news there, and no gap."""
@@ -90,7 +90,7 @@ def test_a_model_that_halts_is_not_said_to_pass(
 def test_models_beyond_a_number_are_warned_of_together(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever makes up names fills no log, and the gap is said all the same."""
+    """Invented names must not fill the log, and the gap is still reported."""
     enable(CAP)
     for number in range(log.MOST_UNPRICED + 3):
         make_agent(ScriptedModel([says("done")], model_id=f"made-up-{number}"))("go")
@@ -158,7 +158,7 @@ def test_a_tree_names_the_model_without_a_price(
     assert "no price for unheard-of, so tree_max_cost_usd=1 " in str(result.message["content"])
 
 
-def test_a_cap_that_is_reached_says_so(
+def test_unpriced_halt_names_the_cap(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the calls with a price reach it by themselves, nothing else is the reason."""

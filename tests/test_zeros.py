@@ -26,14 +26,14 @@ class Exports:
         self.times.put(time.monotonic())
 
     def begin(self, *agents: str) -> None:
-        """Tell of an invocation of each of these agents."""
+        """Publish an invocation of each of these agents."""
         for agent in agents:
             invocation = replace(INVOCATION, agent=agent, id=f"{agent} {time.monotonic_ns()}")
             self.observer(replace(STARTED, invocation=invocation))
 
 
 def test_zeros_are_exported_when_an_agent_is_first_seen() -> None:
-    """At once and in the background, and not again for the same agent."""
+    """Immediately and in the background, and only once per agent."""
     exports = Exports()
     exports.begin("research")
     exports.times.get(timeout=20)
@@ -43,7 +43,7 @@ def test_zeros_are_exported_when_an_agent_is_first_seen() -> None:
 
 
 def test_a_flood_of_agents_is_one_export_a_second() -> None:
-    """The second export comes a second after the first, and has all that came meanwhile."""
+    """The second export comes a second after the first, and has everything published between."""
     exports, begin = Exports(), time.monotonic()
     exports.begin("first")
     exports.times.get(timeout=20)
@@ -53,7 +53,7 @@ def test_a_flood_of_agents_is_one_export_a_second() -> None:
     assert exports.times.empty()
 
 
-def test_who_waits_for_the_network_is_not_the_agent() -> None:
+def test_agent_does_not_wait_for_the_network() -> None:
     """An export that hangs keeps no invocation from beginning."""
     hanging, asked = threading.Event(), threading.Event()
 
@@ -79,7 +79,7 @@ def test_a_forked_child_exports_its_own_zeros() -> None:
 
 
 def test_a_forked_child_does_not_wait_for_the_second_of_its_parent() -> None:
-    """Its parent has just exported, and what it exports first is of its own."""
+    """Its parent has just exported; the child's first export contains only its own counts."""
     exports = Exports()
     exports.begin("research")
     exports.times.get(timeout=20)

@@ -1,1 +1,1 @@
-"""Garbage for every parser: whoever set a cap has it, or was refused with a sentence."""
+"""Garbage for every parser: a cap that was set holds, or is rejected with a message."""

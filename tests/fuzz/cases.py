@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CAP = 3
 MOST_CALLS = 9
-SECRET = "u:hunter2@"  # noqa: S105  as it stands in the garbage
+SECRET = "u:hunter2@"  # noqa: S105  appears in the garbage
 OWN = frozenset({"MAX_TURNS", "DISABLED", "STRICT", "PROMETHEUS_PORT", "POLICY"})
 """Settings that a case sets itself, or that would open a port."""
 
@@ -40,7 +40,7 @@ VARIABLES = [
 ]
 
 PARTIES = ("otel_limits", "strands", "tests")
-"""Whose code may raise what an agent ends with."""
+"""Modules whose code may raise an agent's final exception."""
 
 POLICY = """\
 defaults: {limits: {max_tool_calls: 90, max_cost_usd: 5}, unpriced_calls: warn}
@@ -61,7 +61,7 @@ class RefusedError(BaseException):
 
 
 def refuse(sentences: Sequence[str]) -> None:
-    """Stand in for the end of the process."""
+    """Stands in for the end of the process."""
     assert sentences
     assert all(sentence.strip() for sentence in sentences)
     raise RefusedError
@@ -82,14 +82,14 @@ class GarbageModel(ScriptedModel):
         self.random = random
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        """Stream some; an agent that nobody stops ends by itself."""
+        """Stream some; without a limit, the agent eventually finishes."""
         self.calls += 1
         for event in garbage.events(self.random) if self.calls <= MOST_CALLS else ():
             yield event
 
 
 def environment(random: Random, place: Path) -> None:
-    """Variables of ours with any values: the cap that is valid beside them holds."""
+    """Variables of otel-limits with any values: a valid cap among them holds."""
     names = random.sample(VARIABLES, random.randint(1, 4))
     settings = {name: garbage.text(random) for name in names}
     if random.random() < 0.3:
@@ -112,12 +112,12 @@ def stores(random: Random, place: Path) -> None:
 
 
 def chunks(random: Random, place: Path) -> None:
-    """What a model streams: each request counts, whatever came of it."""
+    """A model's stream: each request counts, whatever comes of it."""
     limited({}, place, GarbageModel(random))
 
 
 def command_line(random: Random, place: Path) -> None:
-    """Any arguments: a status, and never a traceback. Who becomes a program has the cap in it."""
+    """Any arguments: a status, and never a traceback. The replaced process has the cap."""
     words = [garbage.text(random).replace("\x00", "") for _ in range(random.randint(0, 3))]
     words += random.sample(("--max-turns", "--json", "--since", "--by", "-x", "--where", "--"), 2)
     random.shuffle(words)
@@ -126,7 +126,7 @@ def command_line(random: Random, place: Path) -> None:
     programs: list[Mapping[str, str]] = []
 
     def start(_: object, environ: Mapping[str, str]) -> tuple[int, str]:
-        """Stand in for the program that would take this process over."""
+        """Stand in for the program that would replace this process."""
         programs.append(environ)
         return 127, "not started"
 
@@ -176,7 +176,7 @@ def limited(
 ) -> None:
     """Make sure that an agent is halted at its cap, or that the process refused to start.
 
-    Neither may anything have raised while it was switched on: it is told in a sentence, and what
+    Neither may anything have raised while it was switched on: it is reported in a message, and what
     came after it was not done.
     """
     model = model or ScriptedModel([uses("search")] * MOST_CALLS)
@@ -208,14 +208,14 @@ def call(agent: Agent) -> None:
     except Exception as error:  # noqa: BLE001  whatever garbage leads to
         cause = error.__cause__ or error
         files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)]
-        # The standard library raises for whoever calls it.
+        # The standard library raises for its caller.
         parties = [each for each in files if any(f"/{name}/" in each for name in PARTIES)]
         assert "/otel_limits/" not in parties[-1], f"{cause!r} comes from {parties[-1]}"
 
 
 @contextlib.contextmanager
 def readable_log() -> Iterator[None]:
-    """See to it that whoever reads our log is told in sentences."""
+    """Check that every log record is a complete sentence."""
     said: list[str] = []
     handler = logging.Handler(logging.DEBUG)
     handler.setFormatter(logging.Formatter())  # with the traceback, where there is one
@@ -233,6 +233,6 @@ def readable_log() -> Iterator[None]:
 
 
 def assert_readable(text: str) -> None:
-    """What the user is shown has neither a traceback nor a secret."""
+    """Output that the user sees has neither a traceback nor a secret."""
     assert "Traceback" not in text, text
     assert SECRET not in text, text

@@ -59,7 +59,7 @@ def mutated(random: Random, sound: str) -> str:
 
 
 def events(random: Random) -> list[Any]:
-    """What a model streams: in any order, any of it twice or not at all, with any usage."""
+    """A model's stream: in any order, any of it twice or missing, with any usage."""
     chosen: list[Any] = [event for event in EVENTS if random.random() < 0.85]
     if random.random() < 0.3:
         random.shuffle(chosen)

@@ -47,7 +47,7 @@ the cache, and 10,000 written."""
 
 
 def model_of(provider: str, usage: dict[str, int]) -> ScriptedModel:
-    """Make a model that asks for tools for ever, of a class of this provider."""
+    """Make a model of this provider's class that always asks for tools."""
     told: Any = {**usage, "cacheReadInputTokens": 2_000, "cacheWriteInputTokens": 10_000}
     kind = type("Scripted", (ScriptedModel,), {"__module__": f"strands.models.{provider}"})
     model: ScriptedModel = kind(endless(uses("search", usage=told)), model_id="mine")

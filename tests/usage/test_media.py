@@ -62,7 +62,7 @@ def test_the_size_of_an_image(name: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xff\xff", b"RIFF", png()[:18]])
 def test_an_image_that_is_cut_off_has_no_size(data: bytes) -> None:
-    """A flat figure stands in its place, and nothing fails."""
+    """A flat figure replaces it, and nothing fails."""
     assert size_of(data) is None
     assert tokens_of_image(data, recipient("openai", "gpt-4o")) == 765
 
@@ -155,7 +155,7 @@ def test_a_duration(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF____WAVEfmt ", b"OggS", b"fLaC", MP4[:20], MP3[:12]])
-def test_what_has_no_duration_counts_a_flat_figure(data: bytes) -> None:
+def test_media_without_duration_counts_a_flat_figure(data: bytes) -> None:
     """A minute is assumed."""
     assert seconds_of(data) is None
     assert tokens_of_audio(data, recipient("gemini", "gemini-2.5-pro")) == 60 * 32
@@ -167,7 +167,7 @@ def test_audio_and_video_count_by_the_second() -> None:
     assert tokens_of_video(MP4, recipient("gemini", "gemini-2.5-pro")) == 2 * 263
 
 
-def test_what_was_measured_before_is_not_estimated_again() -> None:
+def test_measured_content_is_not_estimated_again() -> None:
     """The vendor's figure for an earlier response holds; only what came later is estimated."""
     usage: Any = {"inputTokens": 5_000, "outputTokens": 100, "totalTokens": 5_100}
     messages = [
@@ -176,5 +176,5 @@ def test_what_was_measured_before_is_not_estimated_again() -> None:
         {"role": "user", "content": [{"text": "and now?"}]},
     ]
     assert 5_100 < projected_input(ScriptedModel([]), messages) < 5_120
-    usage.update(inputTokens=0, outputTokens=0, totalTokens=0)  # of a call that nobody measured
+    usage.update(inputTokens=0, outputTokens=0, totalTokens=0)  # of an unmeasured call
     assert projected_input(ScriptedModel([]), messages) > 20_000

@@ -1,4 +1,4 @@
-"""What the usage of every vendor means, and what is made of one that is only half readable."""
+"""Usage of every vendor, normalized, including reports that are only half readable."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ UNREADABLE = [None, -1, "12", True, float("nan"), float("inf"), -float("inf"), 1
 
 
 @pytest.mark.parametrize("value", UNREADABLE)
-def test_what_is_no_number_of_tokens_never_counts(value: object) -> None:
+def test_invalid_token_number_never_counts(value: object) -> None:
     """Text, NaN, infinities, negative and absurd numbers are as good as missing."""
     record = record_of_usage({"inputTokens": 10, "outputTokens": value, "totalTokens": value})
     assert (record.sure, record.has_input, record.has_output) == ("partial", True, False)
@@ -301,7 +301,7 @@ def test_numbers_of_other_kinds_are_numbers(value: Any) -> None:
 
 @pytest.mark.parametrize("raw", [{"inputTokens": 90}, {"outputTokens": 10}])
 def test_the_total_settles_what_is_missing(raw: dict[str, int]) -> None:
-    """A call of which only one part is missing is measured all the same."""
+    """A call with one missing part is still measured."""
     record = record_of_usage({**raw, "totalTokens": 100})
     assert (record.sure, record.usage) == ("measured", Usage(input=90, output=10))
 
@@ -377,7 +377,7 @@ def check(record: UsageRecord) -> None:
 
 
 @given(REPORTED, PROVIDERS)
-def test_whatever_is_reported_becomes_whole_numbers(raw: Any, provider: str) -> None:
+def test_any_report_becomes_whole_numbers(raw: Any, provider: str) -> None:
     """However deep it is nested, for every vendor."""
     check(record_of_usage(raw, provider))
     check(record_of_response(raw, provider))
@@ -390,7 +390,7 @@ def test_whatever_is_reported_becomes_whole_numbers(raw: Any, provider: str) -> 
     st.sampled_from(["", "langsmith", "opentelemetry.instrumentation.botocore.bedrock-runtime"]),
     NESTED,
 )
-def test_whatever_a_span_says_becomes_whole_numbers(
+def test_any_span_usage_becomes_whole_numbers(
     attributes: dict[str, Any], scope: str, odd: Any
 ) -> None:
     """For every instrumentation; an importer reads the files of strangers."""

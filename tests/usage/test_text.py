@@ -1,4 +1,4 @@
-"""Estimates of text, beside the counts of a real tokenizer."""
+"""Estimates of text, compared with the counts of a real tokenizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_estimate_is_linear(name: str) -> None:
 
 
 def test_bytes_are_never_text() -> None:
-    """What is no text is written out by nobody, and so costs nothing here."""
+    """Non-text content is never written out, so it costs nothing here."""
     assert tokens_of_text(as_json({"data": b"\x00" * 1_000_000})) < 10
 
 

@@ -1,4 +1,4 @@
-"""Agents whose vendor reports usage that nobody can read, or a part of it: their caps hold."""
+"""Agents whose vendor reports unreadable or partly readable usage: their caps hold."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ USAGES: dict[str, tuple[dict[str, Any], str]] = {
     "None": (every(None), "unmeasured"),
     "a list": (every([90]), "unmeasured"),
 }
-"""What a model says, and what kind of call that is; where all is readable it is 90 and 10."""
+"""Usage reports and the resulting kind of call; fully readable ones are 90 and 10."""
 
 BREAKS_STRANDS = ("text", "None", "a list")
-"""What Strands itself cannot add to its own sums: its agent fails with the first call."""
+"""Usage that Strands cannot add to its own sums: its agent fails with the first call."""
 
 
 def ask(make_agent: MakeAgent, usage: dict[str, Any], events: list[Event]) -> str | None:
@@ -101,7 +101,7 @@ def test_the_cap_holds(make_agent: MakeAgent, events: list[Event], case: str, so
 
 
 @pytest.mark.parametrize("case", USAGES)
-def test_what_is_told_is_a_number_of_tokens(
+def test_published_usage_is_a_number_of_tokens(
     make_agent: MakeAgent, events: list[Event], case: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Facts, sums, metrics and the ledger have whole numbers of a size that can be."""
