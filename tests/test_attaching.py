@@ -702,7 +702,7 @@ def hook(seen: list[str], agent: Agent, place: int, behaviour: str) -> Any:
             event.interrupt(behaviour if behaviour == "asks again" else f"asks {place}", "?")
         if behaviour == "fails" and len(seen) > 10:
             raise ValueError(str(place))
-        # Not during events in reverse order: there Strands calls a new hook at once or not until the
+        # Not during reversed events: there Strands calls a new hook immediately or not until the
         # next event, depending on whether any hook of a later order follows.
         is_reversed = event.should_reverse_callbacks
         if behaviour == "registers" and len(seen) < 30 and not is_reversed:

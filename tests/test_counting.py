@@ -62,9 +62,9 @@ class Way:
     observer: CountingObserver
     registry: CollectorRegistry
 
-    def publish(self, *facts: Event) -> None:
+    def publish(self, *events: Event) -> None:
         """Pass events to the observer as it subscribed to them."""
-        for event in facts:
+        for event in events:
             self.observer(event)
 
     def samples(self) -> Samples:

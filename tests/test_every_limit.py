@@ -133,22 +133,22 @@ def test_raise(case: Case, source: str, call: Call) -> None:
     assert (raised.value.stop.reason, model.calls) == (case.reason, case.turns)
 
 
-def test_observe(case: Case, source: str, call: Call, facts: list[Event]) -> None:
+def test_observe(case: Case, source: str, call: Call, events: list[Event]) -> None:
     """The agent ends by itself, and one event says what would have been halted."""
-    enable(case.limits, action="observe", observers=[facts.append])
+    enable(case.limits, action="observe", observers=[events.append])
     model = ScriptedModel(script(case, case.turns + 2, says("done")))
     result = call(make(model))
-    halts = [event for event in facts if isinstance(event, otel_limits.Halt)]
+    halts = [event for event in events if isinstance(event, otel_limits.Halt)]
     assert (result.stop_reason, model.calls) == ("end_turn", case.turns + 3)
     assert [(halt.reason, halt.action) for halt in halts] == [(case.reason, "observed")]
 
 
-def test_wrap_up(case: Case, source: str, call: Call, facts: list[Event]) -> None:
+def test_wrap_up(case: Case, source: str, call: Call, events: list[Event]) -> None:
     """One call without tools writes the answer, unless there is no room left for one."""
-    enable(case.limits, action="wrap_up", observers=[facts.append])
+    enable(case.limits, action="wrap_up", observers=[events.append])
     model = ScriptedModel(script(case, case.turns, says("in short")))
     result = call(make(model))
-    (stop,) = [event for event in facts if isinstance(event, otel_limits.Stop)]
+    (stop,) = [event for event in events if isinstance(event, otel_limits.Stop)]
     assert (result.stop_reason, stop.reason) == (case.reason, case.reason)
     assert stop.action == ("wrapped_up" if case.leaves_room else "halted")
     assert otel_limits.is_synthetic(result.message) is not case.leaves_room

@@ -64,7 +64,7 @@ BREAKABLE = {
     "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
     "stores": "otel_limits.runtime.runtime.Runtime._follow",
     "chunks": "otel_limits.bindings.strands.calls.Passage.take",
-    "command_line": "otel_limits.cli.command.Parser._nearest",
+    "command_line": "otel_limits.cli.command.Parser._closest_option",
 }
 
 

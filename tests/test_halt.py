@@ -136,11 +136,11 @@ def test_the_warning_of_turns(
 
 def test_halt_is_published_once(halting: Halting, source: str, metric: Metric) -> None:
     """One halt is one `Halt` fact, one `Stop` fact, and one synthetic message in the metrics."""
-    facts: list[Event] = []
-    enable(LIMITS, observers=[facts.append])
+    events: list[Event] = []
+    enable(LIMITS, observers=[events.append])
     halting()("go")
-    (halt,) = [fact for fact in facts if isinstance(fact, Halt)]
-    (stop,) = [fact for fact in facts if isinstance(fact, Stop)]
+    (halt,) = [fact for fact in events if isinstance(fact, Halt)]
+    (stop,) = [fact for fact in events if isinstance(fact, Stop)]
     breach = Breach("max_token_budget", 15, 15, "max_token_budget", "tokens")
     assert (halt.breach, halt.action) == (breach, "halted")
     assert (stop.breach, stop.action, stop.reason) == (breach, "halted", "max_token_budget")

@@ -1,4 +1,4 @@
-"""What observers of ours are: told the facts they subscribe to, through one life cycle."""
+"""What observers of ours are: told the events they subscribe to, through one life cycle."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_every_observer_of_ours_is_one(kind: type[BaseObserver]) -> None:
 
 
 def test_an_observer_takes_what_it_subscribes_to() -> None:
-    """Other facts pass it by."""
+    """Other events pass it by."""
     diary = Diary()
-    facts: list[Event] = [Cycle(invocation=INVOCATION), TURN]
-    for event in facts:
+    events: list[Event] = [Cycle(invocation=INVOCATION), TURN]
+    for event in events:
         diary(event)
     assert diary.pages == [TURN]
 

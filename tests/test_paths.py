@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tests.conftest import MakeAgent, Metric
 
 
-def stops(facts: list[Event]) -> dict[str, Stop]:
+def stops(events: list[Event]) -> dict[str, Stop]:
     """Stops by agent."""
-    return {fact.agent: fact for fact in facts if isinstance(fact, Stop)}
+    return {fact.agent: fact for fact in events if isinstance(fact, Stop)}
 
 
-def calls(facts: list[Event]) -> list[ModelCall]:
+def calls(events: list[Event]) -> list[ModelCall]:
     """Settled model calls."""
-    return [fact for fact in facts if isinstance(fact, ModelCall)]
+    return [fact for fact in events if isinstance(fact, ModelCall)]
 
 
 # --- budget trees ---------------------------------------------------------------------------------
@@ -64,19 +64,19 @@ ASK_CHILD = uses("child", arguments={"input": "go"})
 
 
 def test_a_tree_shares_one_budget(
-    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Event]
+    source: str, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:
     """A breach of the tree halts the child, then the parent; both return."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "4")
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     child, parent = ScriptedModel(endless(uses("look"))), ScriptedModel(endless(ASK_CHILD))
     result = family(child, parent)("go")
     assert (result.stop_reason, parent.calls, child.calls) == ("max_turns", 1, 3)
-    assert {name: stop.reason for name, stop in stops(facts).items()} == {
+    assert {name: stop.reason for name, stop in stops(events).items()} == {
         "child": "max_turns",
         "parent": "max_turns",
     }
-    breach = stops(facts)["child"].breach
+    breach = stops(events)["child"].breach
     assert breach is not None
     assert (breach.limit, breach.observed) == ("tree_max_turns", 4)
 
@@ -96,27 +96,27 @@ def test_a_tree_can_be_capped_in_code(source: str) -> None:
 
 
 def test_a_tree_counts_each_call_once(
-    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Event]
+    source: str, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:
     """Each invocation is debited with its own calls, the tree with all of them."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "1000000")
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     child = ScriptedModel([uses("look"), says("done")])
     parent = ScriptedModel([ASK_CHILD, says("done")])
     family(child, parent)("go")
-    own = {name: stop.usage.total for name, stop in stops(facts).items()}
-    tree = [level for level in stops(facts)["parent"].levels if level.limit.startswith("tree_")]
+    own = {name: stop.usage.total for name, stop in stops(events).items()}
+    tree = [level for level in stops(events)["parent"].levels if level.limit.startswith("tree_")]
     assert (own, [level.observed for level in tree]) == ({"child": 30, "parent": 30}, [60])
 
 
-def test_the_tree_is_told(source: str, facts: list[Event]) -> None:
+def test_the_tree_is_told(source: str, events: list[Event]) -> None:
     """Every fact of a child names its parent and the root."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     family(ScriptedModel([says("x")]), ScriptedModel([ASK_CHILD, says("y")]))("go")
     parent, child = (
         next(
             fact.invocation
-            for fact in facts
+            for fact in events
             if isinstance(fact, otel_limits.Started) and fact.invocation.agent == name
         )
         for name in ("parent", "child")
@@ -193,20 +193,20 @@ class Summarised(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_direct_structured_output_is_an_invocation(
-    source: str, facts: list[Event], metric: Metric
+    source: str, events: list[Event], metric: Metric
 ) -> None:
     """`agent.structured_output()` asks the model without the agent loop, and is counted once."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = Agent(model=Summarised([says("x")]), name="direct", callback_handler=None)
     agent.structured_output(Report, "go")
-    assert [call.usage.total for call in calls(facts)] == [15]
-    assert stops(facts)["direct"].usage.total == 15
+    assert [call.usage.total for call in calls(events)] == [15]
+    assert stops(events)["direct"].usage.total == 15
     assert metric("otel_limits_unsampled_invocations_total", agent="direct") == 0
 
 
-def test_a_summary_is_debited(source: str, facts: list[Event]) -> None:
+def test_a_summary_is_debited(source: str, events: list[Event]) -> None:
     """What a summarising conversation manager asks counts in the invocation that needed it."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     script = [
         fails(ContextWindowOverflowException("too long")),
         says("a summary"),
@@ -224,13 +224,13 @@ def test_a_summary_is_debited(source: str, facts: list[Event]) -> None:
         ],
     )
     assert agent("go").stop_reason == "end_turn"
-    assert [call.kind for call in calls(facts)] == ["failed", "measured", "measured"]
-    assert stops(facts)["long"].usage.total == 30
+    assert [call.kind for call in calls(events)] == ["failed", "measured", "measured"]
+    assert stops(events)["long"].usage.total == 30
 
 
-def test_an_auxiliary_model_of_a_tool_is_debited(source: str, facts: list[Event]) -> None:
+def test_an_auxiliary_model_of_a_tool_is_debited(source: str, events: list[Event]) -> None:
     """A model that a tool asks by itself counts in the invocation that the tool works for."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
 
     @tool
@@ -247,8 +247,8 @@ def test_an_auxiliary_model_of_a_tool_is_debited(source: str, facts: list[Event]
         name="thinker",
     )
     agent("go")
-    assert sorted(call.model for call in calls(facts)) == ["helper", "scripted", "scripted"]
-    assert stops(facts)["thinker"].usage.total == 45
+    assert sorted(call.model for call in calls(events)) == ["helper", "scripted", "scripted"]
+    assert stops(events)["thinker"].usage.total == 45
 
 
 class Together(ScriptedModel):
@@ -282,23 +282,23 @@ def thinker(helper: ScriptedModel, model: ScriptedModel) -> Agent:
     return Agent(model=model, tools=[think], callback_handler=None, name="thinker")
 
 
-def test_a_request_of_a_tool_that_fails_counts_once(source: str, facts: list[Event]) -> None:
+def test_a_request_of_a_tool_that_fails_counts_once(source: str, events: list[Event]) -> None:
     """Its failure is its end: it is not booked again when its stream is closed."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel([fails(ConnectionError("gone"))], model_id="helper")
     thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
-    assert [call.kind for call in calls(facts) if call.model == "helper"] == ["failed"]
+    assert [call.kind for call in calls(events) if call.model == "helper"] == ["failed"]
 
 
-def test_models_that_tools_ask_at_once_are_debited(source: str, facts: list[Event]) -> None:
+def test_models_that_tools_ask_at_once_are_debited(source: str, events: list[Event]) -> None:
     """Three tools of one turn, each with a request under way, are three requests."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     thinker(Together(), ScriptedModel([uses("think", "think", "think"), says("x")]))("go")
-    assert [call.model for call in calls(facts)].count("helper") == 3
-    assert stops(facts)["thinker"].usage.total == 75
+    assert [call.model for call in calls(events)].count("helper") == 3
+    assert stops(events)["thinker"].usage.total == 75
 
 
-def test_a_model_that_no_agent_has_is_debited(source: str, facts: list[Event]) -> None:
+def test_a_model_that_no_agent_has_is_debited(source: str, events: list[Event]) -> None:
     """What a tool asks may be of a class that is nobody's model."""
 
     class Foreign(ScriptedModel):
@@ -306,10 +306,10 @@ def test_a_model_that_no_agent_has_is_debited(source: str, facts: list[Event]) -
             async for event in super().stream(*args, **kwargs):
                 yield event
 
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Foreign([says("hint")], model_id="helper")
     thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
-    assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
+    assert [call.model for call in calls(events)] == ["scripted", "helper", "scripted"]
 
 
 class Delegating(ScriptedModel):
@@ -333,13 +333,13 @@ class Arranged(ScriptedModel):
 
 @pytest.mark.parametrize("kind", [Delegating, Arranged])
 def test_a_direct_request_is_one_however_it_is_passed_on(
-    kind: type[ScriptedModel], source: str, facts: list[Event]
+    kind: type[ScriptedModel], source: str, events: list[Event]
 ) -> None:
     """It works as it does without us, and counts once."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = kind([says("hint")], model_id="helper")
     thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
-    assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
+    assert [call.model for call in calls(events)] == ["scripted", "helper", "scripted"]
 
 
 class Around(ScriptedModel):
@@ -361,10 +361,10 @@ class Claude(ScriptedModel):
 
 @pytest.mark.parametrize("name", ["mine", "unknown"])
 def test_a_model_around_another_is_that_one_to_the_vendor(
-    name: str, make_agent: MakeAgent, source: str, facts: list[Event]
+    name: str, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Its usage, its seller and its terms decide; a name that the outer one has stays."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     usage: Any = {
         "inputTokens": 5_000,
         "outputTokens": 30,
@@ -375,15 +375,15 @@ def test_a_model_around_another_is_that_one_to_the_vendor(
     model.inner = Claude([replace(says("x"), usage=usage)], model_id="claude-sonnet-4-5")
     model.inner.update_config(params={"inference_geo": "us"})
     make_agent(model)("go")
-    (call,) = calls(facts)
+    (call,) = calls(events)
     assert call.model == (name if name == "mine" else "claude-sonnet-4-5")
     assert (call.provider, call.usage.input, call.usage.cache_read) == ("anthropic", 9_000, 4_000)
     assert '"region": "us"' in str(call.price_basis)
 
 
-def test_an_agent_within_a_model_counts_for_itself(source: str, facts: list[Event]) -> None:
+def test_an_agent_within_a_model_counts_for_itself(source: str, events: list[Event]) -> None:
     """What its tools ask is no part of the request that it was started for."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
 
     class Staffed(ScriptedModel):
@@ -396,7 +396,7 @@ def test_an_agent_within_a_model_counts_for_itself(source: str, facts: list[Even
 
     outer = ScriptedModel([uses("think"), says("x")])
     thinker(Staffed([says("hint")]), outer)("go")
-    counted = {name: stop.model_calls for name, stop in stops(facts).items()}
+    counted = {name: stop.model_calls for name, stop in stops(events).items()}
     assert counted == {"inner": 3, "thinker": 3}
 
 
@@ -437,26 +437,26 @@ class ByItself(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_structured_output_by_a_way_of_its_own_is_unmeasured(
-    source: str, facts: list[Event]
+    source: str, events: list[Event]
 ) -> None:
     """A request that no stream shows is booked by its texts, and says that nobody measured it."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
     agent.structured_output(Report, "a question of about ten tokens, as it seems")
-    (call,) = calls(facts)
+    (call,) = calls(events)
     assert (call.kind, call.estimated, call.model) == ("unmeasured", True, "scripted")
     assert (call.usage.input >= 9, call.usage.output > 5) == (True, True)
 
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
-def test_structured_output_that_fails_is_a_failed_call(source: str, facts: list[Event]) -> None:
+def test_structured_output_that_fails_is_a_failed_call(source: str, events: list[Event]) -> None:
     """Nobody knows how far it came, so that it counts as a call without tokens."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
     with pytest.raises(TypeError):
         agent.structured_output(int, "go")  # type: ignore[type-var]
-    assert [(call.kind, call.usage.total) for call in calls(facts)] == [("failed", 0)]
-    assert stops(facts)["direct"].reason == "error"
+    assert [(call.kind, call.usage.total) for call in calls(events)] == [("failed", 0)]
+    assert stops(events)["direct"].reason == "error"
 
 
 class ByItselfInstrumented(ScriptedModel):
@@ -472,10 +472,10 @@ class ByItselfInstrumented(ScriptedModel):
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_structured_output_by_an_instrumented_client_is_the_direct_agents(
-    facts: list[Event],
+    events: list[Event],
 ) -> None:
     """Its span counts where the request was made, with its tokens, and nowhere else."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     @tool
     async def report() -> str:
@@ -485,7 +485,7 @@ def test_structured_output_by_an_instrumented_client_is_the_direct_agents(
 
     model = ScriptedModel([uses("report"), says("x")])
     Agent(model=model, tools=[report], name="outer", callback_handler=None)("go")
-    spent = {name: stop.usage.total for name, stop in stops(facts).items()}
+    spent = {name: stop.usage.total for name, stop in stops(events).items()}
     assert spent == {"inner": 1000, "outer": 30}
 
 
@@ -508,12 +508,12 @@ async def itertools_async(stream: Any, number: int) -> Any:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_abandoned_call_is_booked_once(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """A stream that is closed within a response costs at least its input, and says so."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     asyncio.run(abandon(make_agent(ScriptedModel([says("hello")])), 6))
-    (call,) = calls(facts)
+    (call,) = calls(events)
     assert (call.kind, call.estimated) == ("failed", True)
     assert call.usage.input == pytest.approx(66, rel=0.2)
 
@@ -541,25 +541,25 @@ def test_aborting_does_not_dodge_a_budget(
 
 
 def test_a_response_that_breaks_off_is_booked(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """A model that fails in mid-stream had read its input."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     model = ScriptedModel([Answer(text="half an ans", error=OSError("gone"), usage=None)])
     with pytest.raises(Exception, match="gone"):
         make_agent(model)("go")
-    (call,) = calls(facts)
+    (call,) = calls(events)
     assert (call.kind, call.estimated, call.usage.input > 0) == ("failed", True, True)
 
 
 def test_a_request_that_was_turned_away_costs_nothing(
-    make_agent: MakeAgent, source: str, facts: list[Event]
+    make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Before anything came back nothing is billed."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     with pytest.raises(Exception, match="no route"):
         make_agent(ScriptedModel([fails(OSError("no route"))]))("go")
-    (call,) = calls(facts)
+    (call,) = calls(events)
     assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
 
 
@@ -584,20 +584,20 @@ class Instrumented(ScriptedModel):
 
 
 def test_a_chat_span_under_a_chat_span_is_one_call(
-    make_agent: MakeAgent, facts: list[Event]
+    make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """Two instrumentations of one call count it once."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     make_agent(Instrumented([says("x")]))("go")
-    assert [call.usage.total for call in calls(facts)] == [15]
+    assert [call.usage.total for call in calls(events)] == [15]
 
 
-def test_a_chat_span_within_what_a_tool_asks_is_one_call(facts: list[Event]) -> None:
+def test_a_chat_span_within_what_a_tool_asks_is_one_call(events: list[Event]) -> None:
     """A model that a tool asks is followed by its stream, not once more by a client's span."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Instrumented([says("hint")], model_id="helper")
     thinker(helper, ScriptedModel([uses("think"), says("x")]))("go")
-    assert [call.model for call in calls(facts)] == ["scripted", "helper", "scripted"]
+    assert [call.model for call in calls(events)] == ["scripted", "helper", "scripted"]
 
 
 @pytest.mark.parametrize(
@@ -609,10 +609,10 @@ def test_a_chat_span_within_what_a_tool_asks_is_one_call(facts: list[Event]) -> 
     ],
 )
 def test_a_chat_span_of_a_tool_is_a_call(
-    make_agent: MakeAgent, facts: list[Event], names: tuple[str, str]
+    make_agent: MakeAgent, events: list[Event], names: tuple[str, str]
 ) -> None:
     """A client that a tool uses is followed by its span, under every name of the attributes."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     @tool
     def think() -> str:
@@ -625,9 +625,9 @@ def test_a_chat_span_of_a_tool_is_a_call(
         return "thought"
 
     make_agent(ScriptedModel([uses("think"), says("x")]), tools=[think])("go")
-    (foreign,) = [call for call in calls(facts) if call.model == "gpt-4o"]
+    (foreign,) = [call for call in calls(events) if call.model == "gpt-4o"]
     assert (foreign.usage.total, foreign.usage.cache_read) == (120, 60)
-    assert stops(facts)["tester"].usage.total == 150
+    assert stops(events)["tester"].usage.total == 150
 
 
 # --- native limits --------------------------------------------------------------------------------
@@ -685,15 +685,15 @@ SPENT = [
 
 @pytest.mark.parametrize("error", SPENT, ids=str)
 def test_a_spent_gateway_is_a_stop(
-    make_agent: MakeAgent, source: str, error: Exception, facts: list[Event]
+    make_agent: MakeAgent, source: str, error: Exception, events: list[Event]
 ) -> None:
     """It is not retried: one call, and the stop reason `quota_exceeded`."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     model = ScriptedModel([uses("search"), fails(wrapped(error))])
     result = make_agent(model)("go")
     assert (result.stop_reason, model.calls) == ("quota_exceeded", 2)
     assert otel_limits.is_synthetic(result.message)
-    assert [call.kind for call in calls(facts)] == ["measured", "failed"]
+    assert [call.kind for call in calls(events)] == ["measured", "failed"]
 
 
 @pytest.mark.parametrize(
@@ -735,11 +735,11 @@ def test_other_errors_are_none_of_ours(error: Exception) -> None:
 
 
 def test_concurrent_children_share_a_budget_exactly(
-    source: str, monkeypatch: pytest.MonkeyPatch, facts: list[Event]
+    source: str, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:
     """Children that run at once debit one tree: no call is lost or counted twice."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "100000")
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def children() -> Iterator[Agent]:
         for number in range(4):
@@ -755,13 +755,13 @@ def test_concurrent_children_share_a_budget_exactly(
         model=ScriptedModel([asks, says("x")]), tools=list(tools), name="p", callback_handler=None
     )
     parent("go")
-    (level,) = stops(facts)["p"].levels
+    (level,) = stops(events)["p"].levels
     assert level.observed == 15 * (2 + 4 * 6)
     assert len(LIVE) == 0
 
 
-def test_nothing_is_repeated(facts: list[Event]) -> None:
+def test_nothing_is_repeated(events: list[Event]) -> None:
     """The order in which children end is theirs; every one ends once."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     family(ScriptedModel(itertools.repeat(says("x"))), ScriptedModel([ASK_CHILD, says("y")]))("go")
-    assert [fact.agent for fact in facts if isinstance(fact, Stop)] == ["child", "parent"]
+    assert [fact.agent for fact in events if isinstance(fact, Stop)] == ["child", "parent"]

@@ -52,9 +52,9 @@ def answers(interrupts: Any, responses: Mapping[str, object]) -> Any:
     ]
 
 
-def test_each_answer_goes_to_one_node(facts: list[Event]) -> None:
+def test_each_answer_goes_to_one_node(events: list[Event]) -> None:
     """One answer halts, one continues, and the third allows one more turn only."""
-    enable(Limits(max_turns=2), action="ask", observers=[facts.append])
+    enable(Limits(max_turns=2), action="ask", observers=[events.append])
     models = {
         name: ScriptedModel([*[uses("search")] * turns, says("done")])
         for name, turns in {"stops": 9, "goes-on": 4, "asks-again": 9}.items()
@@ -71,15 +71,17 @@ def test_each_answer_goes_to_one_node(facts: list[Event]) -> None:
     (question,) = again.interrupts
     assert question.reason["agent"] == "asks-again"
     assert question.id not in [each.id for each in asked.interrupts]
-    ends = {event.agent: event.reason for event in facts if isinstance(event, Stop)}
+    ends = {event.agent: event.reason for event in events if isinstance(event, Stop)}
     assert ends == {"stops": "max_turns", "goes-on": "end_turn", "asks-again": "interrupt"}
 
 
-def test_the_question_names_agent_and_invocation(make_agent: MakeAgent, facts: list[Event]) -> None:
+def test_the_question_names_agent_and_invocation(
+    make_agent: MakeAgent, events: list[Event]
+) -> None:
     """A user can look both up."""
-    enable(Limits(max_turns=1), action="ask", observers=[facts.append])
+    enable(Limits(max_turns=1), action="ask", observers=[events.append])
     asked = make_agent(ScriptedModel(endless(uses("search"))))("go")
-    (started,) = [event for event in facts if isinstance(event, Started)]
+    (started,) = [event for event in events if isinstance(event, Started)]
     (question,) = asked.interrupts or ()
     identity = started.invocation.id
     assert question.id == f"otel_limits:tester:{identity}"

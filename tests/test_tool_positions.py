@@ -52,14 +52,14 @@ def asks(*queries: str) -> Answer:
 
 @EXECUTORS
 def test_different_calls_with_one_id_are_no_loop(
-    make_agent: MakeAgent, executor: Any, facts: list[Event]
+    make_agent: MakeAgent, executor: Any, events: list[Event]
 ) -> None:
     """Each has its own arguments and its own result."""
-    enable(Limits(max_identical_tool_calls=2), observers=[facts.append])
+    enable(Limits(max_identical_tool_calls=2), observers=[events.append])
     model = OneId([asks("a", "b", "c"), says("done")])
     agent = make_agent(model, tools=[look], tool_executor=executor())
     assert (agent("go").stop_reason, model.calls) == ("end_turn", 2)
-    calls = [fact for fact in facts if isinstance(fact, ToolCall)]
+    calls = [fact for fact in events if isinstance(fact, ToolCall)]
     assert len({call.fingerprint for call in calls}) == 3
     assert [call.status for call in calls] == ["success"] * 3
 
@@ -76,10 +76,10 @@ def test_equal_calls_with_one_id_are_a_loop(make_agent: MakeAgent, executor: Any
 @EXECUTORS
 @pytest.mark.parametrize("replaces", [False, True], ids=["as-asked", "replaced-by-a-hook"])
 def test_only_what_has_no_call_left_is_refused(
-    make_agent: MakeAgent, executor: Any, facts: list[Event], *, replaces: bool
+    make_agent: MakeAgent, executor: Any, events: list[Event], *, replaces: bool
 ) -> None:
     """Of five calls with one id, the first two run; also where a hook rewrites each of them."""
-    enable(Limits(max_tool_calls=2), observers=[facts.append])
+    enable(Limits(max_tool_calls=2), observers=[events.append])
     ran: list[str] = []
 
     @tool
@@ -95,7 +95,7 @@ def test_only_what_has_no_call_left_is_refused(
         agent.hooks.add_callback(BeforeToolCallEvent, replace_use)
     assert agent("go").stop_reason == "max_tool_calls"
     assert ran == ["a", "b"]
-    statuses = [fact.status for fact in facts if isinstance(fact, ToolCall)]
+    statuses = [fact.status for fact in events if isinstance(fact, ToolCall)]
     assert statuses == ["success"] * 2 + ["refused"] * 3
 
 

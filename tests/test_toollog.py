@@ -222,12 +222,12 @@ def test_a_write_error_is_one_warning_per_minute_and_counted(
 
 
 def test_a_write_error_is_told_to_the_observers(
-    no_directory: Path, facts: list[Any], monkeypatch: pytest.MonkeyPatch
+    no_directory: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it is counted among the internal errors."""
-    LIVE.observers.set_observers((facts.append,))
+    LIVE.observers.set_observers((events.append,))
     write(ToolLog(no_directory))
-    assert facts == [InternalError(component="tool_log")]
+    assert events == [InternalError(component="tool_log")]
 
 
 @pytest.mark.usefixtures("faulty")

@@ -104,15 +104,15 @@ def test_a_halt_names_the_model_without_a_price(
     source: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    facts: list[Event],
+    events: list[Event],
 ) -> None:
     """The message, the log and the stop all do, and none says that nothing of the cap was used."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
-    enable(CAP, observers=[facts.append])
+    enable(CAP, observers=[events.append])
     model = runaway("unheard-of")
     result = make_agent(model)("go")
     assert (result.stop_reason, model.calls) == ("max_cost_usd", 1)
-    (stop,) = [event for event in facts if isinstance(event, Stop)]
+    (stop,) = [event for event in events if isinstance(event, Stop)]
     note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept"
     assert note in str(result.message["content"])
     assert note in caplog.text

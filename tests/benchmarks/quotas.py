@@ -76,12 +76,12 @@ class Process:
     """What asks the store in a process."""
 
     def __init__(self, quotas: Sequence[Quota], carrier: Courier | Direct) -> None:
-        self.facts: list[Event] = []
+        self.events: list[Event] = []
         self._numbers = itertools.count()
         self.engine = Engine(
             lambda: quotas,
             StoreClient(carrier, TIMEOUT),
-            publish=self.facts.append,
+            publish=self.events.append,
             price=lambda *_: Decimal(1),
             lines=Lines(Deadlines()),
             deadlines=Deadlines(),
@@ -258,7 +258,7 @@ def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> t
     key = held.key.key(held.name, lambda _: None)
     refused = asyncio.run(run())
     process.engine.close()  # or its timer would wait on for leases that nobody holds
-    used = [event.used for event in process.facts if isinstance(event, QuotaUse)][-1]
+    used = [event.used for event in process.events if isinstance(event, QuotaUse)][-1]
     return refused, max(0, int(used) - TOKENS)
 
 

@@ -140,31 +140,31 @@ def agent_with(action: Callable[[], object], **more: Any) -> Agent:
 
 
 @pytest.fixture
-def facts() -> list[Event]:
+def events() -> list[Event]:
     """What is told."""
     return []
 
 
-def shown(facts: list[Event]) -> int:
+def shown(events: list[Event]) -> int:
     """Tokens of the calls that the loop did not make."""
-    return sum(each.usage.total for each in facts if isinstance(each, ModelCall) and each.side)
+    return sum(each.usage.total for each in events if isinstance(each, ModelCall) and each.side)
 
 
-def stop_of(facts: list[Event]) -> Stop:
+def stop_of(events: list[Event]) -> Stop:
     """The end of the only invocation."""
-    (stop,) = [each for each in facts if isinstance(each, Stop)]
+    (stop,) = [each for each in events if isinstance(each, Stop)]
     return stop
 
 
 @pytest.mark.parametrize("name", FORESTS)
 @pytest.mark.usefixtures("source")
-def test_a_call_is_booked_once(name: str, facts: list[Event]) -> None:
+def test_a_call_is_booked_once(name: str, events: list[Event]) -> None:
     """Whatever is around it and within it, also where hooks alone follow the agent."""
     forest, tokens = FORESTS[name]
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent_with(lambda: grow(*forest))("go")
-    assert shown(facts) == tokens
-    assert stop_of(facts).usage.total == tokens + 30
+    assert shown(events) == tokens
+    assert stop_of(events).usage.total == tokens + 30
 
 
 def test_an_import_counts_as_it_was_counted_live(
@@ -189,30 +189,30 @@ def test_an_import_counts_as_it_was_counted_live(
 
 @pytest.mark.usefixtures("source")
 def test_it_is_held_by_the_budget_and_told(
-    ledger: LedgerFile, metric: Metric, facts: list[Event]
+    ledger: LedgerFile, metric: Metric, events: list[Event]
 ) -> None:
     """An agent is halted by what its tools use; ledger and metrics have each call."""
-    enable(Limits(max_token_budget=2_500), observers=[facts.append])
+    enable(Limits(max_token_budget=2_500), observers=[events.append])
     model = ScriptedModel(endless(uses("ask")))
     result = agent_with(lambda: grow(oi(ol())), model=model)("go")
     assert (model.calls, result.stop_reason) == (3, "max_token_budget")
     assert metric("otel_limits_tokens_total", agent="tester", model="m", type="input") == 2_700
     disable()
-    assert ledger.tokens() == stop_of(facts).usage.total == 3 * 1_015
+    assert ledger.tokens() == stop_of(events).usage.total == 3 * 1_015
     assert len(ledger.calls("side IS NOT NULL AND model = 'm'")) == 3
 
 
 @pytest.mark.usefixtures("source")
-def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Event]) -> None:
+def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, events: list[Event]) -> None:
     """Such as that of a stream which somebody reads on when the agent is done."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     began = []
     start = trace.get_tracer("foreign").start_span
     agent_with(lambda: began.append(start("call", attributes=OPENINFERENCE)))("go")
-    assert stop_of(facts).usage.total == 30
+    assert stop_of(events).usage.total == 30
     began[0].end()
     disable()
-    assert shown(facts) == 1_000
+    assert shown(events) == 1_000
     assert ledger.tokens() == 1_030
     (row,) = ledger.invocations()
     assert row["input_tokens"] + row["output_tokens"] == 1_030
@@ -221,10 +221,10 @@ def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, facts: list[Event]
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("is_late", [False, True], ids=["within the agent", "after it"])
 def test_one_that_ends_before_what_is_within_it_is_booked_once(
-    facts: list[Event], *, is_late: bool
+    events: list[Event], *, is_late: bool
 ) -> None:
     """Neither has an id; and what begins later beside them is a call of its own."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     spans: list[trace.Span] = []
 
     def begin() -> None:
@@ -245,7 +245,7 @@ def test_one_that_ends_before_what_is_within_it_is_booked_once(
 
     agent_with(begin if is_late else both)("go")
     end()
-    assert shown(facts) == 2_000
+    assert shown(events) == 2_000
 
 
 def tangle(between: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
@@ -285,24 +285,24 @@ ORDERS = [
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(("between", "calls"), [("CHAIN", 1), ("TOOL", 2)])
 def test_what_is_within_a_call_is_known_whatever_ends_first(
-    facts: list[Event], between: str, calls: int
+    events: list[Event], between: str, calls: int
 ) -> None:
     """Four spans deep, in all orders; also where one begins when those around it have ended."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def ask() -> None:
         for order in ORDERS:
             tangle(between, *order)
 
     agent_with(ask)("go")
-    booked = [each for each in facts if isinstance(each, ModelCall) and each.side]
+    booked = [each for each in events if isinstance(each, ModelCall) and each.side]
     assert len(booked) == calls * len(ORDERS)
 
 
 @pytest.mark.usefixtures("source")
-def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Event]) -> None:
+def test_a_span_that_hangs_under_nothing_is_booked(events: list[Event]) -> None:
     """What the task works for is known without the span above it."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def ask() -> None:
         start = trace.get_tracer("foreign").start_as_current_span
@@ -310,13 +310,13 @@ def test_a_span_that_hangs_under_nothing_is_booked(facts: list[Event]) -> None:
             grow(ol())
 
     agent_with(ask)("go")
-    assert shown(facts) == 1_000
+    assert shown(events) == 1_000
 
 
 @pytest.mark.usefixtures("source")
-def test_the_client_of_the_agents_own_model_is_not_booked_again(facts: list[Event]) -> None:
+def test_the_client_of_the_agents_own_model_is_not_booked_again(events: list[Event]) -> None:
     """Its calls are counted where their responses pass, whoever shows them as well."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     class Instrumented(ScriptedModel):
         async def stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -327,7 +327,7 @@ def test_the_client_of_the_agents_own_model_is_not_booked_again(facts: list[Even
 
     model = Instrumented([uses("ask"), says("x")])
     agent_with(lambda: None, model=model)("go")
-    assert (shown(facts), stop_of(facts).usage.total) == (0, 30)
+    assert (shown(events), stop_of(events).usage.total) == (0, 30)
 
 
 class Late(ScriptedModel):
@@ -350,20 +350,20 @@ class Late(ScriptedModel):
 
 
 @pytest.mark.usefixtures("source")
-def test_a_client_may_show_a_call_when_it_is_over(facts: list[Event]) -> None:
+def test_a_client_may_show_a_call_when_it_is_over(events: list[Event]) -> None:
     """Of the loop, while the agent goes on and when it is done."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     model = Late([uses("ask"), says("x")])
     agent_with(model.tell, model=model)("go")
     assert len(model.contexts) == 1
     model.tell()
-    assert shown(facts) == 0
+    assert shown(events) == 0
 
 
 @pytest.mark.usefixtures("source")
-def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(facts: list[Event]) -> None:
+def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(events: list[Event]) -> None:
     """The call was counted as it was streamed."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = Late([says("x")])
 
     async def drain() -> None:
@@ -375,13 +375,13 @@ def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(facts: list[Event]) 
         helper.tell()
 
     agent_with(ask)("go")
-    assert [each.usage.total for each in facts if isinstance(each, ModelCall)] == [15, 15, 15]
+    assert [each.usage.total for each in events if isinstance(each, ModelCall)] == [15, 15, 15]
 
 
-def test_nothing_is_booked_outside_of_an_agent(facts: list[Event]) -> None:
+def test_nothing_is_booked_outside_of_an_agent(events: list[Event]) -> None:
     """Before one, after one, and beside one."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     grow(oi())
     agent_with(lambda: None)("go")
     grow(oi())
-    assert shown(facts) == 0
+    assert shown(events) == 0

@@ -57,10 +57,10 @@ def facts_of(entry: Entry, ledger: LedgerFile) -> list[Any]:
     return told
 
 
-def record(ledger: LedgerFile, *facts: Any) -> None:
-    """Write facts into a ledger."""
+def record(ledger: LedgerFile, *events: Any) -> None:
+    """Write events into a ledger."""
     observer = LedgerObserver(ledger.address)
-    for event in facts:
+    for event in events:
         observer(event)
     observer.close()
 

@@ -151,10 +151,10 @@ def test_how_much_is_known_of_a_call(  # noqa: PLR0913, PLR0917  fixtures
 
 
 def test_an_invocation_is_one_row(
-    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Event]
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """How it ended, which limit did it, and what it used in all."""
-    enable(Limits(max_turns=2, max_token_budget=1000), observers=[facts.append])
+    enable(Limits(max_turns=2, max_token_budget=1000), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(uses("search", "search"))))
     agent("go")
     (row,) = ledger.invocations()
@@ -382,14 +382,14 @@ def everything(ledger: LedgerFile) -> list[Any]:
 
 
 def test_a_replay_changes_nothing(
-    source: str, ledger: LedgerFile, make_agent: MakeAgent, facts: list[Event]
+    source: str, ledger: LedgerFile, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """Facts that are told again leave the ledger as it was."""
-    enable(Limits(max_turns=3), observers=[facts.append])
+    enable(Limits(max_turns=3), observers=[events.append])
     make_agent(ScriptedModel(endless(uses("search"))))("go")
     before = everything(ledger)
     observer = LedgerObserver(ledger.address)
-    for event in facts * 2:
+    for event in events * 2:
         observer(event)
     observer.close()
     assert everything(ledger) == before
@@ -398,7 +398,7 @@ def test_a_replay_changes_nothing(
 def test_a_second_observer_changes_nothing(
     source: str, ledger: LedgerFile, make_agent: MakeAgent
 ) -> None:
-    """Two that record the same facts at the same time record them once."""
+    """Two that record the same events at the same time record them once."""
     second = LedgerObserver(ledger.address)
     enable(observers=[second])
     make_agent(ScriptedModel([uses("search"), says("x")]))("go")

@@ -89,26 +89,26 @@ SILENT_FORESTS: dict[str, tuple[list[Tree], dict[str, int]]] = {
 }
 
 
-def side_calls(facts: list[Event]) -> list[ModelCall]:
+def side_calls(events: list[Event]) -> list[ModelCall]:
     """Those that the loop did not make."""
-    return [each for each in facts if isinstance(each, ModelCall) and each.side]
+    return [each for each in events if isinstance(each, ModelCall) and each.side]
 
 
 @pytest.fixture
-def facts() -> list[Event]:
+def events() -> list[Event]:
     """What is told."""
     return []
 
 
 @pytest.mark.parametrize("name", SILENT_FORESTS)
 @pytest.mark.usefixtures("source")
-def test_a_call_without_tokens_is_counted_once(name: str, facts: list[Event]) -> None:
+def test_a_call_without_tokens_is_counted_once(name: str, events: list[Event]) -> None:
     """As an unmeasured call, unless another span tells its tokens; also with hooks alone."""
     forest, kinds = SILENT_FORESTS[name]
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent_with(lambda: grow(*forest))("go")
-    assert Counter(each.kind for each in side_calls(facts)) == kinds
-    assert stop_of(facts).model_calls == sum(kinds.values()) + 2
+    assert Counter(each.kind for each in side_calls(events)) == kinds
+    assert stop_of(events).model_calls == sum(kinds.values()) + 2
 
 
 def test_an_import_finds_the_same_calls(
@@ -165,10 +165,10 @@ def tangle(outer: str, inner: str, begins: tuple[int, ...], ends: tuple[int, ...
     ("outer", "inner"), [("silent", "silent"), ("silent", "told"), ("told", "silent")]
 )
 def test_the_order_in_which_they_end_does_not_matter(
-    outer: str, inner: str, facts: list[Event]
+    outer: str, inner: str, events: list[Event]
 ) -> None:
     """It is one call, with its tokens where one of them says those."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def ask() -> None:
         for order in ORDERS:
@@ -176,16 +176,16 @@ def test_the_order_in_which_they_end_does_not_matter(
 
     agent_with(ask)("go")
     kind = "unmeasured" if outer == inner else "measured"
-    assert Counter(each.kind for each in side_calls(facts)) == {kind: len(ORDERS)}
+    assert Counter(each.kind for each in side_calls(events)) == {kind: len(ORDERS)}
 
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("inner", ["silent", "told"])
 def test_one_that_ends_after_the_agent_is_counted(
-    inner: str, ledger: LedgerFile, facts: list[Event]
+    inner: str, ledger: LedgerFile, events: list[Event]
 ) -> None:
     """Once what is around it has ended, which may know its tokens."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     spans: list[trace.Span] = []
 
     def begin() -> None:
@@ -199,17 +199,17 @@ def test_one_that_ends_after_the_agent_is_counted(
     spans[0].end()
     disable()
     kind = "unmeasured" if inner == "silent" else "measured"
-    assert [each.kind for each in side_calls(facts)] == [kind]
+    assert [each.kind for each in side_calls(events)] == [kind]
     assert len(ledger.calls("side")) == 1
 
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("shown", KNOWN)
 def test_a_span_around_a_call_that_is_counted_anyway_shows_that_call(
-    shown: str, facts: list[Event]
+    shown: str, events: list[Event]
 ) -> None:
     """Such as Langfuse's around one of Strands' models; what is beside it counts."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     helper = ScriptedModel([says("x"), says("y")], model_id="helper")
 
     async def drain() -> None:
@@ -219,7 +219,7 @@ def test_a_span_around_a_call_that_is_counted_anyway_shows_that_call(
         grow(oi())
 
     agent_with(lambda: asyncio.run(drain()))("go")
-    counted = [(each.model, each.usage.total) for each in side_calls(facts)]
+    counted = [(each.model, each.usage.total) for each in side_calls(events)]
     assert counted == [("helper", 15), ("m", 1_000)]
 
 
@@ -264,19 +264,19 @@ WRITTEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("convention", WRITTEN)
 @pytest.mark.usefixtures("source")
-def test_the_texts_of_a_span_are_estimated(convention: str, facts: list[Event]) -> None:
+def test_the_texts_of_a_span_are_estimated(convention: str, events: list[Event]) -> None:
     """Prompt and answer, as each instrumentation has them; what is told is taken as it is."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent_with(lambda: grow(("any", WRITTEN[convention], [])))("go")
-    (call,) = side_calls(facts)
+    (call,) = side_calls(events)
     assert (call.kind, call.estimated) == ("unmeasured", True)
     assert call.usage.input == pytest.approx(tokens_of_text(ENGLISH), abs=5)
     assert call.usage.output == pytest.approx(9, abs=1)
 
 
-def test_the_events_of_a_span_are_estimated(facts: list[Event]) -> None:
+def test_the_events_of_a_span_are_estimated(events: list[Event]) -> None:
     """As the conventions had the texts before 1.37."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def ask() -> None:
         with trace.get_tracer("any").start_as_current_span("chat m", attributes=SILENT) as span:
@@ -284,14 +284,14 @@ def test_the_events_of_a_span_are_estimated(facts: list[Event]) -> None:
             span.add_event("gen_ai.choice", {"message": json.dumps({"content": "In, ten."})})
 
     agent_with(ask)("go")
-    (call,) = side_calls(facts)
+    (call,) = side_calls(events)
     assert call.usage.input == pytest.approx(tokens_of_text(ENGLISH), abs=5)
     assert call.usage.output in (2, 3)
 
 
-def test_a_picture_in_a_span_is_not_text(facts: list[Event]) -> None:
+def test_a_picture_in_a_span_is_not_text(events: list[Event]) -> None:
     """400 kB of base64 count by width and height, in any of the ways to write them."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     data = base64.b64encode(png(1_000, 800)).decode()
     url = f"data:image/png;base64,{data}"
     parts = (
@@ -307,13 +307,13 @@ def test_a_picture_in_a_span_is_not_text(facts: list[Event]) -> None:
             grow(("any", {**told, "gen_ai.operation.name": "chat"}, []))
 
     agent_with(ask)("go")
-    assert [each.usage.input for each in side_calls(facts)] == [765 + 4] * 3  # OpenAI's 765
+    assert [each.usage.input for each in side_calls(events)] == [765 + 4] * 3  # OpenAI's 765
 
 
 @pytest.mark.usefixtures("source")
-def test_a_call_that_failed_uses_nothing(facts: list[Event]) -> None:
+def test_a_call_that_failed_uses_nothing(events: list[Event]) -> None:
     """Unless it had begun to answer."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def ask() -> None:
         asked, answered = WRITTEN["conventions"], dict(WRITTEN["conventions"])
@@ -324,7 +324,7 @@ def test_a_call_that_failed_uses_nothing(facts: list[Event]) -> None:
             span.end()
 
     agent_with(ask)("go")
-    refused, broken = side_calls(facts)
+    refused, broken = side_calls(events)
     assert (refused.kind, refused.usage.total, refused.estimated) == ("failed", 0, False)
     assert (broken.kind, broken.estimated) == ("failed", True)
     assert broken.usage.total > tokens_of_text(ENGLISH)
@@ -344,9 +344,9 @@ def test_an_agent_is_halted_by_what_its_tools_use(ledger: LedgerFile, metric: Me
     assert len(ledger.calls("state = 'estimated' AND model = 'm'")) == 3
 
 
-def test_a_span_that_is_only_named_like_a_call_is_not_one(facts: list[Event]) -> None:
+def test_a_span_that_is_only_named_like_a_call_is_not_one(events: list[Event]) -> None:
     """Anybody may call theirs `chat`; with the name of a model it is one."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
 
     def ask() -> None:
         tracer = trace.get_tracer("app")
@@ -354,14 +354,14 @@ def test_a_span_that_is_only_named_like_a_call_is_not_one(facts: list[Event]) ->
         tracer.start_span("chat m", attributes={"gen_ai.request.model": "m"}).end()
 
     agent_with(ask)("go")
-    assert [(each.model, each.kind) for each in side_calls(facts)] == [("m", "unmeasured")]
+    assert [(each.model, each.kind) for each in side_calls(events)] == [("m", "unmeasured")]
 
 
-def test_many_of_them_within_one_that_is_open_are_counted(facts: list[Event]) -> None:
+def test_many_of_them_within_one_that_is_open_are_counted(events: list[Event]) -> None:
     """Of those that wait for it to tell their tokens, a thousand are remembered."""
-    enable(observers=[facts.append])
+    enable(observers=[events.append])
     agent_with(lambda: grow(other("CHAIN", *[silent()] * 1_200)))("go")
-    assert Counter(each.kind for each in side_calls(facts)) == {"unmeasured": 1_200}
+    assert Counter(each.kind for each in side_calls(events)) == {"unmeasured": 1_200}
 
 
 def test_an_import_reads_messages_that_are_structured(ledger: LedgerFile, tmp_path: Path) -> None:
