@@ -128,7 +128,7 @@ def test_remove_deletes_it(bare: Environment) -> None:
 def test_check_says_that_it_is_there(environment: Environment, bare: Environment) -> None:
     """A line of its own, and none where it is not."""
     there = execute(environment.python, "-m", "otel_limits.cli", "check").output
-    assert there.splitlines()[-1].split() == ["autoload", "installed", str(environment.line)]
+    assert there.splitlines()[-2].split() == ["autoload", "installed", str(environment.line)]
     assert "autoload" not in execute(bare.python, "-m", "otel_limits.cli", "check").output
 
 

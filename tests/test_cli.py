@@ -27,38 +27,60 @@ ESCAPE = "\x1b"
 @pytest.fixture
 def check(
     capsys: pytest.CaptureFixture[str],
-) -> Callable[[], tuple[int, dict[str, str], list[str]]]:
+) -> Callable[..., tuple[int, dict[str, str], list[str]]]:
     """Run `otel-limits check`: its status, each setting's line, and mistakes on stderr."""
 
-    def run() -> tuple[int, dict[str, str], list[str]]:
-        status = main(["check"])
+    def run(*arguments: str) -> tuple[int, dict[str, str], list[str]]:
+        status = main(["check", *arguments])
         captured = capsys.readouterr()
         lines = (line.split(maxsplit=1) for line in captured.out.splitlines())
-        said = [line for line in captured.err.splitlines() if "No limit is set" not in line]
+        said = [line for line in captured.err.splitlines() if "No limits set" not in line]
         return status, dict(lines), said
 
     return run
 
 
-Check = Callable[[], tuple[int, dict[str, str], list[str]]]
+Check = Callable[..., tuple[int, dict[str, str], list[str]]]
 
 
-def test_check_prints_every_setting(check: Check) -> None:
-    """Each variable has a line, in an environment without any."""
-    status, lines, mistakes = check()
+def test_check_all_prints_every_setting(check: Check) -> None:
+    """Each variable has a line, even if none is set."""
+    status, lines, mistakes = check("--all")
     assert (status, mistakes) == (0, [])
     assert list(lines) == [setting.variable for setting in SETTINGS]
 
 
-def test_check_says_where_a_value_came_from(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the environment, from a preset, or by default."""
+def test_check_prints_what_is_set_and_what_follows(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings, the limits of a preset, the action at a limit, and how to see the rest."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "30")
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
     _, lines, _ = check()
-    assert lines["OTEL_LIMITS_MAX_TURNS"].split(maxsplit=1) == ["30", "environment"]
-    assert lines["OTEL_LIMITS_MAX_ITERATIONS"].split(maxsplit=1) == ["25", "preset recommended"]
-    assert lines["OTEL_LIMITS_ACTION"].split(maxsplit=1) == ["halt", "default"]
-    assert lines["OTEL_LIMITS_PROMETHEUS_PORT"].split(maxsplit=1) == ["unset", "default"]
+    assert {name: line.split(maxsplit=1) for name, line in lines.items()} == {
+        "OTEL_LIMITS_MAX_ITERATIONS": ["25", "preset recommended"],
+        "OTEL_LIMITS_MAX_TURNS": ["30", "environment"],
+        "OTEL_LIMITS_MAX_MODEL_CALLS": ["100", "preset recommended"],
+        "OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS": ["5", "preset recommended"],
+        "OTEL_LIMITS_ACTION": ["halt", "default"],
+        "OTEL_LIMITS_PRESET": ["recommended", "environment"],
+        str(len(SETTINGS) - 6): ["other", "settings with defaults: otel-limits check --all"],
+    }
+
+
+def test_check_without_settings_names_the_option(check: Check) -> None:
+    """There is nothing to list but the option that lists the defaults."""
+    _, lines, _ = check()
+    assert list(lines) == [str(len(SETTINGS))]
+
+
+def test_check_names_the_variables_behind_a_default(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenTelemetry's own variables add an exporter."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    _, lines, _ = check()
+    assert lines["OTEL_LIMITS_METRICS"].split() == ["otlp,prometheus", "OTEL_EXPORTER_OTLP_*"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +129,7 @@ def test_check_finds_every_mistake_at_once(check: Check, monkeypatch: pytest.Mon
 def test_an_empty_variable_is_unset(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """As OpenTelemetry has it."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "")
-    assert check()[1]["OTEL_LIMITS_MAX_TURNS"].split(maxsplit=1) == ["unset", "default"]
+    assert check("--all")[1]["OTEL_LIMITS_MAX_TURNS"].split(maxsplit=1) == ["unset", "default"]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_scenario_without_limits_ends_after_all_polls(
     assert scenario["model_calls"] == polls + 2
     assert scenario["ended_by_demo"] is True
     (warning,) = scenario["log"]
-    assert "agent 'report-watcher'" in warning
+    assert "No limits set for agent 'report-watcher'." in warning
     assert (scenario["result"]["stop_reason"], scenario["result"]["halt"]) == ("end_turn", None)
 
 

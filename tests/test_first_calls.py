@@ -34,7 +34,7 @@ UNUSED = "no agent of a followed framework (Strands) was called in this process"
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was said of the limits of the process."""
-    return [text for text in caplog.messages if text.startswith("otel-limits: limits ")]
+    return [text for text in caplog.messages if text.startswith("otel-limits: enforcing ")]
 
 
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,9 @@ def test_the_first_call_says_what_limits_it(
         make_agent(ScriptedModel([says("done")]), name="research")("go")
     way = "hooks" if "hooks" in request.node.name else "spans"
     limits = "max_turns=30, max_tool_calls=5, tree_max_turns=50"
-    assert said(caplog) == [f"otel-limits: limits research: {limits}; action ask; {way}"]
+    assert said(caplog) == [
+        f"otel-limits: enforcing {limits} on agent 'research' (action=ask, source={way})"
+    ]
 
 
 def test_quiet_says_nothing(
@@ -82,7 +84,7 @@ def test_an_agent_without_a_limit_is_warned_about_once(
     enable()
     for name in ("research", "writer", "research"):
         make_agent(ScriptedModel([says("done")]), name=name)("go")
-    told = [text for text in warnings_logged() if "No limit is set" in text]
+    told = [text for text in warnings_logged() if "No limits set" in text]
     assert [name for text in told for name in ("research", "writer") if name in text] == [
         "research",
         "writer",
@@ -135,7 +137,7 @@ def test_check_says_the_same(
 ) -> None:
     """It is no mistake: whoever only wants metrics sets no limit."""
     assert main(["check"]) == 0
-    assert "No limit is set: nothing stops agents." in capsys.readouterr().err
+    assert "No limits set for agents." in capsys.readouterr().err
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "3")
     assert main(["check"]) == 0
     assert capsys.readouterr().err == ""
@@ -149,14 +151,16 @@ def test_the_warnings_are_bounded(warnings_logged: Callable[[], list[str]]) -> N
     enable()
     for number in range(150):
         LIVE.start(f"agent {number}", Policy()).finish("end_turn")
-    assert len([text for text in warnings_logged() if "No limit is set" in text]) == 100
+    assert len([text for text in warnings_logged() if "No limits set" in text]) == 100
 
 
 def test_run_says_it_on_standard_error() -> None:
     """Whatever the program does with its log; standard output is the program's."""
     done = run(sys.executable, "-W", "ignore", "-c", AGENT, OTEL_LIMITS_MAX_TURNS="30")
     assert done.stdout == ""
-    assert done.stderr == ("otel-limits: limits research: max_turns=30; action halt; spans\n")
+    assert done.stderr == (
+        "otel-limits: enforcing max_turns=30 on agent 'research' (action=halt, source=spans)\n"
+    )
 
 
 @pytest.mark.parametrize("program", ["pass", "import strands"])

@@ -52,7 +52,7 @@ if first == 3:
 json.dump({
     "calls": [first, model.calls - first],
     "metric": REGISTRY.get_sample_value("otel_limits_enforcing", {"source": "code"}),
-    "in_force": RUNTIME.enforcement().in_force,
+    "in_force": RUNTIME.enforcement().is_enforcing,
 }, sys.stdout)
 """
 
@@ -122,9 +122,9 @@ def test_a_private_name_that_was_renamed_costs_no_limit(
     done = run_away(renamed(name), HAVE_FALLBACKS[name])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"calls": [3, 3], "metric": 1, "in_force": True}
-    assert "Every limit stays in force." in done.stderr
+    assert "Limits are still enforced." in done.stderr
     assert done.stderr.count(f".{name}. ") <= 1
-    assert "no limit is in force" not in done.stderr
+    assert "limits are not enforced" not in done.stderr
 
 
 @pytest.mark.parametrize("name", VITAL)
@@ -135,7 +135,7 @@ def test_a_vital_name_that_was_renamed_is_told(
     done = run_away(renamed(name))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"calls": [13, 0], "metric": 0, "in_force": False}
-    assert "no limit is in force: strands-agents 1.62.0 has no strands." in done.stderr
+    assert "limits are not enforced: strands-agents 1.62.0 has no strands." in done.stderr
     assert f".{name}. Without it no agent can be followed or stopped." in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -147,7 +147,7 @@ def test_strict_ends_a_process_that_cannot_enforce(
     """It ends with status 2 and the sentence, before the first model call."""
     done = run_away({**renamed(name), "OTEL_LIMITS_STRICT": "true"})
     assert (done.returncode, done.stdout) == (2, "")
-    assert "No limit is in force: " in done.stderr
+    assert "otel-limits: limits are not enforced: " in done.stderr
 
 
 GROUP = """
@@ -174,7 +174,7 @@ for each in (first, second):
     builder.add_node(each, each.name)
 builder.add_edge("first", "second")
 builder.build()("go")
-json.dump([first.model.calls, second.model.calls, RUNTIME.enforcement().in_force], sys.stdout)
+json.dump([first.model.calls, second.model.calls, RUNTIME.enforcement().is_enforcing], sys.stdout)
 """
 
 
@@ -207,7 +207,7 @@ def test_check_finds_what_keeps_limits_from_being_in_force(
         check=False,
     )
     assert done.returncode == 1
-    assert "No limit can be in force: strands-agents 1.62.0 has no" in done.stderr
+    assert "Limits cannot be enforced: strands-agents 1.62.0 has no" in done.stderr
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -218,7 +218,7 @@ def test_no_name_is_lost_in_silence(renamed: Callable[[str], dict[str, str]], na
     told = json.loads(done.stdout)
     if told["calls"] != [3, 3]:
         assert (told["metric"], told["in_force"]) == (0, False)
-        assert "no limit is in force: calls of agent 'Strands Agents' cannot be" in done.stderr
+        assert "limits are not enforced: calls of agent 'Strands Agents' cannot be" in done.stderr
 
 
 def test_what_is_installed_has_everything() -> None:
@@ -239,7 +239,7 @@ def test_the_first_source_is_the_one(metric: Metric) -> None:
     enable_leniently("instrumentor")
     enable(Limits(max_turns=3))
     assert RUNTIME.enforcement() == Enforcement(source="instrumentor")
-    assert RUNTIME.enforcement().in_force
+    assert RUNTIME.enforcement().is_enforcing
     assert enforcing(metric) == {"instrumentor": 1}
     disable()
     assert RUNTIME.enforcement().source is None
@@ -258,7 +258,7 @@ def test_a_fault_while_switching_on_is_told_in_one_sentence(
     monkeypatch.setattr(RUNTIME._guard, "_obstacles", [])  # what is found stays known
     monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
     enable_leniently("run")
-    assert "no limit is in force: switching it on failed (RuntimeError" in caplog.text
+    assert "limits are not enforced: switching it on failed (RuntimeError" in caplog.text
     assert "Traceback" not in caplog.text
     assert "hush" not in caplog.text
     assert metric("otel_limits_enforcing", source="run") == 0
@@ -312,8 +312,8 @@ def test_an_invocation_that_cannot_be_followed_is_told(
     agent = make_agent(ScriptedModel([says("one"), says("two")]))
     agent("go")
     agent("go")
-    said = [text for text in caplog.messages if "no limit is in force" in text]
+    said = [text for text in caplog.messages if "limits are not enforced" in text]
     assert len(said) == 1
     assert "calls of agent" in said[0]
-    assert not RUNTIME.enforcement().in_force
+    assert not RUNTIME.enforcement().is_enforcing
     monkeypatch.setattr(RUNTIME, "_guard", type(RUNTIME._guard)(LIVE.observers.publish))

@@ -868,7 +868,7 @@ def test_check_shows_what_applies_to_an_agent(
         "agents: {'research-*': {limits: {max_turns: 20, max_calls_per_tool: {search: 4}}}}\n"
         "models: {'gpt-4o*': {price: {input: 2.50, output: 10.00}}}\n"
     )
-    assert main(["check", "--agent", "research-1"]) == 0
+    assert main(["check", "--all", "--agent", "research-1"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     shown = {name: (value, source) for name, value, source in lines}
     assert shown["OTEL_LIMITS_MAX_TURNS"] == ("20", f"policy {path}:2")
@@ -888,7 +888,7 @@ def test_check_tells_the_mistakes_of_the_file(
     assert main(["check"]) == 1
     *mistakes, unlimited = capsys.readouterr().err.splitlines()
     assert [s.split(" ")[1] for s in mistakes] == [f"{path}:1:", f"{path}:2:"]
-    assert "No limit" in unlimited
+    assert "No limits" in unlimited
 
 
 def test_run_refuses_a_bad_file(

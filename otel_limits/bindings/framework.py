@@ -83,7 +83,7 @@ class Host(Protocol):
     def variable(self, name: str) -> str | None:
         """Return what a variable of this process says, such as one that a vendor's client reads."""
 
-    def unfollowed(self, agent: str) -> None:
+    def report_untracked_agent(self, agent: str) -> None:
         """An invocation of an agent cannot be followed, so that nothing limits it."""
 
 

@@ -1,4 +1,4 @@
-"""The command `otel-limits check`: every setting, its value and where it came from."""
+"""The command `otel-limits check`: settings with their values and sources."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
 from otel_limits.quotas.quota import too_small
 from otel_limits.runtime.autoload import installed_autoload
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
 
 HELP: Final = """\
-Print every setting, its value and where it came from.
+Show the settings that are set, with value and source, and validate them.
 
---agent shows what applies to one agent, with the line of the policy file that sets it. Limits that
-code gives to a LimitsPlugin win over these, and are not known here.
+--all also shows the settings that have their default. --agent shows what applies to one agent, with
+the line of the policy file. Limits set in code, such as those of a LimitsPlugin, are not included.
 
-If quotas are counted on a server, the rights of its user are tested, and missing access rules are
-named.
+If quotas are kept on a server, the permissions of its user are tested.
 
-The exit status is 1 if a setting is wrong, or if the agent framework that is installed cannot be
-followed. Standard error has one sentence for each mistake.
+The exit status is 1 if a setting is invalid, or if limits cannot be enforced on the installed agent
+framework. Each problem is one line on standard error.
 """
 
 FOUND_MISTAKES: Final = 1
+DEFAULT: Final = "default"
 NARROW: Final = 64
-"""Columns of a terminal below which the longest name of a setting would be folded."""
+"""Terminal width below which the longest name of a setting would be folded."""
 
 VARIABLES: Final = {setting.name: setting.variable for setting in SETTINGS}
 
@@ -44,26 +45,35 @@ VARIABLES: Final = {setting.name: setting.variable for setting in SETTINGS}
 def add(commands: Any) -> None:
     """Add `check`."""
     command = add_command(commands, "check", HELP, check)
-    command.add_argument(
-        "--agent", metavar="NAME", help="what applies to this agent by the policy file"
-    )
+    command.add_argument("--all", action="store_true", help="also show settings with defaults")
+    command.add_argument("--agent", metavar="NAME", help="show what applies to this agent")
 
 
 def check(options: Namespace) -> int:
-    """Print every setting; 1 when one is wrong."""
+    """Print the settings; return 1 if one is invalid."""
     from otel_limits.runtime.guard import probed
     from otel_limits.settings.policy.file import policy_mistakes
 
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
-    rows = [
+    is_limited = has_limit(reading, policy_file.document, options.agent)
+    rows = policy_file.document.rows(reading.values, reading.sources, options.agent)
+    # What happens at a limit is of interest even if it is the default.
+    shown_rows = [
         (VARIABLES.get(row.name, row.name), shown(row.value), row.source)
-        for row in policy_file.document.rows(reading.values, reading.sources, options.agent)
+        for row in rows
+        if options.all or row.source != DEFAULT or (row.name == "action" and is_limited)
     ]
+    hidden = len(rows) - len(shown_rows)
     autoload = installed_autoload()
     if autoload is not None:
-        rows.append(("autoload", "installed", str(autoload)))
-    print_rows(rows)
+        shown_rows.append(("autoload", "installed", str(autoload)))
+    if shown_rows:
+        print_rows(shown_rows)
+    if hidden:
+        print(f"{pluralize(hidden, 'other setting')} with defaults: otel-limits check --all")  # noqa: T201
+    # If both streams go to one file, problems come after the settings.
+    sys.stdout.flush()
     quotas = [entry.value for entry in policy_file.document.quotas.values()]
     refuse([sentence for quota in quotas if (sentence := too_small(quota)) is not None])
     guarded = probed(FRAMEWORKS)
@@ -71,23 +81,23 @@ def check(options: Namespace) -> int:
         *reading.mistakes,
         *reading.warnings,
         *policy_mistakes(reading, policy_file),
-        *(f"No limit can be in force: {sentence}" for sentence in guarded.obstacles),
+        *(f"Limits cannot be enforced: {sentence}" for sentence in guarded.obstacles),
     ]
-    refuse([f"{sentence} Every limit stays in force." for sentence in guarded.weakened])
+    refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
     if quotas and not reading.mistakes:
         warnings, wrong = store_rights(reading.settings)
         refuse(warnings)
         mistakes += wrong
     status = refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
-    # A warning and not a mistake: metrics and a ledger are of use without any cap. Last, as one of
-    # the mistakes may be why there is none.
-    if not has_limit(reading, policy_file.document, options.agent):
+    # Only a warning, because metrics and a ledger are useful without limits. Last, because one of
+    # the mistakes may be the reason.
+    if not is_limited:
         refuse([UNLIMITED.format(who=f"agent {options.agent!r}" if options.agent else "agents")])
     return status
 
 
 def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
-    """Try what the user of the quota store may do; returns warnings and mistakes."""
+    """Test the permissions of the quota store's user; return warnings and mistakes."""
     from otel_limits.quotas.store import NotLetInError, StoreError, StorePlace
     from otel_limits.quotas.stores import is_shared, open_shared_store
 
@@ -98,41 +108,38 @@ def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     try:
         missing = store.missing_rights()
     except NotLetInError as error:
-        sentence = f"its server does not let the user in ({redact_url(str(error))})"
-        return [], [
-            f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Look at the user and the password in it."
-        ]
+        sentence = f"authentication failed ({redact_url(str(error))})"
+        return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]
     except StoreError as error:
-        sentence = f"The quota store does not answer ({error}): what its user may do was not tried."
-        return [sentence], []
+        return [f"Quota store unavailable ({error}); permissions not tested."], []
     else:
         if not missing:
             return cannot_write(store), []
     finally:
         store.close()
-    rule = f"Add it with ACL SETUSER and the name of the user: {' '.join(missing)}"
-    # Without these quotas are counted all the same.
+    rule = f"Run on the server: ACL SETUSER <user> {' '.join(missing)}"
+    # Quotas work without these.
     if all(each == "+subscribe" or each.startswith("&") for each in missing):
-        sentence = "hear no kills and nothing that becomes free, and look for them once a second"
-        return [f"OTEL_LIMITS_QUOTA_STORE: processes {sentence}. {rule}"], []
-    return [], [f"OTEL_LIMITS_QUOTA_STORE: its user may not do all that quotas need. {rule}"]
+        sentence = "cannot subscribe; polling once a second for kills and freed quota"
+        return [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. {rule}"], []
+    return [], [f"OTEL_LIMITS_QUOTA_STORE: its user lacks permissions. {rule}"]
 
 
 def cannot_write(store: SharedStore) -> list[str]:
-    """Say that a store takes nothing: it is a replica, or full."""
+    """Return a warning if a store is full or a read-only replica."""
     from otel_limits.quotas.store import StoreError
 
     try:
         store.check()
     except StoreError as error:
-        sentence = "until it can, every quota does what its on_store_error says"
-        return [f"The quota store cannot be written to ({error}): {sentence}."]
+        sentence = "Until it is writable, each quota follows its on_store_error"
+        return [f"Cannot write to the quota store ({error}). {sentence}."]
     return []
 
 
 def has_limit(reading: config.Reading, document: Document, agent: str | None) -> bool:
-    """Tell whether anything can stop an agent, or, without a name, any agent."""
-    # The empty name is what fits no entry of the file, so that only its defaults apply.
+    """Return whether an agent has a limit; without a name, whether any agent has one."""
+    # The empty name matches no entry of the file, so only its defaults apply.
     globs = [agent] if agent is not None else ["", *document.agents]
     policies = [document.effective(glob, reading.settings.policy) for glob in globs]
     capped = any(
@@ -142,7 +149,7 @@ def has_limit(reading: config.Reading, document: Document, agent: str | None) ->
 
 
 def shown(value: object) -> str:
-    """Write a value as its variable would have it; `unset` where there is none."""
+    """Format a value as in its variable; `unset` if there is none."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
@@ -154,13 +161,11 @@ def shown(value: object) -> str:
 
 
 def print_rows(rows: Sequence[tuple[str, str, str]]) -> None:
-    """Print the settings: laid out for a terminal, in plain columns for a file."""
+    """Print the settings as a table on a terminal, else in plain columns."""
     if sys.stdout.isatty():
         print_table(rows)
-        return
-    sys.stdout.write(in_columns(rows))
-    # Where both go into one file, the mistakes stand below the settings.
-    sys.stdout.flush()
+    else:
+        sys.stdout.write(in_columns(rows))
 
 
 def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
@@ -170,7 +175,7 @@ def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
     from rich.text import Text
 
     screen = console()
-    # Without its margins where it has to be: the longest name has room in 60 columns then.
+    # Without margins, the longest name fits into 60 columns.
     is_narrow = screen.width < NARROW
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -181,6 +186,6 @@ def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
     for title in ("Setting", "Value", "From"):
         table.add_column(title, overflow="fold")
     for variable, value, source in rows:
-        style = "dim" if source == "default" else "bold"
+        style = "dim" if source == DEFAULT else "bold"
         table.add_row(variable, Text(value), Text(source), style=style)
     screen.print(table)

@@ -66,7 +66,7 @@ def run() -> dict[str, Any]:
         "reason": reason,
         "source": enforcement.source,
         "obstacles": gaps.obstacles,
-        "weakened": gaps.weakened,
+        "weakened": gaps.fallbacks,
         "spans": OBSERVED.get("spans", False),
         "provider": f"{provider.__module__}.{provider.__qualname__}",
         "strands": version("strands-agents"),

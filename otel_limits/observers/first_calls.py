@@ -1,4 +1,4 @@
-"""Says once what limits a process, at its first call of an agent, and which agent has no limit."""
+"""Logs the limits in use at the first agent call of a process, and agents without limits."""
 
 from __future__ import annotations
 
@@ -15,68 +15,62 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_limits")
 
 MAX_UNLIMITED: Final = 100
-"""Agents without a limit that are told apart: a program may make up a name for each call."""
+"""Agents without limits that are logged: a program may generate a name for each call."""
 
-UNLIMITED: Final = (
-    "No limit is set: nothing stops {who}. Set one, such as OTEL_LIMITS_MAX_TURNS=30."
-)
+UNLIMITED: Final = "No limits set for {who}. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."
 
 
 class FirstCalls(BaseObserver):
-    """Tells the first call of a process, and the first one of each agent without a limit.
+    """Logs the first call of a process, and the first call of each agent without limits.
 
     Args:
-        quiet: Don't tell the former.
+        quiet: Don't log the former.
     """
 
     component = "first_calls"
 
     def __init__(self, *, quiet: bool) -> None:
-        """Begin in a process that has called no agent."""
-        self._is_told = quiet
+        """Start in a process that has not called an agent."""
+        self._is_logged = quiet
         self._quiet = quiet
         self._source = ""
         self._unlimited: set[str] = set()
         self.subscribes_to = {Enforcing: self._enforcing, Started: self._started}
 
     def after_fork(self) -> None:
-        """Begin again in a child, which is a process of its own."""
-        self._is_told = self._quiet
+        """Reset: a child logs its own first call."""
+        self._is_logged = self._quiet
         self._unlimited.clear()
 
     def _enforcing(self, event: Enforcing) -> None:
         self._source = event.source
 
     def _started(self, event: Started) -> None:
-        caps = dict(_caps(event))
-        # By agent: a policy file may limit all but one, which is the one that runs away.
-        if not caps and not event.has_quotas:
-            self._warn(event.invocation.agent)
-        if not self._is_told:
-            self._is_told = True
-            self._say(event, caps)
-
-    def _warn(self, agent: str) -> None:
-        if agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
+        agent = event.invocation.agent
+        caps = [f"{name}={cap}" for name, cap in _caps(event)] + ["quotas"] * event.has_quotas
+        # By agent: a policy file may limit all agents but the one that runs away.
+        if not caps and agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
             self._unlimited.add(agent)
             logger.warning("otel-limits: %s", UNLIMITED.format(who=f"agent {agent!r}"))
+        if not self._is_logged:
+            self._is_logged = True
+            self._log_first_call(event, ", ".join(caps) or "no limits")
 
-    def _say(self, event: Started, caps: dict[str, object]) -> None:
-        shown = [f"{name}={cap}" for name, cap in caps.items()] + ["quotas"] * event.has_quotas
+    def _log_first_call(self, event: Started, caps: str) -> None:
+        source = "hooks" if event.unsampled else "spans"
         sentence = (
-            f"limits {event.invocation.agent}: {', '.join(shown) or 'none'}; "
-            f"action {event.configured_action}; {'hooks' if event.unsampled else 'spans'}"
+            f"enforcing {caps} on agent {event.invocation.agent!r} "
+            f"(action={event.configured_action}, source={source})"
         )
         if self._source == "run":
-            # Whoever watches a program from a shell reads it there, whatever the program does
-            # with its log.
+            # Visible in a shell whatever the program does with its log.
             print(f"otel-limits: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
         else:
             logger.info("otel-limits: %s", sentence)
 
 
 def _caps(event: Started) -> Iterator[tuple[str, object]]:
-    """Every cap that binds an invocation; 0 switches one off."""
+    """Return every cap of an invocation; 0 turns one off."""
     for caps in (event.limits.items(), event.tree.items()):
         for name, cap in caps:
             if isinstance(cap, dict) or hasattr(cap, "items"):

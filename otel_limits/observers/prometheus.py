@@ -45,7 +45,7 @@ OVER_PROCESSES: Final[Mapping[str, Any]] = {
 """What is shown of a gauge of each kind where several processes share their files."""
 
 
-class Uncreated(MetricWrapperBase):
+class WithoutCreatedSeries(MetricWrapperBase):
     """A metric without its `_created` series, which would double what is scraped."""
 
     def _child_samples(self) -> Iterable[Sample]:
@@ -54,11 +54,11 @@ class Uncreated(MetricWrapperBase):
         return [each for each in super()._child_samples() if each.name != "_created"]
 
 
-class Counter(Uncreated, prometheus_client.Counter):
+class Counter(WithoutCreatedSeries, prometheus_client.Counter):
     """A number that only goes up."""
 
 
-class Histogram(Uncreated, prometheus_client.Histogram):
+class Histogram(WithoutCreatedSeries, prometheus_client.Histogram):
     """Counts values by size."""
 
 
@@ -232,7 +232,7 @@ def renew_file_lock() -> None:
     cells["lock"].cell_contents = threading.Lock()
 
 
-def patient(handler: Any) -> Any:
+def with_read_timeout(handler: Any) -> Any:
     """Make a handler of requests that gives up on a connection which sends nothing.
 
     Each connection has a thread. prometheus_client keeps those of silent ones for ever.
@@ -269,7 +269,7 @@ class Server:
         )
         self._httpd.was_asked = False
         # Nobody has connected yet, but for whom the thread has accepted meanwhile.
-        self._httpd.RequestHandlerClass = patient(self._httpd.RequestHandlerClass)
+        self._httpd.RequestHandlerClass = with_read_timeout(self._httpd.RequestHandlerClass)
 
     @property
     def was_asked(self) -> bool:

@@ -117,7 +117,7 @@ def enable_leniently(source: Source) -> None:
     except Exception as error:
         if reading.settings.strict:
             end_process([f"It cannot be switched on ({error!r})."])
-        RUNTIME.say_off(source, f"switching it on failed ({redact_url(repr(error))}).")
+        RUNTIME.report_disabled(source, f"switching it on failed ({redact_url(repr(error))}).")
         # A stack is for whoever looks for it: to a stranger it says nothing.
         logger.debug("otel-limits: why it could not be switched on", exc_info=True)
         return

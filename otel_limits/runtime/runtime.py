@@ -99,10 +99,10 @@ class Runtime:
         # Last and without the lock, as the observers that it tells are open by now.
         policy_file.announce()
 
-    def say_off(self, source: Source, why: str) -> None:
+    def report_disabled(self, source: Source, why: str) -> None:
         """Tell that agents were to be limited and are not: `start` has failed."""
         self._guard.switch_on(source, strict=False)
-        self._guard.obstruct(why)
+        self._guard.report_not_enforcing(why)
 
     def stop(self) -> None:
         """Undo `start` completely. An agent with limits of its own keeps them.
@@ -158,9 +158,11 @@ class Runtime:
         """Return what a variable of this process says, such as one that a vendor's client reads."""
         return variable(name)
 
-    def unfollowed(self, agent: str) -> None:
+    def report_untracked_agent(self, agent: str) -> None:
         """An invocation of an agent cannot be followed, so that nothing limits it."""
-        self._guard.obstruct(f"calls of agent {agent!r} cannot be followed. The log says why.")
+        self._guard.report_not_enforcing(
+            f"calls of agent {agent!r} cannot be followed. The log says why."
+        )
 
     def _wire(self, settings: Settings) -> None:
         self._wiring.connect(settings, self._observers, self._policy_file.document)
@@ -277,7 +279,7 @@ class Runtime:
         with self._lock:
             self._wiring.providers = make_otlp_providers()
             self._wire(settings)
-        self._guard.tell()
+        self._guard.publish_state()
 
 
 def _settings_without_start(settings: Settings) -> Settings:

@@ -83,7 +83,9 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
             sources[setting.name] = "default, the environment's is invalid"
     # Only now, as its default depends on what else was read.
     if values["metrics"] is None:
-        values["metrics"] = default_metrics(environ, values["prometheus_port"])
+        values["metrics"] = exporters = default_metrics(environ, values["prometheus_port"])
+        if "otlp" in exporters:
+            sources["metrics"] = "OTEL_EXPORTER_OTLP_*"
     # A mistake and not a warning: the prefix is ours alone, so that somebody meant a setting.
     mistakes.extend(unknown_variables(environ))
     mistakes.extend(contradictions(values))

@@ -122,7 +122,7 @@ class ClassPatcher:
             self._wait_for_quotas(agent)
         host = HOST.host
         if host is not None and host.is_on and not is_followed:
-            host.unfollowed(agent.name)
+            host.report_untracked_agent(agent.name)
 
     # With a guard of its own: what fails here must not leave the agent without its other limits.
     @suppress_errors("quotas")

@@ -162,6 +162,6 @@ def _strands(report: Mapping[str, Any]) -> Iterator[Finding]:
     for sentence in report["obstacles"]:
         yield fail("strands", sentence)
     for sentence in report["weakened"]:
-        yield ok("strands", f"{sentence} Every limit stays in force.")
+        yield ok("strands", f"{sentence} Limits are still enforced.")
     if not report["obstacles"] and not report["weakened"]:
         yield ok("strands", f"{release}: all that is used of it is there.")
