@@ -371,5 +371,35 @@ def write() -> None:
             page.write_text(with_outputs(page, Path(os.path.realpath(directory))), encoding="utf-8")
 
 
+
+def run_readme(environment: Path, wheel: Path) -> None:
+    """Run the commands of the README in another environment, installing a wheel as it says.
+
+    Raises:
+        AssertionError: A command failed, or its first line of output differs from the README's.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        session = start_session(README, Path(directory), {})
+        path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        variables = {**os.environ, **TERMINAL, **session.variables, "PATH": path}
+        for command in sessions(README):
+            if command.words[0] == "export":
+                variables |= dict(word.split("=", 1) for word in command.words[1:])
+                continue
+            text = command.text.replace("pip install .", f"pip install --quiet '{wheel}'")
+            done = subprocess.run(
+                ["bash", "-euc", text],
+                cwd=directory,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            first = (command.shown or "").partition("\n")[0]
+            is_as_shown = done.returncode == 0 and done.stdout.startswith(first)
+            assert is_as_shown, f"{text}\n{done.stdout}"
+
+
 if __name__ == "__main__":
-    write()
+    run_readme(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
