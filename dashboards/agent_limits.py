@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import SECONDS, SHARE, SHORT, USD, Target
+from dashboards.panels import LONG_STEP, SECONDS, SHARE, SHORT, USD, Target
 from dashboards.queries import HOUR, RANGE
 
 HALT_RATE_COLOURS: Final = ((None, "green"), (0.1, "orange"), (0.25, "red"))
@@ -79,8 +79,10 @@ WHEN: Final = "--since ${__from:date:iso} --until ${__to:date:iso}"
 VARIABLES: Final = "--dashboard-vars '${agent:queryparam}&${model:queryparam}&${reason:queryparam}'"
 AUDIT_COMMANDS: Final = f"""\
 ```console
-otel-limits audit stops {WHEN} {VARIABLES}
-otel-limits audit spend {WHEN} {VARIABLES}
+otel-limits audit stops {WHEN} \\
+    {VARIABLES}
+otel-limits audit spend {WHEN} \\
+    {VARIABLES}
 ```
 """
 
@@ -134,6 +136,7 @@ STOP_REASONS: Final = (
             ),
             "{{agent}}",
         ),
+        step=LONG_STEP,
     ),
     panels.bars(
         "Would-be halts by agent and reason",
@@ -149,18 +152,21 @@ LIMIT_UTILIZATION: Final = (
         "By limit. Values near 100% mean halts are likely.",
         SHARE,
         Target(queries.quantile(0.95, queries.BUDGET_USED, "limit"), "{{limit}}"),
+        step=LONG_STEP,
     ),
     panels.lines(
         "Turns per invocation, p95",
         "By agent. A turn is one model response and the tool calls it requests.",
         SHORT,
         Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}}"),
+        step=LONG_STEP,
     ),
     panels.lines(
         "Invocation duration, p95",
         "By agent, from start to result.",
         SECONDS,
         Target(queries.quantile(0.95, queries.INVOCATION_DURATION, "agent"), "{{agent}}"),
+        step=LONG_STEP,
     ),
     panels.ranking(
         "Top tools by calls",

@@ -51,8 +51,10 @@ COLOURS: Final = {
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
-MIN_STEP: Final = "2m"
-"""Two scrapes at the default scrape interval of Prometheus, one minute."""
+MIN_STEP: Final = "5m"
+"""Five scrapes at the default scrape interval of Prometheus, one minute."""
+LONG_STEP: Final = "15m"
+"""For percentiles and shares, which need some invocations in each step."""
 
 AGENTS, SPEND, HEALTH = "otel-limits-agents", "otel-limits-spend", "otel-limits-health"
 """UIDs of the dashboards."""
@@ -95,7 +97,14 @@ class Heading(NamedTuple):
     unit: str
 
 
-def lines(title: str, description: str, unit: str, *targets: Target, **layout: Any) -> Any:
+def lines(
+    title: str,
+    description: str,
+    unit: str,
+    *targets: Target,
+    step: str = MIN_STEP,
+    **layout: Any,
+) -> Any:
     """Make a graph of values over time."""
     panel = (
         timeseries.Panel()
@@ -104,7 +113,7 @@ def lines(title: str, description: str, unit: str, *targets: Target, **layout: A
         .fill_opacity(8.0)
         .show_points(common.VisibilityMode.AUTO)
         .span_nulls(False)  # noqa: FBT003  the SDK's signature
-        .interval(MIN_STEP)
+        .interval(step)
     )
     return _over_time(panel, Heading(title, description, unit), targets, **layout)
 

@@ -75,6 +75,12 @@ def quantile(share: float, histogram: str, *by: str) -> str:
     return f"histogram_quantile({share}, {sum_rate(buckets, 'le', *by)})"
 
 
+def mean(histogram: str, *by: str) -> str:
+    """Return the mean of the observations of a histogram."""
+    total, count = (histogram.replace("{", f"_{part}{{", 1) for part in ("sum", "count"))
+    return ratio(sum_rate(total, *by), sum_rate(count, *by))
+
+
 def ratio(part: str, whole: str) -> str:
     """Divide where the divisor is not 0."""
     return f"{part} / ({whole} > 0)"

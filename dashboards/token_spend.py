@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import SECONDS, SHARE, SHORT, USD, Target
+from dashboards.panels import LONG_STEP, SECONDS, SHARE, SHORT, USD, Target
 from dashboards.queries import RANGE
 
 SELECTED_RANGE: Final = (
@@ -96,10 +96,11 @@ TOKEN_USAGE: Final = (
         Target(queries.per_minute(queries.TOKENS, "model"), "{{model}}"),
     ),
     panels.lines(
-        "Tokens per invocation, p95",
+        "Tokens per invocation, mean",
         "By agent, input and output tokens.",
         SHORT,
-        Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
+        Target(queries.mean(queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
+        step=LONG_STEP,
         width=24,
     ),
 )

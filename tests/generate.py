@@ -1,6 +1,6 @@
 """Writes everything that is generated: `python -m tests.generate [STEP ...]`.
 
-Without arguments, every step runs except `screenshots`, which plays random traffic and needs
+Without arguments, every step runs except `screenshots`, which needs
 Prometheus.
 """
 
@@ -37,10 +37,10 @@ def generate_images() -> None:
 
 
 def generate_screenshots() -> None:
-    """Draw the dashboards with random traffic."""
-    from tests.dashboards.pictures import take
+    """Draw the dashboards of a simulated fleet."""
+    from tests.dashboards.pictures import write
 
-    sys.exit(take())
+    sys.exit(write())
 
 
 STEPS: Final[Mapping[str, Callable[[], None]]] = {

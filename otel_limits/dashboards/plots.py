@@ -86,8 +86,7 @@ def _value_axis(plot: Plot) -> None:
 
 def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
     times = sorted({time for _, line in plot.lines for time in line.times})
-    # Bars touch at the shortest step, so that a gap in the data shows as a gap.
-    step = min((after - before for before, after in itertools.pairwise(times)), default=60.0)
+    step = plot.window.for_panel(plot.panel).step
     below = dict.fromkeys(times, 0.0)
     for name, line in plot.lines:
         floor = [below[time] for time in line.times]
@@ -173,7 +172,7 @@ def bargauge(plot: Plot) -> None:
 
 
 def table(plot: Plot) -> None:
-    """Draw labels and values, as many rows as Grafana shows without scrolling."""
+    """Draw labels and values, as many rows as fit."""
     axes = plot.axes
     axes.axis("off")
     names = sorted({name for _, line in plot.lines for name in line.labels})
@@ -181,8 +180,9 @@ def table(plot: Plot) -> None:
         [*(line.labels.get(name, "") for name in names), written(line.last, plot.panel.unit)]
         for _, line in plot.lines
     )
-    shown = rows[: (plot.panel.height - 2) * 2]
-    height = (len(shown) + 1) * TABLE_ROW_INCHES * axes.figure.dpi / axes.bbox.height
+    row_height = TABLE_ROW_INCHES * axes.figure.dpi / axes.bbox.height
+    shown = rows[: int(1 / row_height) - 1]
+    height = (len(shown) + 1) * row_height
     drawn = axes.table(
         [*shown],
         colLabels=[*names, "value"],

@@ -291,10 +291,10 @@ def test_query_is_short(expr: str) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_step_covers_two_scrapes(panel: dict[str, Any]) -> None:
+def test_step_covers_several_scrapes(panel: dict[str, Any]) -> None:
     """Prometheus scrapes once a minute by default, and a rate needs two samples."""
     if any("[$__rate_interval]" in target["expr"] for target in panel["targets"]):
-        assert panel["interval"] == "2m"
+        assert panel["interval"] in {"5m", "15m"}
 
 
 @pytest.mark.parametrize(
