@@ -64,7 +64,7 @@ from otel_limits.core.quota_state import QuotaRefusal, Remaining
 from otel_limits.core.usage import Usage
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.messages import is_synthetic, stop_of
+    from otel_limits.bindings.known import is_synthetic, stop_of
     from otel_limits.plugin import LimitsPlugin
     from otel_limits.quotas.remaining import remaining, remaining_async
     from otel_limits.runs.registry import kill
@@ -143,11 +143,11 @@ LAZY_NAMES = {
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
     "flush": "otel_limits.runtime.leaving",
-    "is_synthetic": "otel_limits.bindings.messages",
+    "is_synthetic": "otel_limits.bindings.known",
     "kill": "otel_limits.runs.registry",
     "remaining": "otel_limits.quotas.remaining",
     "remaining_async": "otel_limits.quotas.remaining",
-    "stop_of": "otel_limits.bindings.messages",
+    "stop_of": "otel_limits.bindings.known",
 }
 """Names that need Strands, the OpenTelemetry SDK or what follows invocations: an audit starts
 without them."""

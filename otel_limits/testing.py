@@ -6,7 +6,7 @@ agent("go")
 assert model.calls == 3
 """
 
-from otel_limits.bindings.strands.testing import (
+from otel_limits.bindings.strands.scripted_model import (
     Answer,
     ScriptedModel,
     endless,

@@ -65,16 +65,16 @@ ENTRANCES = {
     "_follow_leg",
     "_follow_call",
     "_follow",
-    "_passage",
+    "_tracked",
     "next_of",
-    "_judge",
+    "_admit",
     "_let_go",
     "note_failure",
-    "let_out",
+    "admit_call",
     "note_chunk",
     "on_start",
     "on_end",
-    "_pass",
+    "_track_progress",
     "tool_stage",
     "_stop",
     "put_stop",
@@ -85,7 +85,7 @@ ENTRANCES = {
 guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""
 
 
-NOT_THROWN_IN = ("testing.py", "waiting.py")
+NOT_THROWN_IN = ("scripted_model.py", "pending_waits.py")
 """Scripted models, and the waits that every event goes through on its way."""
 
 

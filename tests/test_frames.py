@@ -130,7 +130,7 @@ def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) 
     depths = Depths()
     run(agent, depths)
     expected = {"message_added", "before_tools", "after_tools"}
-    expected |= {"on_start", "on_end"} if source == "spans" else {"over"}
+    expected |= {"on_start", "on_end"} if source == "spans" else {"finish"}
     assert expected <= set(depths.deepest)
     too_deep = {
         name: names for name, (depth, names) in depths.deepest.items() if depth > most(name)

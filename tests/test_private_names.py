@@ -126,7 +126,7 @@ def test_a_name_that_is_gone_is_never_felt(missing: PrivateName) -> None:
 def test_a_name_is_where_it_is_looked_for(private: PrivateName) -> None:
     """When this fails after an update of Strands, its line says what is done without it."""
     importlib.import_module(private.module)  # an object of one that is not is not looked for
-    assert private.is_there
+    assert private.exists
     kind, made, attribute = private.name.partition("().")
     if made:
         assert hasattr(MADE[kind](), attribute)

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 import otel_limits
 from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, Turn
-from otel_limits.bindings import known, messages
+from otel_limits.bindings import known
 from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
 from otel_limits.runs.registry import LIVE
@@ -31,7 +31,6 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> BotFramework:
     framework = BotFramework()
     frameworks = (*known.FRAMEWORKS, framework)
     monkeypatch.setattr(known, "FRAMEWORKS", frameworks)
-    monkeypatch.setattr(messages, "FRAMEWORKS", frameworks)
     return framework
 
 

@@ -15,8 +15,8 @@ from strands.models import BedrockModel, CacheConfig, CacheToolsConfig
 
 from otel_limits import enable
 from otel_limits.bindings.gateways import budget_refusal
-from otel_limits.bindings.strands.reading import model_id
-from otel_limits.bindings.strands.terms import terms_of
+from otel_limits.bindings.strands.readers import model_id
+from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
 from otel_limits.core.regions import UNTOLD

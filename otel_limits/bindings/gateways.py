@@ -20,7 +20,7 @@ REFUSED: Final = 400
 """The lowest status of a refusal."""
 FORBIDDEN: Final = 403
 
-AGREED: Final = 200
+OK: Final = 200
 OLLAMA_STREAM: Final = -1
 """The status of an error that Ollama's client has read in an answer: ollama, _types.py."""
 
@@ -89,22 +89,22 @@ LASTING: Final = re.compile(r"per[_ -]?(day|month)", re.IGNORECASE)
 
 def budget_refusal(error: BaseException) -> Verdict | None:
     """Return the stop that a provider's error means, or `None` for any other error."""
-    if not any(_says_spent(each) for each in chain_of(error)):
+    if not any(_is_budget_spent(each) for each in chain_of(error)):
         return None
     reason, note = QUOTA_EXCEEDED_STOP_REASON, "a gateway or vendor says that its budget is spent"
     breach = Breach(GATEWAY_BUDGET, 1, 1, reason, "refusals by the gateway", note=note)
     return Verdict(QUOTA_EXCEEDED_STOP_REASON, (breach,))
 
 
-def _says_spent(error: BaseException) -> bool:
+def _is_budget_spent(error: BaseException) -> bool:
     # The status first, as only the text of a refusal is evidence: models write of budgets, too.
     status = status_of(error)
     if status in (REFUSED, FORBIDDEN):
         return CREDIT_SPENT.search(_text_of(error)) is not None
-    return status == PAYMENT_REQUIRED or (status in STATUSES and _means_spent(_text_of(error)))
+    return status == PAYMENT_REQUIRED or (status in STATUSES and _text_means_spent(_text_of(error)))
 
 
-def _means_spent(text: str) -> bool:
+def _text_means_spent(text: str) -> bool:
     if BUDGET_SPENT.search(text):
         return True
     # A rate passes by itself and is for the client to retry; a quota of a day is not.
@@ -138,8 +138,7 @@ def http_status(error: BaseException) -> int | None:
 def is_answer(error: BaseException) -> bool:
     """Tell whether an error is what a vendor sent, or what nobody could read, after it agreed."""
     return any(
-        type(each).__name__ in UNREADABLE
-        or _status_in(each, OF_RESPONSE) in (AGREED, OLLAMA_STREAM)
+        type(each).__name__ in UNREADABLE or _status_in(each, OF_RESPONSE) in (OK, OLLAMA_STREAM)
         for each in chain_of(error)
     )
 

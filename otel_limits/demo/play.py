@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from otel_limits.bindings.messages import is_synthetic
+from otel_limits.bindings.known import is_synthetic
 from otel_limits.cli.launch import environment_for
 from otel_limits.core.messages import MARKER
 from otel_limits.demo.server import CACHE, JOB, DemoServers, RequestCounts

@@ -65,7 +65,7 @@ class OwnMeters(metrics.MeterProvider):
         self._reader = OwnReader(self._exporter)
         self._provider = MeterProvider([self._reader], described, shutdown_on_exit=False)
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget, in a child, whatever was counted before the fork; meters are to be asked for."""
         self._reader.is_replaced = True
         self._begin(resource().merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())})))
@@ -98,10 +98,10 @@ class ExitFlusher:
         """Begin with nothing to shut down."""
         self.timeout_seconds = 0.0
         self.providers: list[Provider] = []
-        self._park()
+        self._start_threads()
         atexit.register(self)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._park)
+            os.register_at_fork(after_in_child=self._start_threads)
 
     def add(self, provider: Provider, timeout_seconds: float) -> None:
         """Shut `provider` down at the end, and wait no longer than the longest timeout given."""
@@ -116,7 +116,7 @@ class ExitFlusher:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _park(self) -> None:
+    def _start_threads(self) -> None:
         """Have one thread per provider wait for the end of the process."""
         # Also after a fork: a child has none of its parent's threads.
         self._now = threading.Event()
@@ -210,7 +210,7 @@ def make_exporter(signal: str, protocol: str, **options: Any) -> Any:
     return getattr(found, name)(**options)
 
 
-def send_nothing(signal: str, protocol: str, **options: Any) -> bool:
+def probe_endpoint(signal: str, protocol: str, **options: Any) -> bool:
     """Have an exporter send a request without any telemetry; tell whether it was taken.
 
     Raises:

@@ -60,7 +60,7 @@ class LimitsSpanProcessor(SpanProcessor):
         try:
             names = self._names_of(span)
             if names is None:
-                self._begin_foreign(span)
+                self._begin_third_party(span)
             elif span.name.startswith(names.agent):
                 self._runs.spans.register_span(span.context.span_id)
             else:
@@ -74,7 +74,9 @@ class LimitsSpanProcessor(SpanProcessor):
             # Most spans of a process are none of ours: one look-up tells.
             place = self._runs.spans.node(span.context.span_id)
             if place is not None and place.is_open:
-                is_boundary = place.is_third_party and self._show(span, place) in BOUNDARIES
+                is_boundary = (
+                    place.is_third_party and self._settle_shown_call(span, place) in BOUNDARIES
+                )
                 self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
                 if place.run.finished:  # which nobody will judge any more
                     place.run.calls.unreported.settle()
@@ -104,7 +106,7 @@ class LimitsSpanProcessor(SpanProcessor):
         if span.name == names.cycle:
             above.run.cycle()
 
-    def _begin_foreign(self, span: Span) -> None:
+    def _begin_third_party(self, span: Span) -> None:
         """A span of another instrumentation began: it belongs to what it hangs under.
 
         Where that has no span, or only one of what is around it, it is what the task works for.
@@ -130,7 +132,7 @@ class LimitsSpanProcessor(SpanProcessor):
             is_boundary=kind_of(attributes_of(span), span.name) in BOUNDARIES,
         )
 
-    def _show(self, span: ReadableSpan, place: SpanNode[Run]) -> OperationKind:
+    def _settle_shown_call(self, span: ReadableSpan, place: SpanNode[Run]) -> OperationKind:
         """Settle the model call that a span shows, once, whatever instrumentations show it.
 
         One within the span of a model call of the framework is that same call. Of others within

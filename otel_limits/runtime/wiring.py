@@ -172,7 +172,7 @@ def _meter(own: OwnMeters | None) -> Meter:
 
 
 def _meter_of_child(own: OwnMeters) -> Meter:
-    own.begin_anew()
+    own.reset_after_fork()
     return _meter(own)
 
 

@@ -109,7 +109,7 @@ def test_the_reader_of_the_parent_exports_nothing_in_the_child() -> None:
     own = OwnMeters(ConsoleMetricExporter(out=said))
     own.get_meter("otel_limits").create_counter("halts").add(BEFORE)
     of_parent = own._reader
-    own.begin_anew()
+    own.reset_after_fork()
     of_parent.collect()
     assert said.getvalue() == ""
     own.get_meter("otel_limits").create_counter("halts").add(OF_THE_CHILD)

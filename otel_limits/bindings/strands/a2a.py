@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import wrapt
 
 from otel_limits.bindings.strands.marks import marker_of
-from otel_limits.bindings.strands.spans import json_value
+from otel_limits.bindings.strands.span_writer import json_value
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.messages import MARKER
 
@@ -24,7 +24,7 @@ STOPS: Final[contextvars.ContextVar[list[Mapping[str, Any]] | None]] = contextva
 """Where the stops of the request go that the present task serves."""
 
 
-def followed_execute(original: Any) -> Any:
+def track_execute(original: Any) -> Any:
     """Make what stands in the place of the `execute` of Strands' A2A executor."""
 
     @functools.wraps(original)
@@ -32,7 +32,7 @@ def followed_execute(original: Any) -> Any:
         stops: list[Mapping[str, Any]] = []
         token = STOPS.set(stops)
         try:
-            return await original(executor, context, _Telling(event_queue, stops))
+            return await original(executor, context, _AnnotatingQueue(event_queue, stops))
         finally:
             STOPS.reset(token)
 
@@ -40,7 +40,7 @@ def followed_execute(original: Any) -> Any:
 
 
 @suppress_errors("binding")
-def tell_client(run: Run, result: object) -> None:
+def attach_stop(run: Run, result: object) -> None:
     """Keep the stop of an invocation that a client has asked for, if it was a halt."""
     stops, verdict = STOPS.get(), run.verdict
     # Agents that this one has called end within the same request.
@@ -60,7 +60,7 @@ def tell_client(run: Run, result: object) -> None:
     )
 
 
-class _Telling(wrapt.ObjectProxy):  # type: ignore[type-arg]
+class _AnnotatingQueue(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """The queue of a request's events, which adds the stop to the last one.
 
     A2A keeps the metadata of a status update as the task's own (`TaskManager`, a2a-sdk 0.3).

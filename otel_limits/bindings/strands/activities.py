@@ -43,7 +43,7 @@ def note_request(event: BeforeToolCallEvent) -> None:
             requested.pop(next(iter(requested)))
 
 
-def requester_of(event: AfterToolCallEvent) -> Run | Group | None:
+def owner_of(event: AfterToolCallEvent) -> Run | Group | None:
     """Return for whom a tool ran, where that is known."""
     requested = _requested(event)
     return None if requested is None else requested[0].owner

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from strands.types.content import ContentBlock, Message
 
-    from otel_limits.bindings.strands.invocations import Live
+    from otel_limits.bindings.strands.invocations import LiveInvocation
     from otel_limits.core.policy import Verdict
 
 GO_ON: Final = frozenset(("tool_use", "cancelled"))
@@ -22,7 +22,7 @@ GO_ON: Final = frozenset(("tool_use", "cancelled"))
 cancelled call is to leave is put in by Strands."""
 
 
-def as_last(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopReason:
+def finish_with_answer(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopReason:
     """Let a last answer end the loop for the reason of the halt.
 
     The model's own would have it go on: after `end_turn` the loop asks for structured output that
@@ -50,7 +50,7 @@ class TextDelta(TypedEvent):
 
 
 async def ending_as_last(
-    events: AsyncGenerator[Any, None], live: Live
+    events: AsyncGenerator[Any, None], live: LiveInvocation
 ) -> AsyncGenerator[Any, None]:
     """Stream a last answer, and in its last block that it is partial.
 
@@ -77,13 +77,13 @@ async def ending_as_last(
 
 
 def _end(
-    answer: ModelStopReason, live: Live, held: list[TypedEvent], *, streamed: bool
+    answer: ModelStopReason, live: LiveInvocation, held: list[TypedEvent], *, streamed: bool
 ) -> Iterator[TypedEvent]:
     """Yield the end of a stream, with the block that the last answer gets from us."""
     last = answer
     # No longer wrapping: another call was refused meanwhile, and the halt is about that one.
     if live.wrapping is not None and not live.is_cut:
-        last = as_last(answer, live.wrapping, live.run.invocation.agent)
+        last = finish_with_answer(answer, live.wrapping, live.run.invocation.agent)
     # What a middleware answers from its cache may have no stream, and then nobody reads one.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
@@ -111,7 +111,7 @@ def cancelled_answer() -> ModelStopReason:
 
 
 @suppress_errors("binding")
-def as_cut(answer: ModelStopReason, live: Live) -> ModelStopReason:
+def as_cut(answer: ModelStopReason, live: LiveInvocation) -> ModelStopReason:
     """Let the halt stand for an answer that was broken off, as Strands does for a cancelled one.
 
     Strands itself can only cancel all invocations of an agent together.

@@ -21,18 +21,23 @@ from strands.middleware import ExecuteToolStage, InvokeModelStage
 
 from otel_limits.bindings.strands.activities import forget_request, tool_stage
 from otel_limits.bindings.strands.invocations import STATES
-from otel_limits.bindings.strands.legs import (
+from otel_limits.bindings.strands.leg_hooks import (
+    admit_by_quota,
     after_leg,
-    ask_gate,
     before_leg,
     before_model,
     message_added,
-    tell_gate,
+    settle_quota,
 )
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
 from otel_limits.bindings.strands.stages import agent_stage, model_stage
-from otel_limits.bindings.strands.tools import after_tool, after_tools, before_tool, before_tools
+from otel_limits.bindings.strands.tool_hooks import (
+    after_tool,
+    after_tools,
+    before_tool,
+    before_tools,
+)
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -71,9 +76,9 @@ HOOKS: Final[Hooks] = (
 
 GATE_HOOKS: Final[Hooks] = (
     # First, so that no slow hook of the application keeps a reservation from other processes.
-    (AfterModelCallEvent, tell_gate, FIRST),
+    (AfterModelCallEvent, settle_quota, FIRST),
     # Last, as a reservation for a call that another hook cancels would wait for its lease to end.
-    (BeforeModelCallEvent, ask_gate, LAST),
+    (BeforeModelCallEvent, admit_by_quota, LAST),
 )
 """What an agent needs besides while quotas are set."""
 
@@ -90,7 +95,7 @@ class Attachment:
         self.agent = weakref.ref(agent)
         """Whom it was made for: copies share it."""
         self.own: Callable[[str], Policy] | None = None
-        self.is_staged = False
+        self.has_stages = False
 
     @suppress_errors("binding")
     def __call__(self, event: BeforeInvocationEvent) -> None:
@@ -123,7 +128,7 @@ def attachment_of(agent: Agent) -> Attachment | None:
     return None
 
 
-def anchor(agent: Agent) -> Attachment:
+def ensure_attached(agent: Agent) -> Attachment:
     """Return the attachment of an agent, which is added to it if it has none."""
     attachment = attachment_of(agent)
     if attachment is None:
@@ -142,7 +147,7 @@ def adopt(agent: Agent, limits: Limits, action: Action | None, tree: Limits, ori
     own = HOST.host.own_policy(limits, action, tree, origin)
     if own is None:
         return
-    attachment = anchor(agent)
+    attachment = ensure_attached(agent)
     STATES.of(agent).own = own
     if attachment.agent() is agent:  # limits given to a copy must not change the original
         attachment.own = own
@@ -157,24 +162,24 @@ def attach(agent: Agent) -> Attachment:
     what an application has given the agent by then stands around ours.
     """
     # Hooks and middleware have a registry each: an application may replace one without the other.
-    attachment = anchor(agent)
+    attachment = ensure_attached(agent)
     add_once(agent, HOOKS, AfterInvocationEvent(agent=agent))
     registry = middleware_registry(agent)
     # Where the registry cannot be seen, the attachment remembers. A deep copy of one is new to us
     # although it has our stages, and gets them twice: `Live.staged` and `PASS` keep the inner ones
     # from following anything.
-    if not attachment.is_staged if registry is None else registry not in STAGED:
+    if not attachment.has_stages if registry is None else registry not in STAGED:
         if AgentStreamStage is not None:
             agent.add_middleware(AgentStreamStage, agent_stage)
         agent.add_middleware(InvokeModelStage, model_stage)
         agent.add_middleware(ExecuteToolStage, tool_stage)
-        attachment.is_staged = True
+        attachment.has_stages = True
         if registry is not None:
             STAGED.add(registry)
     return attachment
 
 
-def wait_for_quotas(agent: Agent) -> None:
+def attach_quota_hooks(agent: Agent) -> None:
     """Add the hooks that wait, once: whoever dispatches an event by hand cannot await them."""
     add_once(agent, GATE_HOOKS, BeforeModelCallEvent(agent=agent, invocation_state={}))
 
@@ -188,7 +193,7 @@ def add_once(agent: Agent, hooks: Hooks, event: HookEvent) -> None:
             agent.add_hook(handler, kind, order=order)
 
 
-def is_staged(agent: Agent) -> bool:
+def has_stages(agent: Agent) -> bool:
     """Tell whether our stages are where the agent runs its stages, as far as can be known."""
     registry = middleware_registry(agent)
     return registry is None or registry in STAGED

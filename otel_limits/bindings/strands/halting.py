@@ -8,9 +8,9 @@ from opentelemetry import trace
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.answers import is_ours
-from otel_limits.bindings.strands.asking import can_be_extended, question
+from otel_limits.bindings.strands.approval import can_be_extended, question
 from otel_limits.bindings.strands.marks import mark
-from otel_limits.bindings.strands.spans import end_quietly, write_halt
+from otel_limits.bindings.strands.span_writer import end_quietly, write_halt
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.limits import KILLED_STOP_REASON, MAX_DURATION_STOP_REASON
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from strands.middleware import InvokeModelContext
     from strands.types.content import Message
 
-    from otel_limits.bindings.strands.invocations import Live
+    from otel_limits.bindings.strands.invocations import LiveInvocation
     from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.calls import InFlightCall
 
-AT_ONCE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
+IMMEDIATE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that leave no time for a last answer or a question."""
 
 
@@ -40,7 +40,9 @@ class RefusedError(InterruptException):
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
-def let_out(live: Live, call: InFlightCall, context: InvokeModelContext | None) -> None:
+def admit_call(
+    live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
+) -> None:
     """Reserve what a model call of the loop may use, or raise what keeps it from going out.
 
     Args:
@@ -64,7 +66,7 @@ def let_out(live: Live, call: InFlightCall, context: InvokeModelContext | None) 
 
 
 def _refusal(
-    live: Live, call: InFlightCall, context: InvokeModelContext | None
+    live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
 ) -> InterruptException | None:
     """Return what a limit or a quota does to this call, or `None`."""
     # Taken once: the hook that asks the quotas runs for each response of the loop, not for each
@@ -79,14 +81,16 @@ def _refusal(
     may_be_last = may_be_last and call.reservation is not None
     for each in (verdict, against):
         if each is not None:
-            refusal = _objection(live, each, may_ask=context is not None, may_be_last=may_be_last)
+            refusal = _refusal_reason(
+                live, each, may_ask=context is not None, may_be_last=may_be_last
+            )
             if refusal is not None:
                 return refusal
     return None
 
 
-def _objection(
-    live: Live, verdict: Verdict, *, may_ask: bool, may_be_last: bool
+def _refusal_reason(
+    live: LiveInvocation, verdict: Verdict, *, may_ask: bool, may_be_last: bool
 ) -> InterruptException | None:
     """Return what a verdict does to a call that has not gone out."""
     action = verdict.action or live.run.policy.action
@@ -94,7 +98,7 @@ def _objection(
         live.run.halt(verdict, "observed")
         return None
     # A time limit or a kill waits for nobody: neither for a last answer nor for a human.
-    if verdict.reason not in AT_ONCE:
+    if verdict.reason not in IMMEDIATE:
         if action == "ask" and may_ask and can_be_extended(verdict):
             return question(verdict, live.run.invocation)
         if action == "wrap_up" and may_be_last:
@@ -104,14 +108,14 @@ def _objection(
     return _refused(live, verdict)
 
 
-def _refused(live: Live, verdict: Verdict) -> RefusedError:
+def _refused(live: LiveInvocation, verdict: Verdict) -> RefusedError:
     """Refuse this call, and every one that is still to come in this leg."""
     live.verdict, live.wrapping = verdict, None
     return RefusedError()
 
 
-def perform(
-    agent: Agent, live: Live, message: Message, verdict: Verdict, action: ActionTaken
+def apply_halt(
+    agent: Agent, live: LiveInvocation, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
     """The halt is an event now: tell it, mark its message and the live span."""
     # First, as the stop that goes into the message reads action and verdict from the run.
@@ -124,23 +128,23 @@ def perform(
 
 
 @suppress_errors("binding")
-def perform_if_due(agent: Agent, live: Live, message: Message) -> None:
+def apply_halt_if_due(agent: Agent, live: LiveInvocation, message: Message) -> None:
     """Perform the halt under way when this is its message, unless that was done."""
     if live.marked is not None or live.verdict is None:
         return
     if is_ours(message, live.verdict, live.run.invocation.agent):
         action = live.verdict.action or live.run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
-        perform(agent, live, message, live.verdict, taken)
+        apply_halt(agent, live, message, live.verdict, taken)
 
 
-def ends_loop(live: Live, verdict: Verdict) -> bool:
+def ends_loop(live: LiveInvocation, verdict: Verdict) -> bool:
     """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
     action = verdict.action or live.run.policy.action
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return False
-    if live.wrapping is not None or verdict.reason in AT_ONCE:
+    if live.wrapping is not None or verdict.reason in IMMEDIATE:
         return True
     # Both need the next model call: its stage is where a question can be raised, and where a call
     # can be sent without tools.

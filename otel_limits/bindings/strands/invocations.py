@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from otel_limits.bindings.strands.a2a import tell_client
-from otel_limits.bindings.strands.asking import answer_of, declined_verdict, extend, take
+from otel_limits.bindings.strands.a2a import attach_stop
+from otel_limits.bindings.strands.approval import (
+    answer_of,
+    consume_answer,
+    declined_verdict,
+    extend,
+)
 from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.strands.pending_waits import PendingWaits
 from otel_limits.bindings.strands.projection import ConversationTokens
-from otel_limits.bindings.strands.reading import audit_attributes, model_id
+from otel_limits.bindings.strands.readers import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
-from otel_limits.bindings.strands.waiting import Waits
 from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.messages import halt_text
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveInvocation:
     """A live invocation of an agent, and how far its leg has got; each leg has a new one."""
 
     run: Run
@@ -74,7 +79,7 @@ class Live:
     """What the model has answered to that."""
     is_cut: bool = False
     """True when that was broken off before its end, as the invocation was ended."""
-    taken: Message | None = None
+    last_response: Message | None = None
     """The response that was taken last: its tools are this invocation's."""
     forced_after: int | None = None
     """Turns before the call that only forces structured output; a second one counts like any."""
@@ -85,7 +90,7 @@ class Live:
     """What the model said in the turn under way."""
     side_verdict: Verdict | None = None
     """Why a call was refused that the leg may have asked for beside its own."""
-    waits: Waits = field(default_factory=Waits)
+    waits: PendingWaits = field(default_factory=PendingWaits)
     """What the invocation waits for; its legs share them."""
 
     @property
@@ -113,7 +118,7 @@ class AgentState:
         """Begin with nothing."""
         self.own: Callable[[str], Policy] | None = None
         """What applies to it by a plugin of its own, by its name."""
-        self.live: list[Live] = []
+        self.live: list[LiveInvocation] = []
         """More than one where an agent is used re-entrantly."""
         self.direct: list[Run] = []
         """Requests for structured output without the loop; a tool of the agent may make some."""
@@ -123,7 +128,7 @@ class AgentState:
         self.lock = threading.Lock()
         """Held while one leaves: who cancels later would hit the next invocation."""
 
-    def current(self) -> Live | None:
+    def current(self) -> LiveInvocation | None:
         """Return the invocation that the present task works for, or else the newest."""
         several, scope = tuple(self.live), CURRENT.get()
         while len(several) > 1 and scope is not None:
@@ -194,17 +199,17 @@ class AgentStates:
 STATES = AgentStates()
 
 
-def live_of(agent: object) -> Live | None:
+def live_of(agent: object) -> LiveInvocation | None:
     """Return the present live invocation of an agent, if it has one that is followed."""
     state = STATES.get(agent)
     return state.current() if state is not None else None
 
 
 @suppress_errors("binding")
-def is_of_another(agent: Agent, live: Live, message: Message) -> bool:
+def is_of_another(agent: Agent, live: LiveInvocation, message: Message) -> bool:
     """Tell whether a message asks for tools of another invocation that the agent runs at once."""
     others = [each for each in STATES.of(agent).live if each is not live]
-    return any(each.taken is message for each in others)
+    return any(each.last_response is message for each in others)
 
 
 @suppress_errors("binding")
@@ -235,13 +240,13 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
         policy = extend(policy, answer.response)
     declined = declined_verdict(answer)
     run = _start(agent, span, policy)
-    live = Live(run, weakref.ref(agent), agent.hooks, verdict=declined)
+    live = LiveInvocation(run, weakref.ref(agent), agent.hooks, verdict=declined)
     state.live.append(live)
     run.state = live
     with state.lock:
         if any(each.waits.is_cut for each in state.live):
             agent.cancel_signal.clear()  # of one that is ending, and needs it no more
-    take(agent, answer)
+    consume_answer(agent, answer)
     # Not reset by a token: the stream may be read, and closed, in another context than this one.
     CURRENT.set(run)
     # Nor this: Strands takes back all that is attached until the span of an invocation has begun.
@@ -314,7 +319,7 @@ def end(
     run = None if state is None else _leave(state) or _leave(state)
     if run is None:
         return
-    tell_client(run, response)
+    attach_stop(run, response)
     if response is not None:
         run.finish(response.stop_reason)
     elif isinstance(error, LimitReachedError) and _is_raised_by(error, run):
@@ -373,7 +378,7 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
     CURRENT.set(run.parent)
     # Most providers ask for structured output without `Model.stream`, where we would have seen it.
     if output is not None and not run.tally.model_calls:
-        _book_unseen(run, agent, prompt, output)
+        _record_unseen(run, agent, prompt, output)
     # A refusal is how such a request is halted: it has no loop that could end.
     if output is None and run.verdict is not None and run.action == "raised":
         run.finish(run.verdict.reason)
@@ -382,7 +387,7 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
 
 
 @suppress_errors("binding")
-def _book_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
+def _record_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
     """Book a request that a provider made by itself: only its texts are known."""
     call = call_to(agent.model, [*agent.messages, prompt])
     call.parts.append(as_json(output))

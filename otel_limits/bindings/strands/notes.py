@@ -45,13 +45,13 @@ def without_tools(messages: Messages) -> Messages:
     return [
         {
             "role": message["role"],
-            "content": [told for block in message["content"] for told in _tell(block)],
+            "content": [told for block in message["content"] for told in _as_text(block)],
         }
         for message in messages
     ]
 
 
-def _tell(block: ContentBlock) -> list[ContentBlock]:
+def _as_text(block: ContentBlock) -> list[ContentBlock]:
     """Tell a call or a result in words; pictures and documents stay what they are."""
     if "toolUse" in block:
         use = block["toolUse"]

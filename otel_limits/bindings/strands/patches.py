@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import wrapt
 from opentelemetry import trace
 
-from otel_limits.bindings.strands.doors import Doors, Patches
 from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.strands.model_patches import ModelPatcher, Patches
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT
 
@@ -35,7 +35,7 @@ class ClassPatcher:
         self._on = False
         self._registered = False
         self._patches = Patches()
-        self._doors = Doors(self._patches, lambda: self._on)
+        self._doors = ModelPatcher(self._patches, lambda: self._on)
 
     def start(self) -> None:
         """Patch the classes that are there, and those that are imported later."""
@@ -57,7 +57,7 @@ class ClassPatcher:
         """Put every class back as it was."""
         # First, so that what is imported meanwhile is not patched any more.
         self._on = False
-        self._patches.take_back()
+        self._patches.restore()
 
     @suppress_errors("binding")
     def _patched(
@@ -92,9 +92,9 @@ class ClassPatcher:
 
     def servers(self, module: Any) -> None:
         """Patch what serves agents over A2A."""
-        from otel_limits.bindings.strands.a2a import followed_execute
+        from otel_limits.bindings.strands.a2a import track_execute
 
-        self._patches.wrap(module.StrandsA2AExecutor, "execute", followed_execute)
+        self._patches.wrap(module.StrandsA2AExecutor, "execute", track_execute)
 
     # --- invocations ------------------------------------------------------------------------------
 
@@ -127,11 +127,11 @@ class ClassPatcher:
     # With a guard of its own: what fails here must not leave the agent without its other limits.
     @suppress_errors("quotas")
     def _wait_for_quotas(self, agent: Agent) -> None:
-        from otel_limits.bindings.strands.attach import wait_for_quotas
+        from otel_limits.bindings.strands.attach import attach_quota_hooks
 
         host = HOST.host
         if host is not None and host.runs.observers.gate is not None:
-            wait_for_quotas(agent)
+            attach_quota_hooks(agent)
 
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
@@ -165,7 +165,7 @@ class ClassPatcher:
     @suppress_errors("binding")
     def _ending(self, agent: Agent) -> None:
         from otel_limits.bindings.strands.invocations import live_of
-        from otel_limits.bindings.strands.spans import write_end
+        from otel_limits.bindings.strands.span_writer import write_end
 
         if (live := live_of(agent)) is not None:
             write_end(agent.trace_span, live.run)

@@ -26,7 +26,7 @@ class PrivateName(NamedTuple):
     without: str
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Look for it; of an object that is made it is known what its class sets or has."""
         owner, made, attribute = self.name.partition("().")
         if not made:
@@ -144,17 +144,17 @@ def found(module: str, path: str) -> Any:
     return value
 
 
-class Missing:
+class MissingType:
     """Stands for a class that is gone: nothing is an instance of it."""
 
 
 # Looked up at import and never again, as these are compared by `type(event) is` for every event of
 # a stream. A class in the place of `None` keeps those comparisons valid where one is gone.
-ModelStreamChunkEvent: Any = found(EVENTS, "ModelStreamChunkEvent") or Missing
+ModelStreamChunkEvent: Any = found(EVENTS, "ModelStreamChunkEvent") or MissingType
 AgentStreamStage: Any = found("strands.middleware._agent_stream", "AgentStreamStage")
-EventLoopStopEvent: Any = found(EVENTS, "EventLoopStopEvent") or Missing
-StartEventLoopEvent: Any = found(EVENTS, "StartEventLoopEvent") or Missing
-StructuredOutputEvent: Any = found(EVENTS, "StructuredOutputEvent") or Missing
+EventLoopStopEvent: Any = found(EVENTS, "EventLoopStopEvent") or MissingType
+StartEventLoopEvent: Any = found(EVENTS, "StartEventLoopEvent") or MissingType
+StructuredOutputEvent: Any = found(EVENTS, "StructuredOutputEvent") or MissingType
 
 
 def custom_client(model: Any) -> Any:
@@ -181,7 +181,7 @@ def interrupt_state(agent: Agent) -> Any:
     return state if getattr(state, "activated", False) else None
 
 
-def ends_by_itself(agent: Agent) -> bool:
+def will_end_anyway(agent: Agent) -> bool:
     """Tell whether the loop is going to end after the tools that have just run."""
     return bool(
         getattr(agent, "_deferred_cancel", False) or getattr(agent, "_checkpointing", False)

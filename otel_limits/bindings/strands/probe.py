@@ -51,7 +51,7 @@ def gaps() -> tuple[Gap, ...]:
 
 def _private_gaps(modules: Collection[str]) -> Iterator[Gap]:
     for each in PRIVATE_NAMES:
-        if each.module in modules and not each.is_there:
+        if each.module in modules and not each.exists:
             yield _gap(f"{each.module}.{each.name}", each.without, is_vital=False)
 
 
@@ -71,8 +71,8 @@ def _public_gaps() -> Iterator[Gap]:
         yield _gap(f"{AGENT}.{DIRECT}", without, is_vital=False)
     try:
         # The binding imports every other name, so that one that is gone shows here.
-        import otel_limits.bindings.strands.calls
-        import otel_limits.bindings.strands.patches  # noqa: F401
+        import otel_limits.bindings.strands.patches
+        import otel_limits.bindings.strands.tracked_requests  # noqa: F401
     except ImportError as error:
         yield _gap(_name_in(error), UNFOLLOWED, is_vital=True)
 

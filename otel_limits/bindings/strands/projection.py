@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from otel_limits.bindings.strands.reading import model_id, provider_of
+from otel_limits.bindings.strands.readers import model_id, provider_of
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.usage.media import (
     Recipient,
@@ -52,7 +52,7 @@ class ConversationTokens:
         for chunk in self._chunks if to == self._to else ():
             copies, tokens = chunk
             start = position
-            if messages[start : start + len(copies)] != copies:
+            if not _is_equal(messages, copies, start):
                 if not searches:
                     break
                 searches -= 1
@@ -89,9 +89,16 @@ def _index(messages: list[Any], copies: list[Any], position: int) -> int:
     """Return where `copies` are found from `position` on, or -1."""
     try:
         start = messages.index(copies[0], position)
-    except ValueError:
+    except Exception:  # noqa: BLE001  not found, or messages hold what cannot be compared
         return -1
-    return start if messages[start : start + len(copies)] == copies else -1
+    return start if _is_equal(messages, copies, start) else -1
+
+
+def _is_equal(messages: list[Any], copies: list[Any], start: int) -> bool:
+    try:
+        return messages[start : start + len(copies)] == copies
+    except Exception:  # noqa: BLE001  such as an array of an application
+        return False
 
 
 def _copy(value: Any, depth: int) -> Any:
@@ -131,21 +138,14 @@ def projected_input(
         known, later = _baseline(messages, to.provider)
         if known:
             return known + tokens_of_content(later, to)
-        tokens = None if cache is None else _cached(cache, messages, to)
-        if tokens is None:
+        if cache is not None and isinstance(messages, list):
+            tokens = cache.count(messages, to)
+        else:
             tokens = tokens_of_content(messages, to)
         return max(1, tokens + tokens_of_content(beside, to))
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
         return 1
-
-
-def _cached(cache: ConversationTokens, messages: object, to: Recipient) -> int | None:
-    """Count a conversation by its cache; `None` where its messages cannot be compared."""
-    try:
-        return cache.count(messages, to) if isinstance(messages, list) else None
-    except Exception:  # noqa: BLE001  of a value that a message holds, such as an array
-        return None
 
 
 def _baseline(messages: object, provider: str) -> tuple[int, object]:

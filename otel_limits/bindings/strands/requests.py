@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.bindings.strands.projection import ConversationTokens, projected_input
-from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
-from otel_limits.bindings.strands.terms import terms_of
+from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
+from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.gate import Request

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.gateways import chain_of
-from otel_limits.bindings.strands.invocations import Live
+from otel_limits.bindings.strands.invocations import LiveInvocation
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.limits import TREE_PREFIX
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Run
 
 
-def let_side_out(run: Run, call: InFlightCall) -> None:
+def admit_side_call(run: Run, call: InFlightCall) -> None:
     """Reserve what a side call may use, or raise the error of the limit that it would pass."""
     try:
         verdict = run.calls.admit(call)
@@ -51,11 +51,11 @@ def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
 
 def note_refusal(run: Run, verdict: Verdict) -> None:
     """Remember that something was refused that the loop of `run` may have asked for."""
-    if isinstance(run.state, Live):
+    if isinstance(run.state, LiveInvocation):
         run.state.side_verdict = verdict
 
 
-def halt_meant(live: Live, error: Exception) -> Verdict | None:
+def halt_from_error(live: LiveInvocation, error: Exception) -> Verdict | None:
     """Return the halt that an error out of the loop means, if it means one.
 
     It is one when the loop asked for a call that was refused: the error of that limit, or whatever
@@ -87,9 +87,9 @@ def refused_to_loop(run: Run) -> bool:
     It is raised there. A tool gets it as the agent's answer, and so does who reads a stream.
     """
     verdict, parent = run.verdict, getattr(run.parent, "state", None)
-    if verdict is None or verdict.breach is None or not isinstance(parent, Live):
+    if verdict is None or verdict.breach is None or not isinstance(parent, LiveInvocation):
         return False
-    if parent.run.finished or not any(each.is_under_way for each in parent.waits.open):
+    if parent.run.finished or not any(each.is_waiting for each in parent.waits.open):
         return False  # its loop stands still, while the application does something else
     if not _is_of(parent.run, verdict.breach.limit, verdict.breach.cap, ""):
         return False

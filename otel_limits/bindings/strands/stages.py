@@ -12,10 +12,11 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
 from otel_limits.bindings.strands.answers import as_cut, cancelled_answer, ending_as_last
-from otel_limits.bindings.strands.halting import RefusedError, let_out, perform_if_due
-from otel_limits.bindings.strands.invocations import STATES, Live, is_of_another, live_of
+from otel_limits.bindings.strands.halting import RefusedError, admit_call, apply_halt_if_due
+from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_of_another, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
+from otel_limits.bindings.strands.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.private import (
     EventLoopStopEvent,
     ModelStreamChunkEvent,
@@ -23,11 +24,10 @@ from otel_limits.bindings.strands.private import (
     StructuredOutputEvent,
     append_message,
 )
-from otel_limits.bindings.strands.reading import note_answer
+from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context
-from otel_limits.bindings.strands.side import halt_meant, refused_to_loop, results_for
-from otel_limits.bindings.strands.spans import end_quietly
-from otel_limits.bindings.strands.waiting import CutOffError, Wait
+from otel_limits.bindings.strands.side import halt_from_error, refused_to_loop, results_for
+from otel_limits.bindings.strands.span_writer import end_quietly
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.messages import budget_note, halt_message, halt_text, wrap_up_note
@@ -61,7 +61,9 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
     return _follow_leg(cast("Agent", context.agent), live, next_fn, context)
 
 
-async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any) -> Events:
+async def _follow_leg(
+    agent: Agent, followed: LiveInvocation, next_fn: Next, context: Any
+) -> Events:
     """Put our stop reason in place of the framework's, and raise where that is the action."""
     followed.staged, halted = True, False
     inside: Run | Group | None = followed.run
@@ -80,7 +82,7 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
             # deep down in a runaway every frame of ours is one that the agent has less.
             if type(event) in MILESTONES:
                 try:
-                    halted = _pass(agent, event)
+                    halted = _track_progress(agent, event)
                 except Exception as error:  # noqa: BLE001  the agent must not feel it
                     report_suppressed("binding", error)
             yield event
@@ -89,10 +91,12 @@ async def _follow_leg(agent: Agent, followed: Live, next_fn: Next, context: Any)
         if live is None or not _is_refused(live, error):
             followed.run.freeze_outcome()  # what hooks still do changes nothing
             raise
-        if isinstance(error, CutOffError):  # Strands ends its spans for errors only, not for this
+        if isinstance(
+            error, InvocationEndedError
+        ):  # Strands ends its spans for errors only, not for this
             end_quietly(context.invocation_state.get("event_loop_cycle_span"))
         halted = True
-        yield await _answer(agent, live, context)
+        yield await _answer_for_model(agent, live, context)
     finally:
         CURRENT.set(inside)  # whoever closes it, and in whichever task
         followed.staged = followed.waits.is_asking = False  # a hook may resume before anything runs
@@ -113,22 +117,22 @@ def _raised(agent: Agent) -> LimitReachedError | None:
     return None
 
 
-def _is_refused(live: Live, error: Exception) -> bool:
+def _is_refused(live: LiveInvocation, error: Exception) -> bool:
     """Tell a refusal of ours, also where a middleware has made an error of its own of it."""
     ours = (
         RefusedError,
-        CutOffError,
+        InvocationEndedError,
         LimitReachedError,
     )  # the last, where the loop asked for a summary
     if live.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
         return True
-    if (verdict := halt_meant(live, error)) is None:
+    if (verdict := halt_from_error(live, error)) is None:
         return False
     live.verdict, live.wrapping = verdict, None
     return True
 
 
-def _pass(agent: Agent, event: object) -> bool:
+def _track_progress(agent: Agent, event: object) -> bool:
     """Follow the leg past one of its milestones; True when it is the end, and our halt."""
     live = live_of(agent)
     if live is None:
@@ -147,10 +151,10 @@ def _pass(agent: Agent, event: object) -> bool:
 
 
 @suppress_errors("binding")
-def _stop(agent: Agent, live: Live, event: Any) -> bool:
+def _stop(agent: Agent, live: LiveInvocation, event: Any) -> bool:
     """Note how the leg ended; True when it was our halt."""
     reason, message, *_ = event["stop"]
-    perform_if_due(agent, live, message)
+    apply_halt_if_due(agent, live, message)
     verdict = live.run.verdict if message is live.marked else None
     if verdict is not None:
         reason = verdict.reason
@@ -159,7 +163,7 @@ def _stop(agent: Agent, live: Live, event: Any) -> bool:
     return verdict is not None
 
 
-async def _answer(agent: Agent, live: Live, context: Any) -> Any:
+async def _answer_for_model(agent: Agent, live: LiveInvocation, context: Any) -> Any:
     """Answer in the model's place and end the leg."""
     assert live.verdict is not None  # what a refusal carries
     # A refused call leaves the user's message, or tool results, as the last one. With an answer
@@ -186,7 +190,7 @@ async def _answer(agent: Agent, live: Live, context: Any) -> Any:
 class ModelPass:
     """One pass through the model stage: a middleware inside of ours may call models repeatedly."""
 
-    live: Live
+    live: LiveInvocation
     context: InvokeModelContext
     admitted: InFlightCall | None
     """The call that the stage has let out, until it goes."""
@@ -235,17 +239,17 @@ def model_stage(context: Any, next_fn: Next) -> Events:
     live, within = live_of(context.agent), PASS.get()
     if live is None or (within is not None and within.live is live):
         return next_fn(context)
-    return _unsent(live) if live.is_cancelled else _follow_call(live, next_fn, context)
+    return _answer_cancelled(live) if live.is_cancelled else _follow_call(live, next_fn, context)
 
 
-async def _unsent(live: Live) -> Events:
+async def _answer_cancelled(live: LiveInvocation) -> Events:
     """Answer for a call that was cancelled while it waited: Strands would send and then drop it."""
     live.asked, live.is_cancelled, live.waits.is_asking = True, False, False
     live.response = answer = cancelled_answer()
     yield answer
 
 
-async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -> Events:
+async def _follow_call(live: LiveInvocation, next_fn: Next, context: InvokeModelContext) -> Events:
     """Let a model call out, or refuse it before it costs anything.
 
     All of it waits until somebody asks for the response: a middleware may prepare several calls,
@@ -253,7 +257,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
     """
     live.asked = True
     call = call_by_context(context, STATES.of(context.agent).tokens) or InFlightCall("unknown")
-    let_out(live, call, context)
+    admit_call(live, call, context)
     model_pass, answer = ModelPass(live, context, call), None
     events = next_fn(_with_notes(live, context) or context)
     if live.wrapping is not None:
@@ -277,7 +281,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
                 answer = live.response = event = (live.is_cut and as_cut(event, live)) or event
             yield event
     except Exception as error:
-        if not _gives_up(model_pass, error):
+        if not _is_halt(model_pass, error):
             raise
         end_quietly(trace.get_current_span())
         raise RefusedError from error
@@ -289,7 +293,7 @@ async def _follow_call(live: Live, next_fn: Next, context: InvokeModelContext) -
 
 
 @suppress_errors("binding")
-def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext | None:
+def _with_notes(live: LiveInvocation, context: InvokeModelContext) -> InvokeModelContext | None:
     """Tell the model what it has to know; the conversation does not keep it."""
     if live.wrapping is not None:
         told = with_note(without_tools(context.messages), wrap_up_note(live.wrapping))
@@ -302,7 +306,7 @@ def _with_notes(live: Live, context: InvokeModelContext) -> InvokeModelContext |
 
 
 @suppress_errors("binding")
-def _gives_up(model_pass: ModelPass, error: Exception) -> bool:
+def _is_halt(model_pass: ModelPass, error: Exception) -> bool:
     """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last.
 
     What a middleware inside of ours raises is its own: a question to a human, or a mistake.

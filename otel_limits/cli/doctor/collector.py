@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
 from otel_limits.core.secrets import redact_url
-from otel_limits.otel.export import send_nothing
+from otel_limits.otel.export import probe_endpoint
 from otel_limits.settings.declared import (
     DeclarationError,
     Declared,
@@ -140,7 +140,7 @@ def _refusal_of(declared: Declared) -> str | None:
         # With the very exporters: another client would not have their headers, certificates and
         # bugs.
         try:
-            taken = send_nothing(declared.signal, declared.protocol, **_options(declared))
+            taken = probe_endpoint(declared.signal, declared.protocol, **_options(declared))
         except Exception as error:  # noqa: BLE001  whatever a setting of OpenTelemetry leads to
             return f"its exporter cannot be used ({type(error).__name__})"
     return None if taken else _reason(said)

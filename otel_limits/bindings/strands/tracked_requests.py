@@ -18,11 +18,12 @@ from otel_limits.bindings.gateways import (
     is_timeout,
     is_unsent,
 )
-from otel_limits.bindings.strands.attach import attach, is_staged
-from otel_limits.bindings.strands.halting import let_out
-from otel_limits.bindings.strands.invocations import STATES, Live
+from otel_limits.bindings.strands.attach import attach, has_stages
+from otel_limits.bindings.strands.halting import admit_call
+from otel_limits.bindings.strands.invocations import STATES, LiveInvocation
 from otel_limits.bindings.strands.marks import HOST
-from otel_limits.bindings.strands.reading import (
+from otel_limits.bindings.strands.pending_waits import InvocationEndedError, Wait
+from otel_limits.bindings.strands.readers import (
     model_id,
     note_chunk,
     note_failed_output,
@@ -31,11 +32,10 @@ from otel_limits.bindings.strands.reading import (
     schema_of,
     span_of_call,
 )
+from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.bindings.strands.requests import call_by_context, call_to
-from otel_limits.bindings.strands.side import let_side_out
+from otel_limits.bindings.strands.side import admit_side_call
 from otel_limits.bindings.strands.stages import PASS, note_failure
-from otel_limits.bindings.strands.terms import terms_of
-from otel_limits.bindings.strands.waiting import CutOffError, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # --- the doors ------------------------------------------------------------------------------------
 
 
-def followed_stream(original: Any) -> Any:
+def track_stream(original: Any) -> Any:
     """Make what stands in the place of a model's `stream`."""
     call = _as_function(original)
 
@@ -66,13 +66,13 @@ def followed_stream(original: Any) -> Any:
         if model_pass is not None and model_pass.live.run is not run:
             model_pass = None
         content = [*args, *(each for name, each in kwargs.items() if name in SENT)]
-        passage = _passage(run, model, content, note_chunk, model_pass)
+        passage = _tracked(run, model, content, note_chunk, model_pass)
         return ask() if passage is None else _follow(passage, ask)
 
     return stream
 
 
-def followed_structured_output(original: Any) -> Any:
+def track_structured_output(original: Any) -> Any:
     """Make what stands in the place of a model's `structured_output`.
 
     Three providers ask their own `stream` for it, which is that same call. The others use an API of
@@ -89,7 +89,7 @@ def followed_structured_output(original: Any) -> Any:
             return ask()
         output_model = args[0] if args else kwargs.get("output_model")
         content = [*args[1:], *(each for name, each in kwargs.items() if name in SENT)]
-        passage = _passage(run, model, [content, schema_of(output_model)], note_output)
+        passage = _tracked(run, model, [content, schema_of(output_model)], note_output)
         if passage is None:
             return ask()
         if is_coroutine:
@@ -137,7 +137,7 @@ def _run_of_task(model: Any) -> Run | None:
 
 
 @dataclass(slots=True, eq=False)
-class Passage:
+class TrackedRequest:
     """One request on its way through a door, of which several may stand one within the other.
 
     A class that asks its parent's `stream`, or a model that asks another one, is one request. What
@@ -169,7 +169,7 @@ class Passage:
             self._share(around)
         call = self._describe() or InFlightCall("unknown")
         # Outside of every guard: what it raises is the refusal, which has to reach who asked.
-        self._judge(call)
+        self._admit(call)
         # Once more where a fault broke it off: a call that is not opened is not counted.
         self.within.call = self._open(call) or self._open(call)
         return self.within
@@ -187,10 +187,10 @@ class Passage:
         # A middleware may have chosen another one.
         if call is not None and model is not model_pass.context.model:
             call.model = "unknown"
-            self._ask_instead(call)
+            self._redescribe(call)
         return call
 
-    def _ask_instead(self, call: InFlightCall) -> None:
+    def _redescribe(self, call: InFlightCall) -> None:
         """Say of a call what is known of the model that asks the vendor, whichever is around it.
 
         The usage is written as that vendor writes it. A name that the outer model has stays: it is
@@ -206,7 +206,7 @@ class Passage:
         around.is_carried = True
         self.around, self.within.call = around, around.call
         if around.call is not None and self.model is not around.model:  # a model around another
-            self._ask_instead(around.call)
+            self._redescribe(around.call)
 
     @suppress_errors("binding")
     def _share(self, around: EnclosingCall) -> None:
@@ -215,19 +215,19 @@ class Passage:
         if around.is_over:
             _settle(self.run, around.call)
 
-    def _judge(self, call: InFlightCall) -> None:
+    def _admit(self, call: InFlightCall) -> None:
         """Refuse a call that some limit has no place for."""
         model_pass, live = self.model_pass, self.run.state
         if model_pass is not None:
             _attach_again(model_pass.live)
             if call.reservation is None:  # a middleware asks again, and more has been used by now
-                let_out(model_pass.live, call, None)
-        elif not self.run.finished and isinstance(live, Live) and _attach_again(live):
+                admit_call(model_pass.live, call, None)
+        elif not self.run.finished and isinstance(live, LiveInvocation) and _attach_again(live):
             # Our stage was not in the agent's registry any more: this is its loop.
             live.asked = True
-            let_out(live, call, None)
+            admit_call(live, call, None)
         else:
-            let_side_out(self.run, call)
+            admit_side_call(self.run, call)
 
     @suppress_errors("binding")
     def _open(self, call: InFlightCall) -> InFlightCall:
@@ -242,7 +242,7 @@ class Passage:
         return call
 
     @suppress_errors("binding")
-    def take(self, event: Any) -> None:
+    def note_event(self, event: Any) -> None:
         """Note what an event says; whoever is further in has noted the texts already."""
         within = self.within
         self.is_whole = self.is_whole or "messageStop" in event
@@ -255,7 +255,7 @@ class Passage:
             self.note(within.call, event)
 
     @suppress_errors("binding")
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         """Somebody reads on, so that the call uses more."""
         if self.within.call is not None and self.within.call.is_paused:
             self.run.calls.resume(self.within.call)
@@ -264,10 +264,10 @@ class Passage:
     def join(self, wait: Wait) -> None:
         """Put a wait among those of the invocation, which end with that."""
         live = self.run.state
-        if self.around is None and isinstance(live, Live) and not self.run.finished:
+        if self.around is None and isinstance(live, LiveInvocation) and not self.run.finished:
             wait.join(live.waits)
 
-    def cut(self, cut: CutOffError) -> None:
+    def raise_if_ended(self, cut: InvocationEndedError) -> None:
         """Raise why the invocation was ended to whoever asked a model by himself.
 
         To the agent's loop the stream ends, and its stage answers for what is not whole.
@@ -291,7 +291,7 @@ class Passage:
             note_failure(self.model_pass, error)
 
     @suppress_errors("binding")
-    def over(self, *, answered: bool) -> None:
+    def finish(self, *, answered: bool) -> None:
         """Count the call, unless others know better how it ended."""
         call = self.within.call
         if self.around is not None:
@@ -302,15 +302,15 @@ class Passage:
             _settle(self.run, call)
 
 
-_passage_of = suppress_errors("binding")(Passage)
+_try_to_track = suppress_errors("binding")(TrackedRequest)
 
 
-def _passage(*known: Any) -> Passage | None:
+def _tracked(*known: Any) -> TrackedRequest | None:
     """Begin to follow a request, once more where a fault broke that off."""
-    return _passage_of(*known) or _passage_of(*known)
+    return _try_to_track(*known) or _try_to_track(*known)
 
 
-async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
+async def _follow(passage: TrackedRequest, ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
     """Let a call out, pass on what the provider sends, and count the call when it ends."""
     within = passage.begin()
     answered, events, wait = False, None, Wait()
@@ -320,37 +320,37 @@ async def _follow(passage: Passage, ask: Callable[[], Any]) -> AsyncGenerator[An
         events = ask()
         chunks = aiter(events)
         while True:
-            passage.read_on()
+            passage.resume_reading()
             token = ENCLOSING_CALL.set(within)
             try:
                 chunk = await wait.next_of(chunks)
             except StopAsyncIteration:
                 answered = True
                 break
-            except CutOffError as cut:
-                passage.cut(cut)
+            except InvocationEndedError as cut:
+                passage.raise_if_ended(cut)
                 break
             finally:
                 ENCLOSING_CALL.reset(token)
-            passage.take(chunk)
+            passage.note_event(chunk)
             yield chunk
     except Exception as error:
         passage.fail(error)
         raise
     finally:
         wait.close()
-        passage.over(answered=answered)
+        passage.finish(answered=answered)
         if (close := getattr(events, "aclose", None)) is not None:
             await close()
 
 
 @suppress_errors("binding")
-def _attach_again(live: Live) -> bool:
+def _attach_again(live: LiveInvocation) -> bool:
     """Stay attached where an application has replaced a registry; True when stages were lost."""
     agent = live.agent()
-    if agent is None or (agent.hooks is live.hooks and is_staged(agent)):
+    if agent is None or (agent.hooks is live.hooks and has_stages(agent)):
         return False
-    was_staged = is_staged(agent)
+    was_staged = has_stages(agent)
     attach(agent)
     live.hooks = agent.hooks
     return not was_staged

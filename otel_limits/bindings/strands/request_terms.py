@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from otel_limits.bindings.strands.private import custom_client
-from otel_limits.bindings.strands.reading import DICTIONARIES, model_id, provider_of
-from otel_limits.bindings.strands.regions import REGIONS, ModelSetting, region_of, variable
+from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
+from otel_limits.bindings.strands.request_regions import REGIONS, ModelSetting, region_of, variable
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.terms import (
     DEFAULT_TERMS,

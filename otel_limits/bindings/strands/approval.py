@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.private import interrupt_state
-from otel_limits.bindings.strands.spans import json_value
+from otel_limits.bindings.strands.span_writer import json_value
 from otel_limits.core.halts import reached, set_in
 from otel_limits.core.limits import LIMIT_NAMES, NO_LIMITS, Breach, Limits
 from otel_limits.core.origins import EXTENSION
@@ -94,7 +94,7 @@ def answer_of(agent: Agent) -> Interrupt | None:
     return ours[-1] if ours else None
 
 
-def take(agent: Agent, answer: Interrupt | None) -> None:
+def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
     """Take an answer away once it was used.
 
     Strands would keep it until the agent ends by itself, and a later resume, which answers what a

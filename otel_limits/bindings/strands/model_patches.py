@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
 
-DOORS: Final = ("stream", "structured_output")
+MODEL_METHODS: Final = ("stream", "structured_output")
 """The methods by which a model asks its provider."""
 
 
@@ -39,7 +39,7 @@ class Patches:
         self._originals[owner, name] = vars(owner).get(name), ours
         setattr(owner, name, ours)
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Put every class back as it was."""
         for (owner, name), (original, ours) in self._originals.items():
             if vars(owner).get(name) is not ours:  # another instrumentation may stand around it
@@ -51,7 +51,7 @@ class Patches:
         self._originals.clear()
 
 
-class Doors:
+class ModelPatcher:
     """Follows the classes of models, those that do not come from Strands' included."""
 
     def __init__(self, patches: Patches, is_on: Callable[[], bool]) -> None:
@@ -90,18 +90,18 @@ class Doors:
 
     def _watch_model(self, model: Any) -> None:
         """Follow a model by its class: an attribute of an object would go along into its copies."""
-        for name in DOORS:
+        for name in MODEL_METHODS:
             owner = next((each for each in type(model).__mro__ if name in vars(each)), None)
             if owner is not None:
                 self._watch_class(owner)
 
     def _watch_class(self, owner: type) -> None:
         """Follow what instances of a class ask; what it inherits is followed at its parents."""
-        if self._is_on() and not all((owner, name) in self._patches for name in DOORS):
-            from otel_limits.bindings.strands import calls
+        if self._is_on() and not all((owner, name) in self._patches for name in MODEL_METHODS):
+            from otel_limits.bindings.strands import tracked_requests as requests
 
-            self._patches.wrap(owner, "stream", calls.followed_stream)
-            self._patches.wrap(owner, "structured_output", calls.followed_structured_output)
+            self._patches.wrap(owner, "stream", requests.track_stream)
+            self._patches.wrap(owner, "structured_output", requests.track_structured_output)
 
 
 def subclasses_of(owner: type) -> list[type]:

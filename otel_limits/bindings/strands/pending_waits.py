@@ -22,11 +22,11 @@ WHY: Final = "otel-limits ends the invocation"
 """Message of our cancellation, for whoever reads a traceback, and to know it by in Python 3.10."""
 
 
-class CutOffError(Exception):
+class InvocationEndedError(Exception):
     """The invocation was ended while something was waited for."""
 
 
-class Waits:
+class PendingWaits:
     """What an invocation waits for, over all of its legs."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Wait:
     """
 
     # No `__init__`: a fault in it would come out where nobody could take it.
-    _waits: Waits | None = None
+    _waits: PendingWaits | None = None
     """What it is among; nobody ends it before it is."""
     _is_leg = False
     _task: asyncio.Task[Any] | None = None
@@ -65,7 +65,7 @@ class Wait:
     """How often we have cancelled it in the present wait."""
 
     @suppress_errors("binding")
-    def join(self, waits: Waits, *, is_leg: bool = False) -> None:
+    def join(self, waits: PendingWaits, *, is_leg: bool = False) -> None:
         """Be among `waits` from now on.
 
         Args:
@@ -103,23 +103,23 @@ class Wait:
             is_late = False
         if is_late and not self._is_leg:
             self._task = None
-            raise CutOffError
+            raise InvocationEndedError
         try:
             event = await anext(events)
         except BaseException as error:
             if self._cancellations and self._is_cut_off(error):
-                raise CutOffError from error
+                raise InvocationEndedError from error
             raise
         finally:
             self._task = None
-        if self._cancellations and self._take_back():
-            raise CutOffError
+        if self._cancellations and self._uncancel():
+            raise InvocationEndedError
         return event
 
     @suppress_errors("binding")
     def _is_cut_off(self, error: BaseException) -> bool:
         """Tell whether it is by us that a wait has ended with an error."""
-        return bool(self._take_back()) and _is_ours(self._reader, self._others, error)
+        return bool(self._uncancel()) and _is_ours(self._reader, self._others, error)
 
     def interrupt(self) -> None:
         """End the present wait, if there is one, from any thread."""
@@ -137,18 +137,18 @@ class Wait:
         task, waits = self._task, self._waits
         if task is None or waits is None or (self._is_leg and not waits.is_asking):
             return
-        if not (self._is_leg and any(each.is_under_way for each in waits.open if each is not self)):
+        if not (self._is_leg and any(each.is_waiting for each in waits.open if each is not self)):
             self._cancellations += 1
             task.cancel(WHY)
         task.get_loop().call_later(PATIENCE_SECONDS, self._cancel)
 
     @property
-    def is_under_way(self) -> bool:
+    def is_waiting(self) -> bool:
         """True while something is waited for."""
         return self._task is not None
 
     @suppress_errors("binding")
-    def _take_back(self) -> bool:
+    def _uncancel(self) -> bool:
         """Take our cancellations back, which nobody else may see; False when there are none."""
         number, self._cancellations = self._cancellations, 0
         if sys.version_info >= (3, 11) and self._reader is not None:

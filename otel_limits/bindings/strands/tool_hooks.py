@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from otel_limits.bindings.strands.activities import note_request, requester_of
+from otel_limits.bindings.strands.activities import note_request, owner_of
 from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.halting import ends_loop
 from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.notes import append_nudge
-from otel_limits.bindings.strands.private import ends_by_itself
-from otel_limits.bindings.strands.reading import (
+from otel_limits.bindings.strands.private import will_end_anyway
+from otel_limits.bindings.strands.readers import (
     acceptance_of,
     call_of,
     denial_of,
@@ -19,7 +19,7 @@ from otel_limits.bindings.strands.reading import (
     text_of,
     tool_uses,
 )
-from otel_limits.bindings.strands.spans import write_warnings
+from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
 from otel_limits.core.messages import halt_text, reason_text, refusal_note
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         BeforeToolsEvent,
     )
 
-    from otel_limits.bindings.strands.invocations import Live
+    from otel_limits.bindings.strands.invocations import LiveInvocation
     from otel_limits.runs.run import Run
 
 Answered: TypeAlias = "tuple[Mapping[str, Any], Mapping[str, Any], float | None]"
@@ -86,7 +86,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: a retry comes by here again."""
     live = live_of(event.agent)
-    if live is not None and live.batch is not None and requester_of(event) in (live.run, None):
+    if live is not None and live.batch is not None and owner_of(event) in (live.run, None):
         position = live.batch.position_of(event.tool_use)
         if position is not None:
             # The event and not its result, which a hook that runs after ours may still replace.
@@ -100,7 +100,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     if live is None:
         return
     run = live.run
-    answered = _close_batch(live, event)
+    answered = _finish_batch(live, event)
     # Before the judgement, so that a warning does not come after the halt that it announces.
     if run.policy.warn_at:
         write_warnings(event.agent.trace_span, run.warn())
@@ -114,7 +114,7 @@ def after_tools(event: AfterToolsEvent) -> None:
         event.end_turn = halt_text(verdict, run.invocation.agent)
 
 
-def _close_batch(live: Live, event: AfterToolsEvent) -> list[Answered]:
+def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered]:
     """Tell the calls that were answered, in request order, and look for repetitions."""
     # Taken away, so that `after_leg` finds a batch only where a hook stopped the turn before its
     # end.
@@ -158,12 +158,12 @@ def _answer_to(position: int, run: Run, batch: Batch, event: AfterToolsEvent) ->
     return {**request, "name": clean(request["name"])}, denial, None  # a model may make it up
 
 
-def _ends_anyway(live: Live, event: AfterToolsEvent) -> bool:
+def _ends_anyway(live: LiveInvocation, event: AfterToolsEvent) -> bool:
     """Tell whether the loop stops after these tools without us: the natural end wins."""
     return bool(
         event.end_turn
         or live.has_output
-        or ends_by_itself(event.agent)
+        or will_end_anyway(event.agent)
         or event.agent.cancel_signal.is_set()
         or event.invocation_state.get("request_state", {}).get("stop_event_loop")
     )

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import custom_client
-from otel_limits.bindings.strands.reading import model_id, provider_of
+from otel_limits.bindings.strands.readers import model_id, provider_of
 from otel_limits.core.regions import GLOBAL, UNTOLD
 from otel_limits.core.vendors import canonical
 

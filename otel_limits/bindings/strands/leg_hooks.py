@@ -6,18 +6,18 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from otel_limits.bindings.strands.answers import is_ours
-from otel_limits.bindings.strands.asking import (
+from otel_limits.bindings.strands.approval import (
     answer_of,
+    consume_answer,
     declined_verdict,
     extension_of,
     is_unanswered,
-    take,
 )
-from otel_limits.bindings.strands.halting import perform, perform_if_due
-from otel_limits.bindings.strands.invocations import STATES, Live, is_direct, live_of
+from otel_limits.bindings.strands.halting import apply_halt, apply_halt_if_due
+from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_direct, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.requests import request_of
-from otel_limits.bindings.strands.spans import write_warnings
+from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
 from otel_limits.core.policy import KILLED
@@ -54,10 +54,10 @@ def before_leg(event: BeforeInvocationEvent) -> None:
         more = extension_of(answer.response)
         if more is not None:
             live.run.extend(more)
-    take(agent, answer)
+    consume_answer(agent, answer)
     # All anew: a halt, a batch or an output of the leg before must not end this one.
     lives = STATES.of(agent).live
-    lives[lives.index(live)] = live.run.state = Live(
+    lives[lives.index(live)] = live.run.state = LiveInvocation(
         live.run,
         weakref.ref(agent),
         agent.hooks,
@@ -93,17 +93,19 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
     if event.resume is None and live.run.freeze_outcome() and live.marked is None:
-        return _tell_kill(event, live)
+        return _report_late_kill(event, live)
     return None
 
 
-def _tell_kill(event: AfterInvocationEvent, live: Live) -> LimitReachedError | None:
+def _report_late_kill(
+    event: AfterInvocationEvent, live: LiveInvocation
+) -> LimitReachedError | None:
     """Tell of a kill that came when the answer was there already: the answer stays as it is."""
     result, run = event.result, live.run
     if result is None or live.ending is None:
         return None
     action: ActionTaken = "raised" if run.policy.action == "raise" else "halted"
-    perform(event.agent, live, result.message, KILLED, action)
+    apply_halt(event.agent, live, result.message, KILLED, action)
     put_stop(live.ending, KILLED.reason)
     run.reason, result.stop_reason = KILLED.reason, cast("Any", KILLED.reason)
     return limit_reached(KILLED, run.stop(KILLED.reason)) if action == "raised" else None
@@ -118,7 +120,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
 
 
 @suppress_errors_async("quotas")
-async def ask_gate(event: BeforeModelCallEvent) -> None:
+async def admit_by_quota(event: BeforeModelCallEvent) -> None:
     """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
     live = live_of(event.agent)
     gate = live.run.services.observers.gate if live is not None else None
@@ -129,7 +131,7 @@ async def ask_gate(event: BeforeModelCallEvent) -> None:
 
 
 @suppress_errors_async("quotas")
-async def tell_gate(event: AfterModelCallEvent) -> None:
+async def settle_quota(event: AfterModelCallEvent) -> None:
     """Settle what was reserved; the call has been counted by now."""
     live = live_of(event.agent)
     gate = live.run.services.observers.gate if live is not None else None
@@ -145,17 +147,17 @@ def message_added(event: MessageAddedEvent) -> None:
         return
     # What else an assistant says is an earlier response, a denial or a halt.
     if not (live.asked and _is_response(live, message)):
-        perform_if_due(event.agent, live, message)
+        apply_halt_if_due(event.agent, live, message)
         return
     live.asked = live.waits.is_asking = False
-    live.response, live.taken = None, message
+    live.response, live.last_response = None, message
     run = live.run
     run.turn()
     if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
         _look_at_turn(event.agent, live, message)
 
 
-def _is_response(live: Live, message: Message) -> bool:
+def _is_response(live: LiveInvocation, message: Message) -> bool:
     """Tell whether a message is what a model answered.
 
     Strands writes metadata into each response; a hook may drop it from the object that the model
@@ -171,7 +173,7 @@ def _is_response(live: Live, message: Message) -> bool:
     return message is response.message or response.stop_reason == "max_tokens"
 
 
-def _look_at_turn(agent: Agent, live: Live, message: Message) -> None:
+def _look_at_turn(agent: Agent, live: LiveInvocation, message: Message) -> None:
     """Do what some limits ask for after each response that was taken into the conversation."""
     if live.run.policy.warn_at:
         write_warnings(agent.trace_span, live.run.warn())
@@ -180,4 +182,4 @@ def _look_at_turn(agent: Agent, live: Live, message: Message) -> None:
     if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
         is_halt = is_ours(message, live.wrapping, live.run.invocation.agent)
         taken: ActionTaken = "halted" if is_halt else "wrapped_up"
-        perform(agent, live, message, live.wrapping, taken)
+        apply_halt(agent, live, message, live.wrapping, taken)
